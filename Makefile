@@ -1,0 +1,51 @@
+# `make` runs the checks; `make test` is what CI runs on a fresh clone.
+PY := .venv/bin/python
+PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+CORE := $(wildcard src/millrace/_core/*.c src/millrace/_core/*.h)
+
+.PHONY: check setup servers test hidden demo bench soak dist clean
+
+check: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	$(PY) tools/long_files.py
+
+# torch first and by its exact version: a bare `torch` would pull gigabytes.
+setup: .venv/ready
+.venv/ready: pyproject.toml constraints.txt $(CORE)
+	test -x $(PY) || python3 -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
+	touch $@
+
+# Tools the tests start; without root the tests that need them say so and skip.
+servers:
+	@if [ "$$(id -u)" = 0 ] && ! command -v fiu-run >/dev/null; then \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils >/dev/null; fi
+
+test: setup servers check
+	$(PY) -m pytest -n 2 -q
+	$(MAKE) --no-print-directory hidden
+
+# The core suite once more as on a platform without flock, memfd, madvise and without a compiler.
+hidden: .venv/ready
+	MILLRACE_TEST_HIDE=1 $(PY) -m pytest -n 2 -q tests/store tests/property
+
+demo: setup
+	.venv/bin/millrace demo
+
+bench: setup
+	$(PY) -m benchmarks.store
+
+# Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
+soak: setup servers
+	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults --timeout 7200
+
+dist: setup
+	rm -rf dist build
+	.venv/bin/python -m build --quiet --outdir dist .
+	$(PY) tools/try_dist.py dist
+
+clean:
+	rm -rf .venv build dist src/*.egg-info src/millrace/*.so

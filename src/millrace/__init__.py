@@ -1,0 +1,72 @@
+"""Prepare, store and feed datasets larger than memory, exactly and at memory speed.
+
+Names load when first used: ``import millrace`` itself imports neither torch, pyarrow nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# name -> module that defines it; this is the public surface, checked by tests/test_surface.py
+_NAMES = {
+    "Column": "store.layout",
+    "Cuts": "store.manifest",
+    "Ragged": "ragged",
+    "Spans": "ragged",
+    "Store": "store.store",
+    "StoreWriter": "store.writer",
+    "from_arrays": "store.memory",
+    "from_pandas": "store.memory",
+    "open_store": "store.open",
+    **dict.fromkeys(
+        (
+            "ConfigError", "FeedError", "LeaseLost", "MillraceError", "QueueError", "QueueUnreachable", "ResumeMismatch",
+            "SourceError", "StageFailed", "StoreCorrupt", "StoreError", "StoreLocked", "StoreNotFound", "StoreTooNew",
+            "StoreWriteFailed",
+        ),
+        "errors",
+    ),
+}  # fmt: skip
+
+__all__ = sorted([*_NAMES, "__version__"])
+
+if TYPE_CHECKING:
+    from millrace.errors import ConfigError as ConfigError
+    from millrace.errors import FeedError as FeedError
+    from millrace.errors import LeaseLost as LeaseLost
+    from millrace.errors import MillraceError as MillraceError
+    from millrace.errors import QueueError as QueueError
+    from millrace.errors import QueueUnreachable as QueueUnreachable
+    from millrace.errors import ResumeMismatch as ResumeMismatch
+    from millrace.errors import SourceError as SourceError
+    from millrace.errors import StageFailed as StageFailed
+    from millrace.errors import StoreCorrupt as StoreCorrupt
+    from millrace.errors import StoreError as StoreError
+    from millrace.errors import StoreLocked as StoreLocked
+    from millrace.errors import StoreNotFound as StoreNotFound
+    from millrace.errors import StoreTooNew as StoreTooNew
+    from millrace.errors import StoreWriteFailed as StoreWriteFailed
+    from millrace.ragged import Ragged as Ragged
+    from millrace.ragged import Spans as Spans
+    from millrace.store.layout import Column as Column
+    from millrace.store.manifest import Cuts as Cuts
+    from millrace.store.memory import from_arrays as from_arrays
+    from millrace.store.memory import from_pandas as from_pandas
+    from millrace.store.open import open_store as open_store
+    from millrace.store.store import Store as Store
+    from millrace.store.writer import StoreWriter as StoreWriter
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'millrace' has no attribute {name!r}")
+    value = getattr(import_module(f"millrace.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

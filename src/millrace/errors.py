@@ -1,0 +1,138 @@
+"""The tree of errors, chosen by what the reader does next.
+
+Every part raises these and nothing else for what a user can mend; the command line prints one as a
+single line. A message gives the thing, its value, what was expected, and the remedy.
+
+    MillraceError
+    ├── ConfigError(ValueError)              fix the arguments
+    ├── StoreError
+    │   ├── StoreNotFound(FileNotFoundError) wrong path, or preparation did not finish
+    │   ├── StoreCorrupt                     copy or prepare again
+    │   ├── StoreTooNew                      upgrade millrace
+    │   ├── StoreLocked(BlockingIOError)     another process writes here
+    │   └── StoreWriteFailed(OSError)        free the disk or fix the permission, then run again
+    ├── SourceError                          fix the input
+    ├── ResumeMismatch                       wrong store, view or order for this checkpoint
+    ├── FeedError
+    │   └── StageFailed                      your transform raised
+    └── QueueError
+        ├── QueueUnreachable(ConnectionError)
+        └── LeaseLost
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class MillraceError(Exception):
+    """What every error of millrace is; ``except MillraceError`` catches them all."""
+
+    def __init__(self, message: str, **context: Any) -> None:
+        super().__init__(message)
+        self._context = context
+        for name, value in context.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # BaseException's own __reduce__ would lose the attributes between processes.
+        return _rebuild, (type(self), str(self), self._context)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def _rebuild(kind: type[MillraceError], message: str, context: dict[str, Any]) -> MillraceError:
+    return kind(message, **context)
+
+
+class ConfigError(MillraceError, ValueError):
+    """An argument or option cannot be used as given."""
+
+
+class StoreError(MillraceError):
+    """Something about a store on disk; ``path`` names the file or folder."""
+
+    path: str | None = None
+
+
+class StoreNotFound(StoreError, FileNotFoundError):
+    """There is no finished store at the path."""
+
+
+class StoreCorrupt(StoreError):
+    """The bytes on disk are not those that were written."""
+
+    column: str | None = None
+    expected: Any = None
+    found: Any = None
+
+
+class StoreTooNew(StoreError):
+    """The store was written by a later version of millrace."""
+
+
+class StoreLocked(StoreError, BlockingIOError):
+    """Another process is writing the same store; ``owner`` says which."""
+
+    owner: dict[str, Any] | None = None
+
+
+class StoreWriteFailed(StoreError, OSError):
+    """The operating system refused a write; ``errno`` says how. Nothing half-written is readable."""
+
+
+class SourceError(MillraceError):
+    """An input file cannot be read as what it claims to be."""
+
+    source: str | None = None
+    row: int | None = None
+    offset: int | None = None
+
+
+class ResumeMismatch(MillraceError):
+    """A saved state belongs to another store, view or order; ``part`` names which."""
+
+    part: str | None = None
+    expected: Any = None
+    found: Any = None
+
+
+class FeedError(MillraceError):
+    """A feed could not deliver."""
+
+
+class StageFailed(FeedError):
+    """A user's transform raised; ``__cause__`` holds its exception."""
+
+    stage: str | None = None
+    position: int | None = None
+
+
+class QueueError(MillraceError):
+    """A queue of tickets could not be used."""
+
+
+class QueueUnreachable(QueueError, ConnectionError):
+    """The server of the queue does not answer."""
+
+
+class LeaseLost(QueueError):
+    """Somebody else holds the ticket now."""
+
+
+def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
+    """The error for a write the system refused, with what the user does next."""
+    code = error.errno or 0
+    remedies = {
+        28: "free space or choose another disk",
+        122: "raise the quota",
+        30: "choose a writable place",
+        13: "fix the permission",
+        1: "fix the permission",
+        27: "raise the file size limit (ulimit -f)",
+    }
+    remedy = remedies.get(code, "check the disk")
+    message = f"{doing} {path}: {os.strerror(code)}; {remedy}, then run the same command again"
+    return StoreWriteFailed(message, path=path, errno=code)

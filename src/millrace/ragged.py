@@ -1,0 +1,133 @@
+"""Ragged arrays and spans of rows: the two shapes every layer passes to the next.
+
+Both are half-open with n + 1 offsets: item ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError
+
+Array: TypeAlias = npt.NDArray[Any]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+def as_offsets(offsets: npt.ArrayLike, num_rows: int | None = None) -> Int64s:
+    """Checked offsets as int64: from 0, never falling, ending at ``num_rows`` where that is given."""
+    array = np.asarray(offsets)
+    if array.dtype.kind not in "iu" or array.ndim != 1 or len(array) == 0:
+        raise ConfigError(f"offsets are {array.dtype} of shape {array.shape}; expected 1-D integers [0, ..., rows]")
+    array = array.astype(np.int64, copy=False)
+    if array[0] != 0:
+        raise ConfigError(f"offsets start at {array[0]}; expected 0, with one more offset than records")
+    if np.any(array[1:] < array[:-1]):
+        at = int(np.argmax(array[1:] < array[:-1]))
+        raise ConfigError(f"offsets fall from {array[at]} to {array[at + 1]} at record {at}; they must never fall")
+    if num_rows is not None and array[-1] != num_rows:
+        raise ConfigError(f"offsets end at {array[-1]} but there are {num_rows} rows; they must end at the last row")
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Items of different lengths in one array: ``values`` and ``offsets`` (cu_seqlens).
+
+    >>> hits = Ragged(np.arange(5.0), np.array([0, 2, 2, 5]))
+    >>> len(hits), hits[2].tolist(), hits.lengths.tolist()
+    (3, [2.0, 3.0, 4.0], [2, 0, 3])
+    >>> hits.pad(value=-1).tolist()
+    [[0.0, 1.0, -1.0], [-1.0, -1.0, -1.0], [2.0, 3.0, 4.0]]
+    """
+
+    values: Array
+    offsets: Int64s
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", np.asarray(self.values))
+        object.__setattr__(self, "offsets", as_offsets(self.offsets, len(self.values)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, item: int) -> Array:
+        item = range(len(self))[item]
+        return self.values[self.offsets[item] : self.offsets[item + 1]]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[item] for item in range(len(self)))
+
+    @property
+    def lengths(self) -> Int64s:
+        return np.diff(self.offsets)
+
+    def pad(self, value: Any = 0, length: int | None = None) -> Array:
+        """A dense (items, length, ...) array; items longer than ``length`` are cut."""
+        if length is None:
+            length = int(self.lengths.max(initial=0))
+        padded = np.full((len(self), length, *self.values.shape[1:]), value, self.values.dtype)
+        kept = np.minimum(self.lengths, length)
+        items = np.repeat(np.arange(len(self)), kept)
+        inside = concatenated_ranges(np.zeros(len(self), np.int64), kept)
+        padded[items, inside] = self.values[self.offsets[:-1][items] + inside]
+        return padded
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Which rows each sample covers: pieces ``[starts[j], stops[j])`` of the rows of a store.
+
+    With ``offsets`` sample ``i`` is the pieces ``offsets[i]:offsets[i + 1]`` one after the other; without,
+    one piece each, which is the fast path.
+
+    >>> spans = Spans(np.array([4, 0, 9]), np.array([6, 3, 9]), offsets=np.array([0, 2, 3]))
+    >>> len(spans), spans.lengths.tolist(), spans.rows(0).tolist()
+    (2, [5, 0], [4, 5, 0, 1, 2])
+    """
+
+    starts: Int64s
+    stops: Int64s
+    offsets: Int64s | None = None
+
+    def __post_init__(self) -> None:
+        starts, stops = np.asarray(self.starts, np.int64), np.asarray(self.stops, np.int64)
+        if starts.ndim != 1 or starts.shape != stops.shape:
+            raise ConfigError(
+                f"starts have shape {starts.shape} and stops {stops.shape}; expected two equal 1-D arrays"
+            )
+        if len(starts) and (starts.min() < 0 or np.any(stops < starts)):
+            at = int(np.argmax((starts < 0) | (stops < starts)))
+            raise ConfigError(f"piece {at} is [{starts[at]}, {stops[at]}); expected 0 <= start <= stop")
+        object.__setattr__(self, "starts", starts)
+        object.__setattr__(self, "stops", stops)
+        if self.offsets is not None:
+            object.__setattr__(self, "offsets", as_offsets(self.offsets, len(starts)))
+
+    def __len__(self) -> int:
+        return len(self.starts) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64s:
+        """Rows per sample."""
+        per_piece = self.stops - self.starts
+        if self.offsets is None:
+            return per_piece
+        return np.diff(np.concatenate(([0], np.cumsum(per_piece)))[self.offsets])
+
+    def rows(self, sample: int) -> Int64s:
+        """The row numbers of one sample, for people."""
+        first, last = (sample, sample + 1) if self.offsets is None else self.offsets[sample : sample + 2]
+        return concatenated_ranges(self.starts[first:last], (self.stops - self.starts)[first:last])
+
+
+def concatenated_ranges(starts: Int64s, lengths: Int64s) -> Int64s:
+    """``[starts[0], starts[0] + 1, ... lengths[0] of them, starts[1], ...]`` without a Python loop."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    rows: Int64s = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+    return rows

@@ -1,0 +1,1 @@
+"""Columns <-> disk: the format, its writer and reader, foreign layouts, and verification."""

@@ -1,0 +1,247 @@
+"""What ``store.columns[name]`` is: a read-only array over all shards, indexed like numpy.
+
+A slice within one shard is a view of the map, across shards a copy; nothing else is read. Strings and
+dictionaries decode on top of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millrace.errors import ConfigError, StoreCorrupt
+from millrace.ragged import Array, Int64s, Ragged, concatenated_ranges
+from millrace.store.layout import bfloat16_values
+
+if TYPE_CHECKING:
+    from millrace.store.store import Shards
+
+
+class ColumnArray:
+    """One numeric column: ``len``, ``shape``, ``dtype``, slices, integer and boolean arrays, ``np.asarray``.
+
+    bfloat16 is shown as the float32 it stands for; ``raw`` shows the stored bits.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        ids: Int64s,
+        file: int,
+        starts: Int64s,
+        dtype: np.dtype[Any],
+        tail: tuple[int, ...],
+        *,
+        decode: bool = False,
+    ) -> None:
+        self._shards, self._ids, self._file, self.starts = shards, ids, file, starts
+        self._storage, self._tail, self._decode = dtype, tail, decode
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float32) if self._decode else self._storage
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self._tail)
+
+    @property
+    def ndim(self) -> int:
+        return 1 + len(self._tail)
+
+    @property
+    def raw(self) -> ColumnArray:
+        """The same column without decoding."""
+        return ColumnArray(self._shards, self._ids, self._file, self.starts, self._storage, self._tail)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def pieces(self) -> Iterator[tuple[int, Array]]:
+        """Each shard's first row and its array, one after the other."""
+        for k in range(len(self._ids)):
+            yield int(self.starts[k]), self._piece(k, 0, int(self.starts[k + 1] - self.starts[k]))
+
+    def _piece(self, k: int, start: int, stop: int) -> Array:
+        rows = self._shards.rows(int(self._ids[k]), self._file, start, stop)
+        return bfloat16_values(rows) if self._decode else rows
+
+    def span(self, start: int, stop: int) -> Array:
+        """Rows [start, stop): a view where they lie in one shard."""
+        if start >= stop:
+            return np.empty((0, *self._tail), self.dtype)
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        last = int(np.searchsorted(self.starts, stop, side="left"))
+        parts = []
+        for k in range(first, last):
+            base, end = int(self.starts[k]), int(self.starts[k + 1])
+            if base < end:
+                parts.append(self._piece(k, max(start - base, 0), min(stop, end) - base))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def take(self, rows: Array) -> Array:
+        """Any rows in any order, as a copy; each shard is visited once."""
+        out = np.empty((len(rows), *self._tail), self.dtype)
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        by_shard = np.argsort(shards, kind="stable")
+        visited, firsts = np.unique(shards[by_shard], return_index=True)
+        for k, places in zip(visited.tolist(), np.split(by_shard, firsts[1:]), strict=True):
+            inside = rows[places] - self.starts[k]
+            low, high = int(inside.min()), int(inside.max()) + 1
+            out[places] = self._piece(k, low, high)[inside - low]
+        return out
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple):
+            if not key:
+                return self[:]
+            found = self[key[0]]
+            return found[key[1:]] if isinstance(key[0], (int, np.integer)) else found[(slice(None), *key[1:])]
+        if isinstance(key, (int, np.integer)):
+            row = _index(int(key), len(self))
+            return self.span(row, row + 1)[0]
+        if isinstance(key, slice):
+            rows = range(len(self))[key]
+            if rows.step == 1:
+                return self.span(rows.start, rows.stop)
+            if rows.step > 1 and len(rows):
+                return self.span(rows.start, rows[-1] + 1)[:: rows.step]
+            return self.take(np.array(rows, np.int64))
+        return self.take(_rows(key, len(self)))
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, piece in self.pieces():
+            yield from piece
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        found = self.span(0, len(self))
+        if dtype is not None and found.dtype != np.dtype(dtype):
+            return found.astype(dtype)
+        return found.copy() if copy else found
+
+    def __repr__(self) -> str:
+        return f"<column {self.dtype} {self.shape}>"
+
+
+def _index(row: int, length: int) -> int:
+    if not -length <= row < length:
+        raise IndexError(f"row {row} is out of range; the column has {length}")
+    return row % length
+
+
+def _rows(key: Any, length: int) -> Int64s:
+    rows = np.asarray(key)
+    if rows.dtype == bool:
+        if rows.shape != (length,):
+            raise IndexError(f"a mask of shape {rows.shape} for {length} rows")
+        return np.flatnonzero(rows)
+    if rows.size == 0:
+        return np.zeros(0, np.int64)
+    if rows.dtype.kind not in "iu" or rows.ndim != 1:
+        raise IndexError(f"index of {rows.dtype} and shape {rows.shape}; expected integers, a slice, or a 1-D array")
+    low, high = int(rows.min()), int(rows.max())
+    if low < -length or high >= length:
+        raise IndexError(f"row {low if low < -length else high} is out of range; the column has {length}")
+    rows = rows.astype(np.int64)
+    return np.where(rows < 0, rows + length, rows)
+
+
+class StringColumn:
+    """Text per record: an integer gives a ``str``, anything else an object array of them.
+
+    ``raw`` is the bytes of all, ``ragged(start, stop)`` those of some records with their offsets.
+    """
+
+    dtype = np.dtype(object)
+
+    def __init__(self, name: str, raw: ColumnArray, offsets: Callable[[], Int64s]) -> None:
+        self.raw, self._name, self._offsets = raw, name, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets()) - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self),)
+
+    def ragged(self, start: int, stop: int) -> Ragged:
+        offsets = self._offsets()[start : stop + 1]
+        return Ragged(self.raw.span(int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, (int, np.integer)):
+            record = _index(int(key), len(self))
+            return self._texts(np.array([record]))[0]
+        if isinstance(key, slice):
+            return self._texts(np.arange(len(self))[key])
+        return self._texts(_rows(key, len(self)))
+
+    def _texts(self, records: Int64s) -> Array:
+        offsets = self._offsets()
+        lengths = offsets[records + 1] - offsets[records]
+        data = self.raw.take(concatenated_ranges(offsets[records], lengths)).tobytes()
+        ends = np.cumsum(lengths).tolist()
+        texts = np.empty(len(records), object)
+        for place, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
+            try:
+                texts[place] = data[end - length : end].decode()
+            except UnicodeDecodeError as error:
+                raise StoreCorrupt(
+                    f"column {self._name!r} of record {records[place]} is not utf-8; run millrace verify",
+                    column=self._name,
+                ) from error
+        return texts
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), 4096):
+            yield from self[first : first + 4096]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self._texts(np.arange(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<column of {len(self)} strings>"
+
+
+class DictionaryColumn:
+    """Text with few values: ``codes`` is the int32 column that models use, indexing gives the text."""
+
+    dtype = np.dtype(object)
+
+    def __init__(self, name: str, codes: ColumnArray, values: tuple[str, ...]) -> None:
+        self.codes, self.values, self._name = codes, values, name
+        self._texts = np.array([*values, None], object)[:-1]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    def __getitem__(self, key: Any) -> Any:
+        codes = np.asarray(self.codes[key])
+        if codes.size and not (codes.min() >= 0 and codes.max() < len(self.values)):
+            raise StoreCorrupt(
+                f"column {self._name!r} holds code {codes.max()} of {len(self.values)} values; run millrace verify",
+                column=self._name,
+            )
+        return self._texts[codes]
+
+    def code(self, value: str) -> int:
+        """The code of one value."""
+        if value not in self.values:
+            raise ConfigError(f"{value!r} is not among the {len(self.values)} values of column {self._name!r}")
+        return self.values.index(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self), 4096):
+            yield from self[first : first + 4096]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype=object)
+
+    def __repr__(self) -> str:
+        return f"<column {self.shape} of {len(self.values)} dictionary values>"

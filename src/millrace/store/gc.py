@@ -1,0 +1,88 @@
+"""Deletes what no kept snapshot names: old snapshots on request, and what an interrupted append left."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import ConfigError, StoreError
+from millrace.store import manifest as manifests
+from millrace.store import platform
+from millrace.store.lock import FolderLock
+from millrace.store.manifest import Manifest
+from millrace.store.reader import missing
+from millrace.store.shard import shard_name
+
+_TABLE = re.compile(r"(shards|hashes)(-[0-9a-f]{16})?\.bin|.*\.tmp")
+
+
+def collect(path: str | os.PathLike[str], *, keep: int | None = None, dry_run: bool = False) -> dict[str, Any]:
+    """What ``millrace gc`` does: locks the store, keeps the newest ``keep`` snapshots (None: all), removes the rest."""
+    out = Path(os.path.abspath(path))
+    if keep is not None and keep < 1:
+        raise ConfigError(f"keep={keep}; at least the current snapshot stays: expected 1 or more")
+    if not (out / "store.json").exists():
+        raise missing(str(out))
+    lock = FolderLock(out, out.with_name(out.name + ".partial"), out)
+    lock.acquire()
+    try:
+        return sweep(out, keep, dry_run=dry_run)
+    finally:
+        lock.release()
+
+
+def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False) -> dict[str, Any]:
+    """Deletes what no kept snapshot names; ``keep`` newest snapshots stay, None keeps all.
+
+    The caller holds the lock on ``out``. Returns what went and what stayed.
+    """
+    chain = _chain(out)
+    kept = chain if keep is None else chain[:keep]
+    names = {f"{manifest.fingerprint}.json" for manifest in kept}
+    tables = {table.name for manifest in kept for table in (manifest.shards, manifest.hashes)}
+    shards: set[str] = set()
+    for manifest in kept:
+        table = manifests.check_table(
+            manifest, (out / manifest.shards.name).read_bytes(), str(out / manifest.shards.name)
+        )
+        shards |= {shard_name(manifest.splits[row[0]], row[1]) for row in table[:, :2].tolist()}
+    doomed = [out / "snapshots" / name for name in sorted(os.listdir(out / "snapshots")) if name not in names]
+    doomed += [out / name for name in sorted(os.listdir(out)) if _TABLE.fullmatch(name) and name not in tables]
+    doomed += [out / "shards" / name for name in sorted(os.listdir(out / "shards")) if name not in shards]
+    freed = sum(_size(path) for path in doomed)
+    if not dry_run:
+        with platform.writing(out, "removing from"):
+            for path in doomed:
+                platform.remove(path)
+    return {
+        "removed": [str(path.relative_to(out)) for path in doomed],
+        "freed_bytes": freed,
+        "kept": [manifest.fingerprint for manifest in kept],
+    }
+
+
+def _chain(out: Path) -> list[Manifest]:
+    """The current manifest and its ancestors that are still there, newest first, then any others."""
+    found: dict[str, Manifest] = {}
+    for path in sorted((out / "snapshots").glob("*.json")):
+        manifest = manifests.decode(path.read_bytes(), str(path))
+        found[manifest.fingerprint] = manifest
+    current = manifests.decode((out / "store.json").read_bytes(), str(out / "store.json"))
+    chain = []
+    step: str | None = current.fingerprint
+    while step is not None and step in found:
+        chain.append(found.pop(step))
+        step = chain[-1].parent
+    if not chain:
+        raise StoreError(
+            f"{out}/snapshots lacks the current snapshot {current.fingerprint}; run millrace verify", path=str(out)
+        )
+    return chain
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(_size(child) for child in path.iterdir())
+    return path.lstat().st_size

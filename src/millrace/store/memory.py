@@ -1,0 +1,224 @@
+"""Stores in memory: the same type as on disk, over arrays the caller has.
+
+Small data needs no files; foreign layouts (foreign.py) are also this, over mapped arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from millrace.errors import ConfigError
+from millrace.ragged import Array, Int64s, Ragged, as_offsets
+from millrace.store import manifest as manifests
+from millrace.store.layout import BLOCK_BYTES, Column, Layout
+from millrace.store.manifest import KINDS, Cuts
+from millrace.store.store import Store
+from millrace.store.values import Normaliser
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class ArrayShards:
+    """Shards that are arrays already: ``arrays[shard][file]`` in the order of ``layout.files``."""
+
+    def __init__(self, layout: Layout, arrays: list[list[Array]], names: list[str]) -> None:
+        self.layout, self._arrays, self._names = layout, arrays, names
+
+    def name(self, shard: int) -> str:
+        return self._names[shard]
+
+    def array(self, shard: int, file: int) -> Array:
+        return self._arrays[shard][file]
+
+    def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
+        return self._arrays[shard][file][start:stop]
+
+
+def array_store(
+    layout: Layout,
+    shards: list[tuple[str, list[Array]]],
+    *,
+    kind: str,
+    meta: Mapping[str, Any] | None = None,
+    splits: tuple[str, ...] = (),
+    split_of: list[int] | None = None,
+    cuts: Cuts | None = None,
+    path: str | None = None,
+    fingerprint: str | Callable[[], str] | None = None,
+    reopen: tuple[Callable[..., Store], tuple[Any, ...]] | None = None,
+) -> Store:
+    """A store over arrays in storage dtypes; each shard is (name, arrays in the order of ``layout.files``)."""
+    arrays = [[_read_only(array) for array in files] for _, files in shards]
+    counts = np.array([_counts(layout, files) for files in arrays], np.int64).reshape(-1, 1 + len(layout.axes))
+    names = [name for name, _ in shards]
+    own = split_of if split_of is not None else [0] * len(shards)
+    again = (
+        _rebuild,
+        (
+            layout.columns,
+            shards,
+            {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts},
+        ),
+    )
+    return Store(
+        layout=layout, counts=counts, shards=ArrayShards(layout, arrays, names), kind=kind, meta=meta or {}, splits=splits,
+        split_of=np.array(own, np.int64), cuts=cuts, path=path, reopen=reopen or again,
+        fingerprint=fingerprint or (lambda: _fingerprint(layout, kind, splits, own, counts, arrays, cuts)),
+    )  # fmt: skip
+
+
+def _rebuild(columns: dict[str, Column], shards: list[tuple[str, list[Array]]], options: dict[str, Any]) -> Store:
+    return array_store(Layout(columns), shards, **options)
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _counts(layout: Layout, files: list[Array]) -> list[int]:
+    records = len(files[0]) - 1
+    return [records, *(int(files[k][-1]) for k in range(len(layout.axes)))]
+
+
+def _fingerprint(
+    layout: Layout,
+    kind: str,
+    splits: tuple[str, ...],
+    split_of: list[int],
+    counts: Int64s,
+    arrays: list[list[Array]],
+    cuts: Cuts | None,
+) -> str:
+    """The identity of the contents, by the rule of stores on disk."""
+    hashes = []
+    for file in (file for files in arrays for file in files):
+        data = np.ascontiguousarray(file).reshape(-1).view(np.uint8).data
+        hashes += [xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
+    columns = {name: repr(column) for name, column in layout.columns.items()}
+    identity = {
+        "version": manifests.VERSION,
+        "kind": kind,
+        "columns": columns,
+        "splits": list(splits),
+        "cuts": repr(cuts),
+    }
+    shards = np.column_stack((split_of, counts)).astype("<i8").tobytes()
+    return manifests.digest("memory", manifests.canonical(identity), shards, "".join(hashes))
+
+
+def from_arrays(
+    columns: Mapping[str, Any],
+    offsets: Any = None,
+    *,
+    per: Mapping[str, str] | None = None,
+    kind: str = "records",
+    meta: Mapping[str, Any] | None = None,
+    cuts: Cuts | None = None,
+) -> Store:
+    """A store in memory over these arrays, which are not copied and must not be changed afterwards.
+
+    As many items as rows make a row column, as many as records a record column; where both fit it is a row
+    column unless ``per`` says otherwise. A ``Ragged`` brings its own axis. Without ``offsets`` all rows are
+    one record.
+
+    >>> store = from_arrays({"values": np.arange(12.0), "label": [0, 1, 1]}, offsets=[0, 5, 7, 12])
+    >>> store.num_records, store.num_rows, store.columns["label"][1:].tolist()
+    (3, 12, [1, 1])
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"kind={kind!r}; expected one of {', '.join(KINDS)}")
+    given = {name: value if isinstance(value, Ragged) else _as_array(value) for name, value in columns.items()}
+    plain = [len(value) for value in given.values() if not isinstance(value, Ragged)]
+    ragged = {name: value for name, value in given.items() if isinstance(value, Ragged)}
+    if offsets is not None:
+        checked = as_offsets(offsets)
+    elif ragged:
+        checked = next(iter(ragged.values())).offsets
+    elif plain:
+        checked = np.array([0, plain[0]], np.int64)
+    else:
+        raise ConfigError("no columns; give at least one array")
+    axes: dict[str, Int64s] = {"rows": checked}
+    declared: dict[str, Column] = {}
+    arrays: dict[str, Any] = {}
+    for name, value in given.items():
+        declared[name], arrays[name] = _declare(name, value, axes, (per or {}).get(name))
+    layout = Layout(declared)
+    normaliser = Normaliser(layout)
+    stored, all_offsets = normaliser.records(arrays, {axis: axes[axis] for axis in axes if axis in layout.axes})
+    if cuts is not None:
+        manifests.check_cuts(cuts, layout)
+    if meta is not None:
+        manifests.check_json(dict(meta), "meta")
+    layout = Layout(normaliser.columns())
+    files = [stored[file.column] if file.column is not None else all_offsets[str(file.axis)] for file in layout.files]
+    return array_store(layout, [("memory", files)], kind=kind, meta=meta, cuts=cuts)
+
+
+def _as_array(value: Any) -> Array:
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "UT" else array
+
+
+def _declare(name: str, value: Any, axes: dict[str, Int64s], per: str | None) -> tuple[Column, Any]:
+    """The column a value makes, adding its axis where it brings one."""
+    if isinstance(value, Ragged):
+        shared = next((axis for axis, known in axes.items() if np.array_equal(known, value.offsets)), None)
+        if shared is None:
+            shared = name
+            axes[name] = value.offsets
+        return Column(value.values.dtype, value.values.shape[1:], axis=shared), value.values
+    rows, records = int(axes["rows"][-1]), len(axes["rows"]) - 1
+    if per is None:
+        if len(value) not in (rows, records):
+            raise ConfigError(f"column {name!r} has {len(value)} items; expected {rows} (rows) or {records} (records)")
+        per = "row" if len(value) == rows else "record"
+    if value.dtype == object:
+        return Column("string" if per == "record" else "dictionary", per=per), value
+    return Column(value.dtype, value.shape[1:], per=per), value
+
+
+def from_pandas(
+    frame: pandas.DataFrame, *, entity: str, time: str, features: list[str] | None = None, dtype: str = "float32"
+) -> Store:
+    """A series store in memory: one record per entity (by name), its rows by time, ``values`` in ``dtype``.
+
+    ``features`` are the columns of ``values`` in order (default: every other numeric column). Nothing is
+    scaled. Times that are dates are kept as int64 nanoseconds.
+    """
+    for column in (entity, time):
+        if column not in frame.columns:
+            raise ConfigError(f"column {column!r} is not in the frame; it has {', '.join(map(str, frame.columns))}")
+        if frame[column].isna().any():
+            raise ConfigError(
+                f"column {column!r} has a missing value in row {int(frame[column].isna().to_numpy().argmax())}; drop it"
+            )
+    if features is None:
+        numeric = frame.select_dtypes("number").columns
+        features = [str(name) for name in numeric if name not in (entity, time)]
+    if not features:
+        raise ConfigError("no numeric columns besides entity and time; give features=")
+    names = frame[entity].astype(str).to_numpy(object)
+    times, is_date = frame[time].to_numpy(), frame[time].dtype.kind == "M"
+    if is_date:
+        times = times.astype("datetime64[ns]")
+    distinct, codes = np.unique(np.array([str(name).encode() for name in names], object), return_inverse=True)
+    rows = np.lexsort((times, codes))
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(codes, minlength=len(distinct)))))
+    values = frame[features].to_numpy(dtype)[rows]
+    columns = {
+        "values": values,
+        "time": times[rows].view(np.int64) if is_date else times[rows],
+        "name": np.array([name.decode() for name in distinct], object),
+    }
+    meta = {"features": features, "time": {"unit": "ns" if is_date else None}}
+    return from_arrays(
+        columns, offsets, per={"values": "row", "time": "row", "name": "record"}, kind="series", meta=meta
+    )

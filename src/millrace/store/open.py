@@ -1,0 +1,35 @@
+"""``open_store``: one door for millrace's own stores and for the layouts of others."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from millrace.errors import ConfigError
+from millrace.store.foreign import open_foreign
+from millrace.store.reader import missing, read_store
+from millrace.store.store import Store
+
+
+def open_store(
+    path: str | os.PathLike[str], *, snapshot: str | None = None, dtype: Any = None, check: bool = False
+) -> Store:
+    """The store at a path, read-only, its manifest and file sizes checked.
+
+    ``snapshot`` opens an earlier state by its fingerprint. ``dtype`` says what a headerless file of a foreign
+    layout holds. ``check`` compares the size of every file at once, however many there are.
+    """
+    name = os.fspath(path)
+    if "://" in name:
+        raise ConfigError(f"{name}: remote stores are not supported yet; copy the store to a local disk and open that")
+    if os.path.isfile(os.path.join(name, "store.json")):
+        if dtype is not None:
+            raise ConfigError(
+                f"dtype={dtype!r} given, but {name} is a millrace store and knows its dtypes; leave it out"
+            )
+        return read_store(name, snapshot, check=check)
+    if not os.path.exists(name):
+        raise missing(os.path.abspath(name))
+    if snapshot is not None:
+        raise ConfigError(f"snapshot= given, but {name} is not a millrace store; foreign layouts have no snapshots")
+    return open_foreign(os.path.abspath(name), dtype)

@@ -1,0 +1,213 @@
+"""What differs between platforms: locks, memory maps, descriptors, and every write to disk.
+
+Writes go through the few functions here and nowhere else, so that a test can stop, kill or fail the
+process at each of them (``millrace.testing.iofault``). Linux is complete; where ``fcntl`` or the C core is
+missing the replacement sits beside the original.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import MillraceError, write_failed
+
+try:
+    from millrace import _core
+except ImportError:  # no compiler at install time: the twins below serve
+    _core = cast(Any, None)
+
+O_BINARY = getattr(os, "O_BINARY", 0)
+O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+O_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+HAS_DIR_FD = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
+# A map from mmap.mmap holds a descriptor before Python 3.13; ours and the newer ones hold none.
+MAPS_HOLD_DESCRIPTORS = not hasattr(_core, "Map") and sys.version_info < (3, 13)
+
+before_write: Callable[[str, str], None] | None = None
+"""Called as (operation, path) before each change of the disk; only ``millrace.testing`` sets it."""
+
+
+def _step(operation: str, path: str | Path) -> None:
+    if before_write is not None:
+        before_write(operation, str(path))
+
+
+@contextlib.contextmanager
+def writing(path: str | Path, doing: str = "writing") -> Iterator[None]:
+    """Turns an ``OSError`` of the body into a ``StoreWriteFailed`` that names the path and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, MillraceError):
+            raise
+        raise write_failed(error, str(error.filename or path), doing) from error
+
+
+def make_dir(path: str | Path) -> None:
+    _step("mkdir", path)
+    os.makedirs(path, exist_ok=True)
+
+
+def create(path: str | Path) -> int:
+    """A descriptor of a new file; an existing one is an error, a link is never followed."""
+    _step("open", path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_NOFOLLOW | O_BINARY, 0o644)
+
+
+def write(fd: int, data: memoryview | bytes, path: str | Path) -> None:
+    """Writes all of ``data`` with write(2): a full disk is then an error, where through a map it is a SIGBUS."""
+    _step("write", path)
+    view = memoryview(data).cast("B")
+    while len(view):
+        view = view[os.write(fd, view) :]
+
+
+def sync(fd: int, path: str | Path) -> None:
+    _step("fsync", path)
+    os.fsync(fd)
+
+
+def sync_dir(path: str | Path) -> None:
+    """Makes the names in a folder durable."""
+    _step("fsync", path)
+    if not O_DIRECTORY:
+        return  # Windows has no such call
+    fd = os.open(path, os.O_RDONLY | O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(source: str | Path, target: str | Path) -> None:
+    _step("rename", target)
+    os.replace(source, target)
+
+
+def remove(path: str | Path) -> None:
+    """Removes a file or a whole folder, if it is there; links are removed, never followed."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        for entry in sorted(os.listdir(path)):
+            remove(os.path.join(path, entry))
+        _step("rmdir", path)
+        os.rmdir(path)
+    elif os.path.lexists(path):
+        _step("unlink", path)
+        if os.name == "nt":
+            os.chmod(path, stat.S_IWRITE)
+        os.unlink(path)
+
+
+def write_file(path: str | Path, data: bytes, *, mode: int = 0o444) -> None:
+    """A file exists whole or not at all: written aside, synced, renamed; the caller syncs the folder."""
+    aside = f"{path}.tmp"
+    remove(aside)
+    fd = create(aside)
+    try:
+        write(fd, data, path)
+        with contextlib.suppress(AttributeError):
+            os.fchmod(fd, mode)
+        sync(fd, path)
+    finally:
+        os.close(fd)
+    rename(aside, path)
+
+
+def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.uint8]:
+    """The first ``length`` bytes of a file as a read-only array; the caller checked the size and closes ``fd``.
+
+    ``random`` switches the kernel's read-ahead off for the map.
+    """
+    if length == 0:
+        return np.frombuffer(b"", np.uint8)
+    if hasattr(_core, "Map"):
+        return np.frombuffer(cast(bytes, _core.Map(fd, length, random)), np.uint8)
+    options: dict[str, Any] = {} if sys.version_info < (3, 13) else {"trackfd": False}
+    area = mmap.mmap(fd, length, access=mmap.ACCESS_READ, **options)
+    if random and hasattr(area, "madvise"):
+        area.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(area, np.uint8)
+
+
+def pread(fd: int, length: int, offset: int) -> bytes:
+    """Exactly ``length`` bytes, or fewer at the end of the file."""
+    parts: list[bytes] = []
+    while length > 0 and (part := _pread(fd, min(length, 1 << 30), offset)):
+        parts.append(part)
+        length, offset = length - len(part), offset + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+if hasattr(os, "pread"):
+    _pread = os.pread
+else:
+    _seek_lock = threading.Lock()
+
+    def _pread(fd: int, length: int, offset: int) -> bytes:
+        with _seek_lock:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, length)
+
+
+def descriptor_limit() -> int:
+    """How many descriptors this process may hold."""
+    try:
+        import resource
+    except ImportError:
+        return 512
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if soft == resource.RLIM_INFINITY else int(soft)
+
+
+class DescriptorCache:
+    """A few open descriptors of many files; one in use by a thread is never closed under it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._open: OrderedDict[Any, list[int]] = OrderedDict()  # key -> [descriptor, users]
+
+    @contextlib.contextmanager
+    def use(self, key: Any, opener: Callable[[], int]) -> Iterator[int]:
+        with self._lock:
+            entry = self._open.get(key)
+            if entry is None:
+                self._evict()
+                entry = self._open[key] = [opener(), 0]
+            entry[1] += 1
+            self._open.move_to_end(key)
+        try:
+            yield entry[0]
+        finally:
+            with self._lock:
+                entry[1] -= 1
+
+    def _evict(self) -> None:
+        while len(self._open) >= self._limit:
+            idle = next((key for key, (_, users) in self._open.items() if users == 0), None)
+            if idle is None:
+                return  # all are in use: one more for a moment
+            os.close(self._open.pop(idle)[0])
+
+    def close(self) -> None:
+        with self._lock:
+            for fd, _ in self._open.values():
+                os.close(fd)
+            self._open.clear()
+
+    def __del__(self) -> None:
+        for fd, _ in getattr(self, "_open", {}).values():
+            with contextlib.suppress(OSError):
+                os.close(fd)

@@ -1,0 +1,253 @@
+"""Opens a store on disk: checks what the manifest says against the files, then maps them as they are touched.
+
+A reader takes no lock, writes nothing and holds one descriptor (of the folder), so any number of processes
+and users may read one store, also while it is appended to or replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from millrace.errors import ConfigError, StoreCorrupt, StoreNotFound
+from millrace.ragged import Array, Int64s
+from millrace.store import manifest as manifests
+from millrace.store import platform
+from millrace.store.layout import Layout
+from millrace.store.manifest import FINGERPRINT, Manifest
+from millrace.store.publish import Base
+from millrace.store.shard import shard_name
+from millrace.store.store import Store
+
+MAX_CHECKED_FILES = 4096  # beyond this many, sizes are checked shard by shard when first touched
+MAX_MAPS = 16_384  # Linux allows 65,530 per process; beyond this rows are read by pread
+
+
+def read_store(path: str | os.PathLike[str], snapshot: str | None = None, *, check: bool = False) -> Store:
+    """A store in millrace's own format; ``open_store`` (open.py) also knows foreign ones."""
+    folder = Folder(path)
+    manifest, table = folder.manifest(snapshot)
+    counts = manifests.table_counts(table)
+    shards = DiskShards(folder, manifest, table, counts)
+    if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
+        shards.check_all()
+    return Store(
+        layout=shards.layout, counts=counts, shards=shards, kind=manifest.kind, meta=manifest.meta,
+        splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
+        fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint)), manifest=manifest,
+    )  # fmt: skip
+
+
+def _reopen(path: str, snapshot: str) -> Store:
+    return read_store(path, snapshot)
+
+
+def read_base(out: Path) -> Base:
+    """What an append continues."""
+    folder = Folder(out)
+    manifest, table = folder.manifest(None)
+    return Base(
+        manifest, table.tobytes(), folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash)
+    )
+
+
+class Folder:
+    """The folder of a store, held by a descriptor: a store moved or replaced under a reader stays itself."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        self._fd: int | None = None
+        if not os.path.isfile(os.path.join(self.path, "store.json")):
+            raise missing(self.path)
+        if platform.HAS_DIR_FD:
+            self._fd = os.open(self.path, os.O_RDONLY | platform.O_DIRECTORY)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", None) is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)  # type: ignore[arg-type]
+
+    def open(self, name: str) -> int:
+        flags = os.O_RDONLY | platform.O_NOFOLLOW | platform.O_BINARY
+        if self._fd is not None:
+            return os.open(name, flags, dir_fd=self._fd)
+        return os.open(os.path.join(self.path, name), flags)
+
+    def stat(self, name: str) -> os.stat_result:
+        if self._fd is not None:
+            return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        return os.stat(os.path.join(self.path, name), follow_symlinks=False)
+
+    def read(self, name: str, num_bytes: int, expected_hash: str | None = None) -> bytes:
+        """A whole small file, its size checked before a byte is read."""
+        where = os.path.join(self.path, name)
+        try:
+            status = self.stat(name)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
+                found = status.st_size if stat.S_ISREG(status.st_mode) else "not a plain file"
+                raise StoreCorrupt(
+                    f"{where} has {found} bytes, expected {num_bytes}; copy or prepare the store again",
+                    path=where, expected=num_bytes, found=found,
+                )  # fmt: skip
+            fd = self.open(name)
+        except OSError as error:
+            raise StoreCorrupt(
+                f"{where} cannot be read ({error.strerror}); copy or prepare the store again", path=where
+            ) from error
+        try:
+            data = platform.pread(fd, num_bytes, 0)
+        finally:
+            os.close(fd)
+        if expected_hash is not None and (found := manifests.digest(data)) != expected_hash:
+            raise StoreCorrupt(
+                f"{where} has hash {found}, expected {expected_hash}; copy or prepare the store again",
+                path=where, expected=expected_hash, found=found,
+            )  # fmt: skip
+        return data
+
+    def manifest(self, snapshot: str | None) -> tuple[Manifest, Array]:
+        """The manifest (of a pinned snapshot, if named) and its shard table, both checked."""
+        if snapshot is not None and not FINGERPRINT.fullmatch(snapshot):
+            raise ConfigError(f"snapshot={snapshot!r}; expected a fingerprint of 32 hex digits, as millrace info shows")
+        name = "store.json" if snapshot is None else f"snapshots/{snapshot}.json"
+        where = os.path.join(self.path, name)
+        try:
+            status = self.stat(name)
+        except OSError as error:
+            raise StoreNotFound(
+                f"{where} is not there; the snapshot was removed or belongs to another store", path=where
+            ) from error
+        if not stat.S_ISREG(status.st_mode) or status.st_size > manifests.MAX_MANIFEST_BYTES:
+            raise StoreCorrupt(f"{where} is no plain file of at most {manifests.MAX_MANIFEST_BYTES} bytes", path=where)
+        manifest = manifests.decode(self.read(name, status.st_size), where)
+        if snapshot is not None and manifest.fingerprint != snapshot:
+            raise StoreCorrupt(f"{where} holds snapshot {manifest.fingerprint}; expected {snapshot}", path=where)
+        data = self.read(manifest.shards.name, manifest.shards.bytes)
+        return manifest, manifests.check_table(manifest, data, os.path.join(self.path, manifest.shards.name))
+
+
+def missing(path: str) -> StoreNotFound:
+    if os.path.isdir(f"{path}.partial"):
+        return StoreNotFound(
+            f"{path} is not finished ({path}.partial is there); run the same command again to continue", path=path
+        )
+    if os.path.exists(path):
+        return StoreNotFound(f"{path} holds no store and no layout that millrace knows; see docs/format.md", path=path)
+    return StoreNotFound(f"{path} does not exist; check the path", path=path)
+
+
+class DiskShards:
+    """The arrays of a store's shards, mapped when first touched and kept; past 16,384 maps read by pread."""
+
+    def __init__(self, folder: Folder, manifest: Manifest, table: Array, counts: Int64s) -> None:
+        self.layout: Layout = manifest.layout
+        self._folder, self._splits, self._table = folder, manifest.splits, table
+        self._items = self.layout.file_items(counts)
+        self._bytes = self.layout.file_bytes(counts)
+        self._checked = bytearray(len(table))
+        self._maps: dict[tuple[int, int], Array] = {}
+        self._lock = threading.Lock()
+        limit = platform.descriptor_limit()
+        self._max_maps = min(MAX_MAPS, limit // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
+        self._descriptors = platform.DescriptorCache(max(4, min(256, limit // 4)))
+
+    def name(self, shard: int) -> str:
+        split, number = self._table[shard, :2].tolist()
+        return shard_name(self._splits[split], number)
+
+    def check_all(self) -> None:
+        for shard in range(len(self._table)):
+            self.check(shard)
+
+    def check(self, shard: int) -> None:
+        """Compares the sizes of a shard's files with the manifest, before any of them is mapped."""
+        if self._checked[shard]:
+            return
+        folder = f"shards/{self.name(shard)}"
+        try:
+            if not stat.S_ISDIR(self._folder.stat(folder).st_mode):
+                raise self._corrupt(shard, "", "a folder", "something else")
+            for file, expected in zip(self.layout.files, self._bytes[shard].tolist(), strict=True):
+                status = self._folder.stat(f"{folder}/{file.name}")
+                if not stat.S_ISREG(status.st_mode):
+                    raise self._corrupt(shard, file.name, f"{expected} bytes", "not a plain file")
+                if status.st_size != expected:
+                    raise self._corrupt(shard, file.name, f"{expected} bytes", f"{status.st_size} bytes")
+        except OSError as error:
+            raise self._corrupt(
+                shard, os.path.basename(str(error.filename)), "a file", error.strerror or "nothing"
+            ) from error
+        self._checked[shard] = 1
+
+    def _corrupt(self, shard: int, name: str, expected: str, found: str) -> StoreCorrupt:
+        path = os.path.join(self._folder.path, "shards", self.name(shard), name)
+        return StoreCorrupt(
+            f"{path}: expected {expected}, found {found}; copy this shard again or prepare the store again",
+            path=path, column=name.split(".")[0] or None, expected=expected, found=found,
+        )  # fmt: skip
+
+    def _open(self, shard: int, file: int) -> int:
+        self.check(shard)
+        name = self.layout.files[file].name
+        try:
+            fd = self._folder.open(f"shards/{self.name(shard)}/{name}")
+        except OSError as error:
+            raise self._corrupt(shard, name, "a file", error.strerror or "nothing") from error
+        size, expected = os.fstat(fd).st_size, int(self._bytes[shard, file])
+        if size != expected:  # changed since the check: mapping it could be a SIGBUS
+            os.close(fd)
+            raise self._corrupt(shard, name, f"{expected} bytes", f"{size} bytes")
+        return fd
+
+    def array(self, shard: int, file: int) -> Array | None:
+        """One whole file as a mapped array, or None where there are too many files to map."""
+        found = self._maps.get((shard, file))
+        if found is not None:
+            return found
+        if len(self._maps) >= self._max_maps:
+            return None
+        fd = self._open(shard, file)
+        try:
+            data = platform.map_file(fd, int(self._bytes[shard, file]))
+        finally:
+            os.close(fd)
+        mapped = self._shaped(data, file)
+        self._check_offsets(shard, file, mapped)
+        with self._lock:
+            return self._maps.setdefault((shard, file), mapped)
+
+    def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
+        """Items [start, stop) of one file; callers stay within its count."""
+        mapped = self.array(shard, file)
+        if mapped is not None:
+            return mapped[start:stop]
+        size = self.layout.files[file].item_bytes
+        with self._descriptors.use((shard, file), lambda: self._open(shard, file)) as fd:
+            data = platform.pread(fd, (stop - start) * size, start * size)
+        if len(data) != (stop - start) * size:
+            raise self._corrupt(
+                shard, self.layout.files[file].name, f"rows up to {stop}", f"an end after {len(data)} bytes"
+            )
+        array = self._shaped(np.frombuffer(data, np.uint8), file)
+        if stop - start == self._items[shard, file]:
+            self._check_offsets(shard, file, array)
+        return array
+
+    def _shaped(self, data: Array, file: int) -> Array:
+        spec = self.layout.files[file]
+        return data.view(spec.dtype).reshape(-1, *spec.tail)
+
+    def _check_offsets(self, shard: int, file: int, array: Array) -> None:
+        spec = self.layout.files[file]
+        if spec.axis is None:
+            return
+        rows = int(self._table[shard, 3 + self.layout.axes.index(spec.axis)])
+        if array[0] != 0 or array[-1] != rows or np.any(array[1:] < array[:-1]):
+            raise self._corrupt(
+                shard, spec.name, f"offsets rising from 0 to {rows}", f"{array[0]} to {array[-1]}, or a fall between"
+            )

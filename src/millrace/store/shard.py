@@ -1,0 +1,169 @@
+"""Writes one shard: its column files, their block hashes, and the line that says it is whole.
+
+A shard is written aside (``train-00000.tmp``), synced, made read-only and renamed; only then does its
+``ShardEntry`` exist. Writers of different shards share nothing, so they may run in threads or processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from millrace.errors import ConfigError
+from millrace.ragged import Array, Int64s
+from millrace.store import platform
+from millrace.store.layout import BLOCK_BYTES, Column, File, Layout
+
+BUFFER_BYTES = 1 << 20  # small appends are joined to writes of about this size
+SYNC_AHEAD_BYTES = 16 << 20  # ask the kernel to start writing after this many, so that fsync finds little to do
+
+
+class ShardEntry(msgspec.Struct, frozen=True):
+    """What the manifest needs to know of a finished shard."""
+
+    split: str
+    number: int
+    records: int
+    rows: tuple[int, ...]  # by axis
+    hashes: tuple[str, ...]  # xxh3 of each 4 MiB block, 16 hex digits, file after file
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}"
+
+
+class ShardWriter:
+    """Appends whole records to one shard of a store that is being written.
+
+    ``columns`` in ``write`` hold storage dtypes and bytes for strings, as ``normalise`` (writer.py) makes them.
+    """
+
+    def __init__(self, shards: Path, split: str, number: int, columns: Mapping[str, Column]) -> None:
+        self.split, self.number, self.num_records = split, number, 0
+        self._layout = Layout(columns)
+        self._final = shards / shard_name(split, number)
+        self._aside = self._final.with_name(self._final.name + ".tmp")
+        self._rows = [0] * len(self._layout.axes)
+        self._files: list[ColumnFile] = []
+
+    def _open(self) -> None:
+        platform.remove(self._aside)
+        platform.remove(self._final)
+        platform.make_dir(self._aside)
+        for file in self._layout.files:
+            self._files.append(ColumnFile(self._aside / file.name, file))
+        for k in range(len(self._layout.axes)):
+            self._files[k].append(np.zeros(1, "<i8"))
+
+    def write(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
+        """Appends records: each axis' offsets start at 0 and count the rows given here."""
+        with platform.writing(self._aside):
+            if not self._files:
+                self._open()
+            for k, axis in enumerate(self._layout.axes):
+                local = offsets[axis]
+                self._files[k].append((local[1:] + self._rows[k]).astype("<i8", copy=False))
+                self._rows[k] += int(local[-1])
+            for name, array in columns.items():
+                self._files[self._layout.file_of[name]].append(array)
+        self.num_records += len(offsets[self._layout.primary]) - 1
+
+    def finish(self) -> ShardEntry:
+        """Syncs, renames into place and says what was written."""
+        with platform.writing(self._final):
+            if not self._files:
+                self._open()
+            hashes = [digest for file in self._files for digest in file.finish()]
+            platform.sync_dir(self._aside)
+            platform.rename(self._aside, self._final)
+        return ShardEntry(self.split, self.number, self.num_records, tuple(self._rows), tuple(hashes))
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        for file in self._files:
+            file.close()
+        platform.remove(self._aside)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self.abandon()
+
+
+class ColumnFile:
+    """One file of a shard, hashed block by block as it is written."""
+
+    def __init__(self, path: Path, file: File) -> None:
+        self._path, self._file = path, file
+        self._fd = platform.create(path)
+        self._pending: list[Array] = []
+        self._pending_bytes = 0
+        self._block, self._block_bytes = xxhash.xxh3_64(), 0
+        self._hashes: list[str] = []
+        self._written = self._flushed = 0
+
+    def append(self, array: Array) -> None:
+        if array.dtype != self._file.dtype or array.shape[1:] != self._file.tail:
+            raise ConfigError(
+                f"{self._path.name}: {array.dtype} x {array.shape[1:]}; expected {self._file.dtype} x {self._file.tail}"
+            )
+        self._pending.append(array)
+        self._pending_bytes += array.nbytes
+        if self._pending_bytes >= BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        joined = self._pending[0] if len(self._pending) == 1 else np.concatenate(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        data = np.ascontiguousarray(joined).reshape(-1).view(np.uint8).data
+        while len(data):
+            part = data[: min(len(data), BLOCK_BYTES - self._block_bytes)]
+            platform.write(self._fd, part, self._path)
+            self._hash(part)
+            data = data[len(part) :]
+
+    def _hash(self, part: memoryview) -> None:
+        self._block.update(part)
+        self._block_bytes += len(part)
+        self._written += len(part)
+        if self._block_bytes == BLOCK_BYTES:
+            self._close_block()
+        if self._written - self._flushed >= SYNC_AHEAD_BYTES:
+            self._start_writeback()
+
+    def _close_block(self) -> None:
+        self._hashes.append(self._block.hexdigest())
+        self._block, self._block_bytes = xxhash.xxh3_64(), 0
+
+    def _start_writeback(self) -> None:
+        """Lets the disk work while the next rows are made; only a hint, fsync is what counts."""
+        with contextlib.suppress(OSError, AttributeError):
+            os.posix_fadvise(self._fd, self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
+        self._flushed = self._written
+
+    def finish(self) -> list[str]:
+        if self._pending:
+            self._flush()
+        if self._block_bytes:
+            self._close_block()
+        try:
+            with contextlib.suppress(AttributeError):
+                os.fchmod(self._fd, 0o444)
+            platform.sync(self._fd, self._path)
+        finally:
+            self.close()
+        return self._hashes
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

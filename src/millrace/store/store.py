@@ -1,0 +1,223 @@
+"""Store: rows and records as read-only arrays, whatever they lie in.
+
+The same type for millrace's own format (reader.py), foreign layouts (foreign.py) and arrays in memory
+(memory.py); they differ only in the ``Shards`` behind it. Views and feeds read stores through this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.ragged import Array, Int64s
+from millrace.store.columns import ColumnArray, DictionaryColumn, StringColumn
+from millrace.store.layout import Layout
+from millrace.store.manifest import Cuts, Manifest, digest
+
+
+class Shards(Protocol):
+    """Where the bytes of shards come from."""
+
+    layout: Layout
+
+    def name(self, shard: int) -> str: ...
+    def array(self, shard: int, file: int) -> Array | None: ...
+    def rows(self, shard: int, file: int, start: int, stop: int) -> Array: ...
+
+
+class Store:
+    """Columns of rows and records, read-only and usable by many processes at once.
+
+    ``columns`` maps names to arrays over all shards; ``offsets`` says which rows are whose record.
+    A store pickles as its path and snapshot, so that sending it to a worker costs nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        counts: Int64s,
+        shards: Shards,
+        kind: str,
+        meta: Mapping[str, Any],
+        splits: tuple[str, ...],
+        split_of: Int64s,
+        fingerprint: str | Callable[[], str],
+        reopen: tuple[Callable[..., Store], tuple[Any, ...]],
+        cuts: Cuts | None = None,
+        path: str | None = None,
+        manifest: Manifest | None = None,
+    ) -> None:
+        self.layout, self.kind, self.path, self.manifest = layout, kind, path, manifest
+        self.meta: Mapping[str, Any] = MappingProxyType(dict(meta))
+        self.root: Store = self
+        self.split_name: str | None = None
+        self.time_cuts: Cuts | None = cuts
+        self._splits, self._split_of = splits, split_of
+        self._counts, self._shards, self._ids = counts, shards, np.arange(len(counts))
+        self._fingerprint, self._reopen = fingerprint, reopen
+
+    # What there is.
+
+    @property
+    def num_records(self) -> int:
+        return int(self._starts[-1, 0])
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the primary axis."""
+        return int(self._starts[-1, 1])
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._counts)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.layout.file_bytes(self._counts).sum())
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.layout.axes
+
+    def axis_rows(self, axis: str) -> int:
+        return int(self._starts[-1, self._axis(axis)])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names ``split`` knows: by time where the store has cuts, else sets of shards."""
+        if self.split_name is not None:
+            return ()
+        return self.time_cuts.splits if self.time_cuts is not None else self._splits
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What the store's contents are, whatever its path; checkpoints compare it."""
+        return self._fingerprint() if callable(self._fingerprint) else self._fingerprint
+
+    # The data.
+
+    @cached_property
+    def columns(self) -> Mapping[str, ColumnArray | StringColumn | DictionaryColumn]:
+        """Every column by name; nothing is read before it is indexed."""
+        return MappingProxyType({name: self._column(name) for name in self.layout.columns})
+
+    def _column(self, name: str) -> ColumnArray | StringColumn | DictionaryColumn:
+        column = self.layout.columns[name]
+        array = self._array(self.layout.file_of[name], decode=column.dtype == "bfloat16")
+        if column.dtype == "string":
+            return StringColumn(name, array, lambda: self.axis_offsets(name))
+        if column.dtype == "dictionary":
+            return DictionaryColumn(name, array, column.values or ())
+        return array
+
+    def _array(self, file: int, *, decode: bool = False) -> ColumnArray:
+        spec = self.layout.files[file]
+        return ColumnArray(
+            self._shards, self._ids, file, self._starts[:, spec.counter], spec.dtype, spec.tail, decode=decode
+        )
+
+    @property
+    def offsets(self) -> Int64s:
+        """Records of the primary axis: rows ``offsets[i]:offsets[i + 1]`` are record i."""
+        return self.axis_offsets(self.layout.primary)
+
+    def axis_offsets(self, axis: str) -> Int64s:
+        """The offsets of one axis over all shards, 8 bytes per record; read once and kept."""
+        k = self._axis(axis)
+        found = self._offsets.get(axis)
+        if found is None:
+            found = self._offsets[axis] = self._join_offsets(k)
+        return found
+
+    @cached_property
+    def _offsets(self) -> dict[str, Int64s]:
+        return {}
+
+    def _join_offsets(self, k: int) -> Int64s:
+        items = self._counts[:, 0].tolist()
+        parts = [self._shards.rows(int(shard), k - 1, 0, n + 1) for shard, n in zip(self._ids, items, strict=True)]
+        if len(parts) == 1:
+            return parts[0]
+        joined = np.zeros(self.num_records + 1, np.int64)
+        for part, first, start in zip(parts, self._starts[:, 0], self._starts[:, k], strict=False):
+            np.add(part[1:], start, out=joined[first + 1 : first + len(part)])
+        joined.flags.writeable = False
+        return joined
+
+    @cached_property
+    def _starts(self) -> Int64s:
+        """(shards + 1, 1 + axes): the first record and row of each shard."""
+        return np.concatenate((np.zeros((1, self._counts.shape[1]), np.int64), np.cumsum(self._counts, axis=0)))
+
+    def _axis(self, axis: str) -> int:
+        if axis not in self.layout.axes:
+            raise ConfigError(f"axis {axis!r} is unknown; this store has {', '.join(self.layout.axes)}")
+        return 1 + self.layout.axes.index(axis)
+
+    # Where a row lies, for explanations.
+
+    def shard_name(self, shard: int) -> str:
+        return self._shards.name(int(self._ids[shard]))
+
+    def locate(self, rows: Int64s, axis: str | None = None) -> tuple[Int64s, Int64s]:
+        """The shard of each row and its place in that shard."""
+        starts = self._starts[:, self._axis(axis or self.layout.primary)]
+        shards = np.searchsorted(starts, rows, side="right") - 1
+        return shards, rows - starts[shards]
+
+    # Splits.
+
+    def split(self, name: str) -> Store:
+        """One split. Sets of shards are numbered from row 0; a split by time keeps this store's rows and has ``cuts``."""
+        if name not in self.splits:
+            if name == "train" and not self.splits:
+                return self
+            known = f"this store has {', '.join(self.splits)}" if self.splits else "this is a split or has none"
+            raise ConfigError(f"split {name!r} is unknown; {known}")
+        part = object.__new__(Store)
+        part.__dict__.update({key: value for key, value in self.__dict__.items() if key not in _CACHED})
+        part.split_name = name
+        part._fingerprint = lambda: digest("split", self.fingerprint, name)
+        part._reopen = (_reopen_split, (self, name))
+        if self.time_cuts is None:
+            mine = np.flatnonzero(self._split_of == self._splits.index(name))
+            part._ids, part._counts, part._split_of = self._ids[mine], self._counts[mine], self._split_of[mine]
+        return part
+
+    @cached_property
+    def cuts(self) -> tuple[Int64s, Int64s] | None:
+        """For a split by time: where in each record it begins and ends, in rows of that record."""
+        if self.time_cuts is None or self.split_name is None:
+            return None
+        k, last = self.time_cuts.splits.index(self.split_name), len(self.time_cuts.splits) - 1
+        inner = np.asarray(self.columns[self.time_cuts.column]).reshape(self.num_records, last)
+        begins = np.zeros(self.num_records, np.int64) if k == 0 else inner[:, k - 1]
+        return begins, np.diff(self.offsets) if k == last else inner[:, k]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reopen
+
+    def __len__(self) -> int:
+        return self.num_records
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a store is not iterable; make a view of it (Records, Windows, Blocks) or index its columns")
+
+    def __repr__(self) -> str:
+        where = self.path or "in memory"
+        split = f", split {self.split_name!r}" if self.split_name else ""
+        columns = ", ".join(f"{name} {c.dtype}{list(c.shape) or ''}" for name, c in self.layout.columns.items())
+        return f"<Store {where}{split}: {self.num_records:,} records, {self.num_rows:,} rows; {columns}>"
+
+
+_CACHED = ("columns", "_offsets", "_starts", "cuts", "fingerprint")
+
+
+def _reopen_split(parent: Store, name: str) -> Store:
+    return parent.split(name)

@@ -1,0 +1,190 @@
+"""From what users hold to what is stored: checked casts of arrays, strings and dictionaries.
+
+A value either fits its column exactly as the rules below say, or is refused with its name: integers never
+wrap, floats never become integers, nothing is silently dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.ragged import Array, Int64s, as_offsets
+from millrace.store.layout import MAX_DICTIONARY, Column, Layout, bfloat16_bits, dtype_name
+
+
+class Normaliser:
+    """Turns records and batches of records into storage arrays and offsets per axis.
+
+    ``dictionaries`` grows with new values, except where a column declared its values; ``known`` are those an
+    appended store has already.
+    """
+
+    def __init__(self, layout: Layout, known: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        self.layout = layout
+        known = known or {}
+        self.dictionaries = {
+            name: {value: code for code, value in enumerate(column.values or known.get(name, ()))}
+            for name, column in layout.columns.items()
+            if column.dtype == "dictionary"
+        }
+
+    def columns(self) -> dict[str, Column]:
+        """The columns with the dictionaries as they are now."""
+        return {
+            name: column if column.dtype != "dictionary" else column.with_values(tuple(self.dictionaries[name]))
+            for name, column in self.layout.columns.items()
+        }
+
+    def record(self, record: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, int]]:
+        """Storage arrays of one record, (rows, ...) or (1, ...), and its rows on each axis."""
+        self._check_names(record)
+        arrays: dict[str, Array] = {}
+        lengths: dict[str, int] = {}
+        for name, column in self.layout.columns.items():
+            value = record[name]
+            if column.dtype == "string":
+                arrays[name] = _utf8(value, name)
+            elif column.per == "record":
+                arrays[name] = self.cast(name, value)[None]
+                self._check_shape(name, arrays[name])
+            else:
+                arrays[name] = self.cast(name, value)
+                self._check_shape(name, arrays[name])
+            self._count(lengths, name, len(arrays[name]))
+        return arrays, lengths
+
+    def records(self, columns: Mapping[str, Any], offsets: Any) -> tuple[dict[str, Array], dict[str, Int64s]]:
+        """Storage arrays of many records and their offsets; ``offsets`` by axis where there are several."""
+        self._check_names(columns)
+        row_axes = [
+            axis
+            for axis in self.layout.axes
+            if axis not in self.layout.columns or self.layout.columns[axis].dtype != "string"
+        ]
+        given = dict(offsets) if isinstance(offsets, Mapping) else {self.layout.primary: offsets}
+        if set(given) != set(row_axes):
+            raise ConfigError(
+                f"offsets are given for {sorted(given)}; expected one array for each of {sorted(row_axes)}"
+            )
+        checked = {axis: as_offsets(given[axis]) for axis in row_axes}
+        counts = {axis: len(array) - 1 for axis, array in checked.items()}
+        if len(set(counts.values())) != 1:
+            raise ConfigError(f"the axes have different numbers of records: {counts}")
+        records = counts[self.layout.primary]
+        arrays: dict[str, Array] = {}
+        for name, column in self.layout.columns.items():
+            if column.dtype == "string":
+                arrays[name], checked[name] = _utf8_many(columns[name], name)
+                found, expected = len(checked[name]) - 1, records
+            else:
+                arrays[name] = self.cast(name, columns[name])
+                self._check_shape(name, arrays[name])
+                found = len(arrays[name])
+                expected = records if column.axis is None else int(checked[column.axis][-1])
+            if found != expected:
+                what = "records" if column.per == "record" else "rows"
+                raise ConfigError(f"column {name!r} has {found} {what}; the offsets make {expected}")
+        return arrays, checked
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        if given.keys() == self.layout.columns.keys():
+            return
+        missing = [name for name in self.layout.columns if name not in given]
+        extra = [name for name in given if name not in self.layout.columns]
+        raise ConfigError(f"columns missing {missing}, unknown {extra}; expected {list(self.layout.columns)}")
+
+    def _check_shape(self, name: str, array: Array) -> None:
+        column = self.layout.columns[name]
+        if array.ndim == 0 or array.shape[1:] != column.shape:
+            per = "record" if column.per == "record" else "row"
+            raise ConfigError(f"column {name!r} got shape {array.shape[1:]} per {per}; expected {column.shape}")
+
+    def _count(self, lengths: dict[str, int], name: str, rows: int) -> None:
+        axis = self.layout.column_axis(name)
+        if axis is not None and lengths.setdefault(axis, rows) != rows:
+            raise ConfigError(
+                f"column {name!r} has {rows} rows in this record, others of axis {axis!r} {lengths[axis]}"
+            )
+
+    def cast(self, name: str, value: Any) -> Array:
+        """The value in its storage dtype, refused where it does not fit."""
+        column = self.layout.columns[name]
+        if column.dtype == "dictionary":
+            return self._codes(name, value)
+        array = np.asarray(value)
+        if array.dtype == column.storage and column.dtype != "bfloat16":
+            return array
+        if array.size == 0 and array.dtype.kind == "f":
+            return array.astype(column.storage)  # an empty list has no type of its own
+        if column.dtype == "bfloat16":
+            if dtype_name(array.dtype) == "bfloat16":
+                return array.view(np.uint16)
+            if array.dtype.kind == "f":
+                return bfloat16_bits(array)
+        elif np.can_cast(array.dtype, column.storage, "same_kind") or (
+            array.dtype.kind in "iu" and column.storage.kind in "iu"
+        ):
+            if array.dtype.kind in "iu" and column.storage.kind in "iu" and array.size:
+                _check_range(name, array, column.storage)
+            return array.astype(column.storage)
+        raise ConfigError(
+            f"column {name!r} is {column.dtype}; {array.dtype} values cannot be stored in it without loss: convert them"
+        )
+
+    def _codes(self, name: str, value: Any) -> Array:
+        column, codes = self.layout.columns[name], self.dictionaries[name]
+        array = np.asarray(value)
+        if array.dtype.kind in "iu" and column.values is not None:
+            if array.size and not (int(array.min()) >= 0 and int(array.max()) < len(codes)):
+                raise ConfigError(f"column {name!r} got code {array.max()}; expected 0 to {len(codes) - 1}")
+            return array.astype("<i4")
+        result = np.empty(array.shape, "<i4")
+        flat = result.reshape(-1)
+        for place, text in enumerate(array.reshape(-1).tolist()):
+            if not isinstance(text, str):
+                raise ConfigError(f"column {name!r} is a dictionary of strings; got {text!r}")
+            code = codes.get(text)
+            if code is None:
+                code = self._new_code(name, text)
+            flat[place] = code
+        return result
+
+    def _new_code(self, name: str, text: str) -> int:
+        codes = self.dictionaries[name]
+        if self.layout.columns[name].values is not None:
+            raise ConfigError(f"column {name!r} got {text!r}, which is not among its {len(codes)} declared values")
+        if len(codes) >= MAX_DICTIONARY:
+            raise ConfigError(
+                f"column {name!r} has more than {MAX_DICTIONARY} different values; make it Column('string', per='record')"
+            )
+        _utf8(text, name)
+        return codes.setdefault(text, len(codes))
+
+
+def _check_range(name: str, array: Array, storage: np.dtype[Any]) -> None:
+    low, high = int(array.min()), int(array.max())
+    limits = np.iinfo(storage)
+    if low < limits.min or high > limits.max:
+        bad = low if low < limits.min else high
+        raise ConfigError(
+            f"column {name!r} is {storage}, {limits.min} to {limits.max}; got {bad}: choose a wider dtype"
+        )
+
+
+def _utf8(value: Any, name: str) -> Array:
+    if not isinstance(value, str):
+        raise ConfigError(f"column {name!r} is a string; got {type(value).__name__} {value!r}")
+    try:
+        return np.frombuffer(value.encode(), np.uint8)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"column {name!r} got {value!r}, which is not valid text: {error.reason}") from error
+
+
+def _utf8_many(values: Any, name: str) -> tuple[Array, Int64s]:
+    parts = [_utf8(value, name) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
+    lengths = np.array([0, *(len(part) for part in parts)], np.int64)
+    return (np.concatenate(parts) if parts else np.zeros(0, np.uint8)), np.cumsum(lengths)

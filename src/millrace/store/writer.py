@@ -1,0 +1,311 @@
+"""StoreWriter: append records or whole arrays, and a store is there when the ``with`` block ends.
+
+Shards are cut where the next record would pass ``shard_bytes``, a rule of the records alone: the same
+records make the same bytes however they were handed over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.ragged import Array, Int64s
+from millrace.store import manifest as manifests
+from millrace.store.gc import sweep
+from millrace.store.layout import Column, Layout, check_name
+from millrace.store.manifest import KINDS, Cuts, Manifest
+from millrace.store.publish import Base, Partial
+from millrace.store.reader import read_base
+from millrace.store.shard import ShardEntry, ShardWriter
+from millrace.store.values import Normaliser
+
+SHARD_BYTES = 256 << 20
+PENDING_BYTES = 4 << 20  # appended records are joined to about this many bytes before they are written
+
+
+class StoreWriter:
+    """Writes a store; it exists when the block ends well, and not at all when it ends by an exception.
+
+    ``append=True`` adds to an existing store as a new snapshot. ``resume=True`` continues a killed run: make
+    the same calls again, records that are already durable are skipped. ``splits`` fixes the order of splits.
+
+    >>> import tempfile, millrace as mr
+    >>> path = tempfile.mkdtemp()
+    >>> columns = {"hits": mr.Column("float32", (2,)), "label": mr.Column("int64", per="record")}
+    >>> with mr.StoreWriter(path, kind="records", columns=columns) as writer:
+    ...     writer.append({"hits": np.ones((3, 2)), "label": 7})
+    ...     writer.extend({"hits": np.zeros((5, 2)), "label": [1, 2]}, offsets=[0, 4, 5])
+    >>> store = mr.open_store(path)
+    >>> store.num_records, store.num_rows, store.columns["label"][:].tolist()
+    (3, 8, [7, 1, 2])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        columns: Mapping[str, Column] | None = None,
+        kind: str = "records",
+        splits: tuple[str, ...] = (),
+        shard_bytes: int = SHARD_BYTES,
+        meta: Mapping[str, Any] | None = None,
+        cuts: Cuts | None = None,
+        append: bool = False,
+        resume: bool = False,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        out = Path(os.path.abspath(path))
+        self.fingerprint: str | None = None
+        self._closed = False
+        self._keep_partial = resume
+        self._shard_bytes = shard_bytes
+        self._provenance = dict(provenance or {})
+        self._open: dict[str, _OpenShard] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._skip: dict[str, int] = {}
+        self._base: Base | None = None
+        if shard_bytes < 1:
+            raise ConfigError(f"shard_bytes={shard_bytes}; expected 1 or more")
+        fields = {"kind": kind, "columns": columns, "splits": splits, "meta": dict(meta or {}), "cuts": cuts}
+        if not append:
+            self._describe(fields)
+        self._partial = Partial(out, append=append)
+        self._partial.acquire()
+        try:
+            if append:
+                self._base = read_base(out)  # under the lock: what another append committed is in it
+                self._describe(_appended(fields, self._base.manifest, out))
+                sweep(out)
+            self._partial.begin(self._plan(), resume=resume)
+        except BaseException:
+            self.abort()
+            raise
+        for entry in self._partial.entries:
+            self._skip[entry.split] = self._skip.get(entry.split, 0) + entry.records
+
+    def _describe(self, fields: dict[str, Any]) -> None:
+        if fields["kind"] not in KINDS:
+            raise ConfigError(f"kind={fields['kind']!r}; expected one of {', '.join(KINDS)}")
+        if fields["columns"] is None:
+            raise ConfigError("columns= is missing; give a Column for each name")
+        for split in fields["splits"]:
+            check_name(split, "split")
+        layout = Layout(fields["columns"])
+        if fields["cuts"] is not None:
+            manifests.check_cuts(fields["cuts"], layout)
+        manifests.check_json(fields["meta"], "meta")
+        known = (
+            {}
+            if self._base is None
+            else {name: entry.values or () for name, entry in self._base.manifest.columns.items()}
+        )
+        self._values = Normaliser(layout, known)
+        self._fields = fields
+
+    def _plan(self) -> dict[str, Any]:
+        columns = {name: repr(column) for name, column in self._fields["columns"].items()}
+        base = None if self._base is None else self._base.manifest.fingerprint
+        return {"kind": self._fields["kind"], "columns": columns, "shard_bytes": self._shard_bytes, "base": base}
+
+    def append(self, record: Mapping[str, Any], split: str = "train") -> None:
+        """Adds one record: arrays of (rows, ...) for row columns, one value for record columns."""
+        self._check_open()
+        arrays, lengths = self._values.record(record)  # also when skipped: dictionaries grow as they did
+        if self._skipped(split, 1):
+            return
+        pending = self._pending.get(split)
+        if pending is None:
+            pending = self._pending[check_name(split, "split")] = _Pending(self._values.layout)
+        pending.add(arrays, lengths)
+        if pending.num_bytes >= PENDING_BYTES:
+            self._flush(split)
+
+    def extend(self, columns: Mapping[str, Any], offsets: Any, split: str = "train") -> None:
+        """Adds many records at once; ``offsets`` has one more than there are records (by axis if several)."""
+        self._check_open()
+        check_name(split, "split")
+        arrays, checked = self._values.records(columns, offsets)
+        skip = self._skipped(split, len(checked[self._values.layout.primary]) - 1)
+        self._flush(split)
+        self._write(split, arrays, checked, skip)
+
+    def shard(self, number: int, split: str = "train") -> ShardWriter:
+        """A writer for one shard of its own; until its first write it pickles, so other processes may use it.
+
+        Hand what its ``finish()`` returns to ``add``; the numbers give the order of the shards.
+        """
+        columns = self._values.layout.columns
+        undeclared = [
+            name for name, column in columns.items() if column.dtype == "dictionary" and column.values is None
+        ]
+        if undeclared:
+            raise ConfigError(f"dictionary columns {undeclared} need values= when several writers share a store")
+        start = 0 if self._base is None else self._base.next_number(split)
+        return ShardWriter(self._partial.shards, check_name(split, "split"), start + number, columns)
+
+    def add(self, entry: ShardEntry) -> None:
+        """Takes a finished shard into the store."""
+        self._check_open()
+        self._partial.add(entry)
+
+    def commit(self) -> str:
+        """Publishes the store and returns its fingerprint; the ``with`` block does this at its end."""
+        self._check_open()
+        for split in list(self._pending):
+            self._flush(split)
+        for split in list(self._open):
+            self._cut(split)
+        self._fields["columns"] = self._values.columns()
+        if self._base is not None and not self._partial.entries:
+            self._partial.close(remove=True)
+            self.fingerprint = self._base.manifest.fingerprint
+        else:
+            self._fields["splits"] = self._fields["splits"] or (() if self._partial.entries else ("train",))
+            self.fingerprint = self._partial.publish(self._fields, self._base, self._provenance)
+        self._closed = True
+        return self.fingerprint
+
+    def abort(self) -> None:
+        """Leaves nothing, or with ``resume=True`` what the next run continues."""
+        if self._closed:
+            return
+        self._closed = True
+        for shard in self._open.values():
+            shard.writer.abandon()
+        self._partial.close(remove=not self._keep_partial)
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self._closed:
+            try:
+                self.commit()
+            except BaseException:
+                self.abort()
+                raise
+        else:
+            self.abort()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this StoreWriter is closed; open another, with append=True to add more")
+
+    def _skipped(self, split: str, records: int) -> int:
+        """How many of these records an earlier run already made durable."""
+        skip = min(self._skip.get(split, 0), records)
+        if skip:
+            self._skip[split] -= skip
+        return skip
+
+    def _flush(self, split: str) -> None:
+        pending = self._pending.pop(split, None)
+        if pending is not None:
+            self._write(split, *pending.joined(), skip=0)
+
+    def _write(self, split: str, arrays: dict[str, Array], offsets: dict[str, Int64s], skip: int) -> None:
+        layout = self._values.layout
+        num_records = len(offsets[layout.primary]) - 1
+        ends = np.cumsum(_record_bytes(layout, offsets))
+        first = skip
+        while first < num_records:
+            shard = self._open.get(split)
+            if shard is None:
+                shard = self._open[split] = self._next_shard(split)
+            done = int(ends[first - 1]) if first else 0
+            room = self._shard_bytes - shard.num_bytes
+            last = int(np.searchsorted(ends, done + room, side="right"))
+            if last <= first:
+                if shard.num_bytes:
+                    self._cut(split)
+                    continue
+                last = first + 1  # a record larger than a shard has one to itself
+            shard.writer.write(*_part(layout, arrays, offsets, first, last))
+            shard.num_bytes += int(ends[last - 1]) - done
+            first = last
+
+    def _next_shard(self, split: str) -> _OpenShard:
+        mine = [entry.number for entry in self._partial.entries if entry.split == split]
+        start = 0 if self._base is None else self._base.next_number(split)
+        number = max(mine, default=start - 1) + 1
+        return _OpenShard(ShardWriter(self._partial.shards, split, number, self._values.layout.columns))
+
+    def _cut(self, split: str) -> None:
+        self._partial.add(self._open.pop(split).writer.finish())
+
+
+class _OpenShard:
+    def __init__(self, writer: ShardWriter) -> None:
+        self.writer, self.num_bytes = writer, 0
+
+
+class _Pending:
+    """Records appended one by one, joined before they are written."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._arrays: dict[str, list[Array]] = {name: [] for name in layout.columns}
+        self._lengths: dict[str, list[int]] = {axis: [0] for axis in layout.axes}
+        self.num_bytes = 0
+
+    def add(self, arrays: dict[str, Array], lengths: dict[str, int]) -> None:
+        for name, array in arrays.items():
+            # A copy: the caller may fill the same buffer again for the next record.
+            self._arrays[name].append(array.copy())
+            self.num_bytes += array.nbytes
+        for axis, length in lengths.items():
+            self._lengths[axis].append(length)
+
+    def joined(self) -> tuple[dict[str, Array], dict[str, Int64s]]:
+        arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items()}
+        return arrays, {axis: np.cumsum(lengths, dtype=np.int64) for axis, lengths in self._lengths.items()}
+
+
+def _record_bytes(layout: Layout, offsets: Mapping[str, Int64s]) -> Int64s:
+    """What each record adds to a shard, offsets included."""
+    sizes = np.full(len(offsets[layout.primary]) - 1, 8 * len(layout.axes), np.int64)
+    for name, column in layout.columns.items():
+        axis = layout.column_axis(name)
+        sizes += column.item_bytes if axis is None else np.diff(offsets[axis]) * column.item_bytes
+    return sizes
+
+
+def _part(
+    layout: Layout, arrays: Mapping[str, Array], offsets: Mapping[str, Int64s], first: int, last: int
+) -> tuple[dict[str, Array], dict[str, Int64s]]:
+    """Records [first, last) of a normalised batch."""
+    local = {axis: array[first : last + 1] - array[first] for axis, array in offsets.items()}
+    columns = {}
+    for name, array in arrays.items():
+        axis = layout.column_axis(name)
+        start, stop = (first, last) if axis is None else (int(offsets[axis][first]), int(offsets[axis][last]))
+        columns[name] = array[start:stop]
+    return columns, local
+
+
+def _appended(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, Any]:
+    """The fields of a snapshot that continues ``old``: its identity stays, meta and splits may gain."""
+    columns = {name: manifests.as_column(entry) for name, entry in old.columns.items()}
+    # A dictionary that is appended to may grow: codes that exist keep their meaning.
+    grown = {name: column if column.values is None else column.with_values(None) for name, column in columns.items()}
+    for name, column in (given["columns"] or {}).items():
+        if name not in grown or grown[name] != column.with_values(None):
+            raise ConfigError(f"{out} has column {name!r} as {columns.get(name)}; {column} cannot be appended")
+        if column.values is not None:
+            if column.values[: len(columns[name].values or ())] != columns[name].values:
+                raise ConfigError(
+                    f"values of {name!r} must begin with those {out} has, so that codes keep their meaning"
+                )
+            grown[name] = column
+    if given["columns"] is not None and given["columns"].keys() != grown.keys():
+        raise ConfigError(f"{out} has columns {list(grown)}; got {list(given['columns'])}")
+    kept = {key: getattr(old, key) for key in ("kind", "tokenizer", "scaling", "cuts")}
+    splits = tuple(dict.fromkeys((*old.splits, *given["splits"])))
+    return {**kept, "columns": grown, "splits": splits, "meta": {**old.meta, **given["meta"]}}
