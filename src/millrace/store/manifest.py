@@ -140,14 +140,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 def decode(data: bytes, path: str) -> Manifest:
     """A manifest whose every field was checked; one error per defect, with its place in the JSON."""
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise StoreCorrupt(f"{path} has more than {MAX_MANIFEST_BYTES} bytes; no manifest is that large", path=path)
-    try:
-        body = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
-    except (ValueError, RecursionError) as error:
-        raise StoreCorrupt(f"{path} is not valid JSON ({error}); copy or prepare the store again", path=path) from error
-    if not isinstance(body, dict):
-        raise StoreCorrupt(f"{path} holds a {type(body).__name__}; expected a JSON object", path=path)
+    body = load_json(data, path)
     version = body.get("version")
     if isinstance(version, int) and version > VERSION:
         raise StoreTooNew(
@@ -165,6 +158,19 @@ def decode(data: bytes, path: str) -> Manifest:
             path=path, expected=expected, found=manifest.checksum,
         )  # fmt: skip
     return manifest
+
+
+def load_json(data: bytes, path: str, remedy: str = "copy or prepare the store again") -> dict[str, Any]:
+    """The object in a small JSON file: no other value, no key twice, no NaN; ``remedy`` ends the error."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise StoreCorrupt(f"{path} has more than {MAX_MANIFEST_BYTES} bytes; {remedy}", path=path)
+    try:
+        body = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+    except (ValueError, RecursionError) as error:
+        raise StoreCorrupt(f"{path} is not valid JSON ({error}); {remedy}", path=path) from error
+    if not isinstance(body, dict):
+        raise StoreCorrupt(f"{path} holds a {type(body).__name__}, expected a JSON object; {remedy}", path=path)
+    return body
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -150,6 +150,22 @@ def pread(fd: int, length: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def pread_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fills ``buffer`` from ``offset``; returns how many bytes there were."""
+    done = 0
+    while done < len(buffer):
+        if hasattr(os, "preadv"):
+            got = os.preadv(fd, [buffer[done:]], offset + done)
+        else:
+            part = _pread(fd, len(buffer) - done, offset + done)
+            got = len(part)
+            buffer[done : done + got] = part
+        if got == 0:
+            break
+        done += got
+    return done
+
+
 if hasattr(os, "pread"):
     _pread = os.pread
 else:

@@ -160,6 +160,12 @@ class DiskShards:
         split, number = self._table[shard, :2].tolist()
         return shard_name(self._splits[split], number)
 
+    def path(self, shard: int, file: int) -> str:
+        return os.path.join(self._folder.path, "shards", self.name(shard), self.layout.files[file].name)
+
+    def records(self, shard: int) -> int:
+        return int(self._table[shard, 2])
+
     def check_all(self) -> None:
         for shard in range(len(self._table)):
             self.check(shard)
@@ -191,7 +197,8 @@ class DiskShards:
             path=path, column=name.split(".")[0] or None, expected=expected, found=found,
         )  # fmt: skip
 
-    def _open(self, shard: int, file: int) -> int:
+    def open(self, shard: int, file: int) -> int:
+        """A descriptor of one file, its size checked again: mapping a shorter one could be a SIGBUS."""
         self.check(shard)
         name = self.layout.files[file].name
         try:
@@ -199,7 +206,7 @@ class DiskShards:
         except OSError as error:
             raise self._corrupt(shard, name, "a file", error.strerror or "nothing") from error
         size, expected = os.fstat(fd).st_size, int(self._bytes[shard, file])
-        if size != expected:  # changed since the check: mapping it could be a SIGBUS
+        if size != expected:
             os.close(fd)
             raise self._corrupt(shard, name, f"{expected} bytes", f"{size} bytes")
         return fd
@@ -211,7 +218,7 @@ class DiskShards:
             return found
         if len(self._maps) >= self._max_maps:
             return None
-        fd = self._open(shard, file)
+        fd = self.open(shard, file)
         try:
             data = platform.map_file(fd, int(self._bytes[shard, file]))
         finally:
@@ -227,7 +234,7 @@ class DiskShards:
         if mapped is not None:
             return mapped[start:stop]
         size = self.layout.files[file].item_bytes
-        with self._descriptors.use((shard, file), lambda: self._open(shard, file)) as fd:
+        with self._descriptors.use((shard, file), lambda: self.open(shard, file)) as fd:
             data = platform.pread(fd, (stop - start) * size, start * size)
         if len(data) != (stop - start) * size:
             raise self._corrupt(

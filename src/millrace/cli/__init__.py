@@ -1,0 +1,41 @@
+"""The command line: one file per command, nothing heavy imported before a command runs.
+
+Exit codes: 0 done, 1 a ``MillraceError`` (one line on stderr), 2 wrong usage, 130 Ctrl-C. Anything else keeps
+its traceback, since it is our bug.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+from millrace.errors import MillraceError
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs one command and exits with its code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command and returns its exit code."""
+    from millrace.cli.app import Abort, UsageError, app
+
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="millrace")
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except MillraceError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 1
+    except UsageError as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, Abort):
+        sys.stderr.write(f"interrupted; run it again with: millrace {shlex.join(arguments)}\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); what cannot be written must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

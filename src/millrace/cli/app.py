@@ -1,0 +1,45 @@
+"""The table of commands. Their modules import only typer; the work is imported when a command runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from millrace.cli import demo, doctor, gc, head, info, verify
+
+# Newer typer carries click inside it, older ones import it: reach its classes through typer's own names.
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+Abort: type[BaseException] = typer.Abort
+
+app = typer.Typer(
+    name="millrace",
+    help="Prepare, store and feed datasets larger than memory.",
+    epilog="Example: millrace demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+for command in (info, head, verify, gc, doctor, demo):
+    name = command.__name__.rsplit(".", 1)[1]
+    app.command(name, epilog=f"Example: {command.EXAMPLE}")(command.run)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from millrace import __version__
+
+        typer.echo(f"millrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Prepare, store and feed datasets larger than memory."""

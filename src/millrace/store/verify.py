@@ -1,0 +1,194 @@
+"""Reads every byte of a store again and compares it with the hashes written with it.
+
+A flipped bit is located to shard, file, 4 MiB block and the records in it. Threads share the files; hashing
+and reading release the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from millrace.errors import MillraceError, StoreCorrupt
+from millrace.ragged import Array
+from millrace.store import manifest as manifests
+from millrace.store import platform
+from millrace.store.layout import BLOCK_BYTES, num_blocks
+from millrace.store.manifest import Manifest
+from millrace.store.reader import DiskShards, Folder
+
+
+class Damage(msgspec.Struct, omit_defaults=True):
+    """One thing that is not as it was written."""
+
+    path: str
+    problem: str
+    shard: str | None = None
+    block: int | None = None
+    bytes: tuple[int, int] | None = None  # of the file, half-open
+    records: tuple[int, int] | None = None  # of the shard, half-open
+
+    def __str__(self) -> str:
+        where = "" if self.block is None else f", block {self.block} (bytes {self.bytes[0]:,} to {self.bytes[1]:,})"  # type: ignore[index]
+        records = "" if self.records is None else f", records {self.records[0]:,} to {self.records[1] - 1:,}"
+        return f"{self.path}{where}{records}: {self.problem}"
+
+
+class Report(msgspec.Struct):
+    """What was checked, and what was found."""
+
+    path: str
+    fingerprint: str
+    snapshots: int
+    shards: int
+    files: int
+    bytes: int
+    damage: list[Damage]
+
+
+class _File(msgspec.Struct):
+    """One file to read, and the hashes it must have."""
+
+    shards: Any
+    shard: int
+    file: int
+    num_bytes: int
+    hashes: Any
+
+
+def verify_store(
+    path: str | os.PathLike[str], *, workers: int | None = None, progress: Callable[[int], None] | None = None
+) -> Report:
+    """Checks every snapshot, table and shard; ``progress`` is called with bytes as they are read.
+
+    Damage to the data is listed in the report. A manifest too damaged to say what the data should be raises.
+    """
+    folder = Folder(path)
+    current, _ = folder.manifest(None)
+    damage: list[Damage] = []
+    files: dict[str, _File] = {}
+    snapshots = _check_snapshots(folder, current, damage)
+    for manifest in snapshots:
+        try:
+            files |= {name: file for name, file in _files(folder, manifest) if name not in files}
+        except MillraceError as error:
+            damage.append(Damage(str(getattr(error, "path", None) or folder.path), str(error)))
+    step = progress or (lambda num_bytes: None)
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        # Largest first, so that no thread ends with one big file alone.
+        tasks = sorted(files.values(), key=lambda file: -file.num_bytes)
+        for found in pool.map(lambda file: _check_file(file, step), tasks):
+            damage += found
+    return Report(
+        folder.path, current.fingerprint, len(snapshots), len({name.rsplit("/", 1)[0] for name in files}), len(files),
+        sum(file.num_bytes for file in files.values()), sorted(damage, key=lambda item: (item.path, item.block or 0)),
+    )  # fmt: skip
+
+
+def _check_snapshots(folder: Folder, current: Manifest, damage: list[Damage]) -> list[Manifest]:
+    """Every snapshot that can be read, the current one first; its file must hold exactly what was written."""
+    found = [current]
+    root = Path(folder.path)
+    names = sorted(path.name for path in (root / "snapshots").glob("*.json"))
+    if f"{current.fingerprint}.json" not in names:
+        damage.append(Damage(str(root / "snapshots" / f"{current.fingerprint}.json"), "missing: store.json names it"))
+    for name in ("store.json", *(f"snapshots/{name}" for name in names)):
+        path = root / name
+        try:
+            manifest = manifests.decode(path.read_bytes(), str(path))
+        except MillraceError as error:
+            damage.append(Damage(str(path), str(error)))
+            continue
+        if manifests.encode(manifest) != path.read_bytes():
+            damage.append(Damage(str(path), "not the bytes that were written"))
+        if name != "store.json" and path.stem != manifest.fingerprint:
+            damage.append(Damage(str(path), f"holds snapshot {manifest.fingerprint}"))
+        elif manifest.fingerprint != current.fingerprint:
+            found.append(manifest)
+    return found
+
+
+def _files(folder: Folder, manifest: Manifest) -> Iterator[tuple[str, _File]]:
+    """All files of a snapshot with their hashes."""
+    data = folder.read(manifest.shards.name, manifest.shards.bytes)
+    table = manifests.check_table(manifest, data, os.path.join(folder.path, manifest.shards.name))
+    hashes = np.frombuffer(folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash), "<u8")
+    counts = manifests.table_counts(table)
+    shards = DiskShards(folder, manifest, table, counts)
+    sizes = shards.layout.file_bytes(counts)
+    ends = np.cumsum(num_blocks(sizes)).reshape(sizes.shape)
+    for shard in range(len(table)):
+        for k, file in enumerate(shards.layout.files):
+            first = int(ends[shard, k] - num_blocks(sizes[shard, k]))
+            block_hashes = hashes[first : int(ends[shard, k])]
+            yield f"{shards.name(shard)}/{file.name}", _File(shards, shard, k, int(sizes[shard, k]), block_hashes)
+
+
+_local = threading.local()
+
+
+def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
+    shards: DiskShards = file.shards
+    path = shards.path(file.shard, file.file)
+    try:
+        fd = shards.open(file.shard, file.file)
+    except StoreCorrupt as error:
+        return [Damage(path, f"expected {error.expected}, found {error.found}", shards.name(file.shard))]
+    found = []
+    buffer = _buffer()
+    try:
+        for block, expected in enumerate(file.hashes.tolist()):
+            first = block * BLOCK_BYTES
+            length = min(BLOCK_BYTES, file.num_bytes - first)
+            problem = _check_block(fd, buffer[:length], first, expected)
+            if problem:
+                records = _records(file, first, first + length)
+                found.append(Damage(path, problem, shards.name(file.shard), block, (first, first + length), records))
+            step(length)
+    finally:
+        os.close(fd)
+    return found
+
+
+def _buffer() -> memoryview:
+    """One block of memory per thread."""
+    if not hasattr(_local, "buffer"):
+        _local.buffer = memoryview(bytearray(BLOCK_BYTES))
+    return _local.buffer  # type: ignore[no-any-return]
+
+
+def _check_block(fd: int, buffer: memoryview, first: int, expected: int) -> str | None:
+    try:
+        length = platform.pread_into(fd, buffer, first)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if length != len(buffer):
+        return f"ends after {first + length:,} bytes"
+    if xxhash.xxh3_64_intdigest(buffer) != expected:
+        return "changed since it was written; copy this shard again or prepare the store again"
+    return None
+
+
+def _records(file: _File, first: int, last: int) -> tuple[int, int] | None:
+    """Which records of the shard have bytes in [first, last) of a file."""
+    spec = file.shards.layout.files[file.file]
+    first_item, last_item = first // spec.item_bytes, -(-last // spec.item_bytes)
+    if spec.counter == 0:
+        records = file.shards.records(file.shard)
+        return min(max(first_item - spec.extra, 0), records), min(last_item, records)
+    try:
+        offsets: Array = file.shards.rows(file.shard, spec.counter - 1, 0, file.shards.records(file.shard) + 1)
+    except StoreCorrupt:
+        return None  # its offsets are damaged too, and reported by themselves
+    return (
+        int(np.searchsorted(offsets, first_item, side="right")) - 1,
+        int(np.searchsorted(offsets, last_item, side="left")),
+    )
