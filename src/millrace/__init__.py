@@ -12,14 +12,26 @@ __version__ = "0.1.0"
 
 # name -> module that defines it; this is the public surface, checked by tests/test_surface.py
 _NAMES = {
+    "Batch": "feed.batch",
+    "BlockShuffled": "order.orders",
+    "Blocks": "view.blocks",
     "Column": "store.layout",
+    "Concat": "view.compose",
+    "Feed": "feed.feed",
     "Cuts": "store.manifest",
     "Ragged": "ragged",
+    "Records": "view.records",
+    "Sequential": "order.orders",
+    "Shuffled": "order.orders",
     "Spans": "ragged",
     "Store": "store.store",
     "StoreWriter": "store.writer",
+    "Subset": "view.compose",
+    "View": "view.view",
+    "Windows": "view.windows",
     "from_arrays": "store.memory",
     "from_pandas": "store.memory",
+    "from_spec": "view.spec",
     "open_store": "store.open",
     **dict.fromkeys(
         (
@@ -49,6 +61,11 @@ if TYPE_CHECKING:
     from millrace.errors import StoreNotFound as StoreNotFound
     from millrace.errors import StoreTooNew as StoreTooNew
     from millrace.errors import StoreWriteFailed as StoreWriteFailed
+    from millrace.feed.batch import Batch as Batch
+    from millrace.feed.feed import Feed as Feed
+    from millrace.order.orders import BlockShuffled as BlockShuffled
+    from millrace.order.orders import Sequential as Sequential
+    from millrace.order.orders import Shuffled as Shuffled
     from millrace.ragged import Ragged as Ragged
     from millrace.ragged import Spans as Spans
     from millrace.store.layout import Column as Column
@@ -58,6 +75,13 @@ if TYPE_CHECKING:
     from millrace.store.open import open_store as open_store
     from millrace.store.store import Store as Store
     from millrace.store.writer import StoreWriter as StoreWriter
+    from millrace.view.blocks import Blocks as Blocks
+    from millrace.view.compose import Concat as Concat
+    from millrace.view.compose import Subset as Subset
+    from millrace.view.records import Records as Records
+    from millrace.view.spec import from_spec as from_spec
+    from millrace.view.view import View as View
+    from millrace.view.windows import Windows as Windows
 
 
 def __getattr__(name: str) -> Any:

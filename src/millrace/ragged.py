@@ -5,7 +5,7 @@ Both are half-open with n + 1 offsets: item ``i`` is ``values[offsets[i]:offsets
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -52,11 +52,30 @@ class Ragged:
         object.__setattr__(self, "values", np.asarray(self.values))
         object.__setattr__(self, "offsets", as_offsets(self.offsets, len(self.values)))
 
+    def map(self, function: Callable[[Array], Any]) -> Ragged:
+        """The same items with ``function`` applied to values and offsets, e.g. ``torch.from_numpy``."""
+        mapped = object.__new__(Ragged)
+        object.__setattr__(mapped, "values", function(self.values))
+        object.__setattr__(mapped, "offsets", function(self.offsets))
+        return mapped
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, item: int) -> Array:
-        item = range(len(self))[item]
+    def __getitem__(self, key: int | slice) -> Any:
+        """One item, or with a slice of step 1 the ragged array of those items; views, no copy."""
+        if isinstance(key, slice):
+            items = range(len(self))[key]
+            if items.step != 1:
+                raise IndexError(f"step {items.step}; a slice of a Ragged has step 1")
+            stop = max(items.start, items.stop)
+            rows = self.values[self.offsets[items.start] : self.offsets[stop]]
+            offsets = self.offsets[items.start : stop + 1] - self.offsets[items.start]
+            part = object.__new__(Ragged)
+            object.__setattr__(part, "values", rows)
+            object.__setattr__(part, "offsets", offsets)
+            return part
+        item = range(len(self))[key]
         return self.values[self.offsets[item] : self.offsets[item + 1]]
 
     def __iter__(self) -> Iterator[Array]:
@@ -121,6 +140,7 @@ class Spans:
 
     def rows(self, sample: int) -> Int64s:
         """The row numbers of one sample, for people."""
+        sample = range(len(self))[sample]
         first, last = (sample, sample + 1) if self.offsets is None else self.offsets[sample : sample + 2]
         return concatenated_ranges(self.starts[first:last], (self.stops - self.starts)[first:last])
 

@@ -64,6 +64,10 @@ class ColumnArray:
         for k in range(len(self._ids)):
             yield int(self.starts[k]), self._piece(k, 0, int(self.starts[k + 1] - self.starts[k]))
 
+    def whole(self, k: int) -> Array | None:
+        """One shard's stored array, or None where rows are read rather than mapped."""
+        return self._shards.array(int(self._ids[k]), self._file)
+
     def _piece(self, k: int, start: int, stop: int) -> Array:
         rows = self._shards.rows(int(self._ids[k]), self._file, start, stop)
         return bfloat16_values(rows) if self._decode else rows
@@ -81,9 +85,15 @@ class ColumnArray:
                 parts.append(self._piece(k, max(start - base, 0), min(stop, end) - base))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def _in_one_shard(self, first: int, last: int) -> bool:
+        before = np.searchsorted(self.starts, (first, last), side="right")
+        return bool(before[0] == before[1])
+
     def take(self, rows: Array) -> Array:
         """Any rows in any order, as a copy; each shard is visited once."""
         out = np.empty((len(rows), *self._tail), self.dtype)
+        if not len(rows):
+            return out
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         by_shard = np.argsort(shards, kind="stable")
         visited, firsts = np.unique(shards[by_shard], return_index=True)
@@ -98,17 +108,21 @@ class ColumnArray:
             if not key:
                 return self[:]
             found = self[key[0]]
-            return found[key[1:]] if isinstance(key[0], (int, np.integer)) else found[(slice(None), *key[1:])]
-        if isinstance(key, (int, np.integer)):
+            if _is_int(key[0]):
+                return found[key[1:]]
+            # Rows by array pair up with arrays behind them, as in numpy.
+            rows_of_found = slice(None) if isinstance(key[0], slice) else np.arange(len(found))
+            return found[(rows_of_found, *key[1:])]
+        if _is_int(key):
             row = _index(int(key), len(self))
             return self.span(row, row + 1)[0]
         if isinstance(key, slice):
             rows = range(len(self))[key]
             if rows.step == 1:
                 return self.span(rows.start, rows.stop)
-            if rows.step > 1 and len(rows):
+            if rows.step > 1 and len(rows) and self._in_one_shard(rows[0], rows[-1]):
                 return self.span(rows.start, rows[-1] + 1)[:: rows.step]
-            return self.take(np.array(rows, np.int64))
+            return self.take(np.arange(rows.start, rows.stop, rows.step, dtype=np.int64))
         return self.take(_rows(key, len(self)))
 
     def __iter__(self) -> Iterator[Any]:
@@ -123,6 +137,10 @@ class ColumnArray:
 
     def __repr__(self) -> str:
         return f"<column {self.dtype} {self.shape}>"
+
+
+def _is_int(key: Any) -> bool:
+    return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
 
 
 def _index(row: int, length: int) -> int:
@@ -171,7 +189,7 @@ class StringColumn:
         return Ragged(self.raw.span(int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, (int, np.integer)):
+        if _is_int(key):
             record = _index(int(key), len(self))
             return self._texts(np.array([record]))[0]
         if isinstance(key, slice):
@@ -224,8 +242,9 @@ class DictionaryColumn:
     def __getitem__(self, key: Any) -> Any:
         codes = np.asarray(self.codes[key])
         if codes.size and not (codes.min() >= 0 and codes.max() < len(self.values)):
+            wrong = codes.min() if codes.min() < 0 else codes.max()
             raise StoreCorrupt(
-                f"column {self._name!r} holds code {codes.max()} of {len(self.values)} values; run millrace verify",
+                f"column {self._name!r} holds code {wrong} of {len(self.values)} values; run millrace verify",
                 column=self._name,
             )
         return self._texts[codes]

@@ -7,9 +7,10 @@ opens without parsing 100,000 JSON objects.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError, StoreCorrupt, StoreTooNew
+from millrace.identity import canonical as canonical
+from millrace.identity import digest as digest
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import MAX_ITEMS, Column, Layout, check_name, num_blocks
 
@@ -24,6 +27,8 @@ VERSION = 1
 KINDS = ("records", "series", "text")
 MAX_MANIFEST_BYTES = 32 << 20
 MAX_SHARDS = 1 << 24
+MAX_TABLE_BYTES = 1 << 30
+MAX_DEPTH = 64  # of lists and objects; json and msgspec recurse, their own limit depends on the caller's stack
 MAX_NUMBER = (1 << 32) - 1
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
@@ -91,24 +96,10 @@ def as_entry(column: Column) -> ColumnEntry:
     return ColumnEntry(column.dtype, column.shape, column.per, column.axis, column.values)
 
 
-def digest(*parts: bytes | str) -> str:
-    """32 hex digits that identify these parts; each is framed by its length."""
-    state = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        state.update(len(data).to_bytes(8, "little"))
-        state.update(data)
-    return state.hexdigest()
-
-
-def canonical(value: Any) -> str:
-    """JSON with one spelling: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
 def check_json(value: Any, what: str) -> None:
     """Refuses what the manifest could not hold exactly."""
     try:
+        _check_depth(value)
         canonical(value).encode()
         if json.loads(canonical(value)) != value:
             raise ValueError("keys must be strings and sequences lists")
@@ -149,7 +140,7 @@ def decode(data: bytes, path: str) -> Manifest:
     try:
         manifest = msgspec.convert(body, Manifest)
         _check(manifest)
-    except (msgspec.ValidationError, ConfigError) as error:
+    except (msgspec.ValidationError, ValueError) as error:  # a ConfigError, or text that is no unicode
         raise StoreCorrupt(f"{path}: {error}; copy or prepare the store again", path=path) from error
     if manifest.checksum != (expected := _checksum(body)):
         raise StoreCorrupt(
@@ -165,7 +156,10 @@ def load_json(data: bytes, path: str, remedy: str = "copy or prepare the store a
     if len(data) > MAX_MANIFEST_BYTES:
         raise StoreCorrupt(f"{path} has more than {MAX_MANIFEST_BYTES} bytes; {remedy}", path=path)
     try:
-        body = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+        body = json.loads(
+            data.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite
+        )
+        _check_depth(body)
     except (ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{path} is not valid JSON ({error}); {remedy}", path=path) from error
     if not isinstance(body, dict):
@@ -176,14 +170,28 @@ def load_json(data: bytes, path: str, remedy: str = "copy or prepare the store a
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"key {twice!r} appears twice")
     return result
 
 
 def _no_constants(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is beyond any float")
+    return value
+
+
+def _check_depth(value: Any, left: int = MAX_DEPTH) -> None:
+    if isinstance(value, (dict, list)):
+        if left == 0:
+            raise ValueError(f"lists and objects nest deeper than {MAX_DEPTH}")
+        for child in value.values() if isinstance(value, dict) else value:
+            _check_depth(child, left - 1)
 
 
 def _check(manifest: Manifest) -> None:
@@ -204,11 +212,28 @@ def _check(manifest: Manifest) -> None:
         check_name(table.name, f"$.{key}.name")
         if not 0 <= table.bytes <= MAX_ITEMS or table.bytes % 8:
             raise ConfigError(f"$.{key}.bytes is {table.bytes}; expected a multiple of 8")
+    _check_totals(manifest)
     for key, value in (("fingerprint", manifest.fingerprint), ("parent", manifest.parent)):
         if value is not None and not FINGERPRINT.fullmatch(value):
             raise ConfigError(f"$.{key} is {value!r}; expected 32 hex digits")
     if manifest.cuts is not None:
         check_cuts(manifest.cuts, manifest.layout)
+
+
+def _check_totals(manifest: Manifest) -> None:
+    """Counts within the format's limits, and a shard table of the size they make, before that is read."""
+    totals = manifest.totals
+    if totals.rows.keys() != set(manifest.axes):
+        raise ConfigError(f"$.totals.rows is for {list(totals.rows)}; the axes are {list(manifest.axes)}")
+    counts = {"shards": totals.shards, "records": totals.records, "bytes": totals.bytes}
+    counts |= {f"rows.{axis}": rows for axis, rows in totals.rows.items()}
+    for key, count in counts.items():
+        limit = MAX_SHARDS if key == "shards" else MAX_ITEMS
+        if not 0 <= count <= limit:
+            raise ConfigError(f"$.totals.{key} is {count}; expected 0 to {limit}")
+    expected = 8 * (3 + len(manifest.axes)) * totals.shards
+    if manifest.shards.bytes != expected or expected > MAX_TABLE_BYTES:
+        raise ConfigError(f"$.shards.bytes is {manifest.shards.bytes}; {totals.shards} shards make {expected}")
 
 
 def check_cuts(cuts: Cuts, layout: Layout) -> None:

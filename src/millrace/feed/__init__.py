@@ -1,0 +1,1 @@
+"""Composes store, view, order and gather into batches for a training loop."""

@@ -1,0 +1,196 @@
+"""Feed: batches of a view in an order, exact, resumable and explainable.
+
+Without a transform the training loop gathers each batch itself, from plans made for many batches at once.
+With one, threads keep ``depth`` batches ready. Either way batch k is a pure function of k.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from millrace.errors import ConfigError
+from millrace.feed import cursor, journal
+from millrace.feed.batch import Batch, check_names
+from millrace.feed.explain import Explanation, describe
+from millrace.feed.iterate import DEVICES, Iteration
+from millrace.feed.line import Line, check_line
+from millrace.feed.world import rank_and_world
+from millrace.order.orders import Order, Shuffled
+from millrace.order.share import share
+from millrace.ragged import Int64s
+from millrace.view.view import View
+
+Transform = Callable[[Batch, Any], Mapping[str, Any]]
+
+
+class Feed:
+    """Endless or finite batches of a view, for one rank of a training run.
+
+    ``batch`` is global: a rank receives its share of it. ``epochs=None`` never ends. Iterating continues where
+    the feed stands. ``state_dict()`` counts what the loop got; restored with any world size, batch, depth or
+    workers, the remaining samples are the same.
+
+    >>> from millrace import Blocks, from_arrays
+    >>> import numpy as np
+    >>> view = Blocks(from_arrays({"tokens": np.arange(100, dtype=np.uint16)}), length=4)
+    >>> feed = Feed(view, batch=8, seed=7, epochs=1, device="numpy")
+    >>> len(feed), [batch.num_samples for batch in feed], feed.state_dict()["position"]
+    (3, [8, 8, 8], 24)
+    """
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        batch: int,
+        order: Order | None = None,
+        seed: int = 0,
+        epochs: int | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        device: str = "cpu",
+        transform: Transform | None = None,
+        workers: int | None = None,
+        depth: int = 4,
+        run: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if order is None and len(view):
+            order = view.default_order(seed) if hasattr(view, "default_order") else Shuffled(len(view), seed)
+        check_line(view, order or Shuffled(1), batch)
+        assert order is not None
+        if epochs is not None and epochs < 1:
+            raise ConfigError(f"epochs={epochs}; expected 1 or more, or None for an endless feed")
+        if device not in DEVICES:
+            raise ConfigError(f"device={device!r}; expected one of {', '.join(DEVICES)}")
+        if depth < 1 or (workers is not None and workers < 1):
+            raise ConfigError(f"depth={depth}, workers={workers}; expected 1 or more")
+        if not 0 <= seed < 1 << 64:
+            raise ConfigError(f"seed={seed}; expected 0 to 2^64 - 1")
+        self.view, self.order, self.batch, self.seed, self.epochs = view, order, int(batch), int(seed), epochs
+        self.rank, self.world = rank_and_world(rank, world)
+        share(self.batch, self.rank, self.world)
+        check_names([field.name for field in view.fields])
+        self.device, self.transform, self.depth = device, transform, depth
+        self.workers = workers or min(4, os.cpu_count() or 1)
+        self.run = run
+        self.position = 0
+        self._origin = 0  # p0: where batch 0 of explain and state_at begins
+        self._live: weakref.ref[Iteration] | None = None
+
+    # The line.
+
+    @property
+    def _stop(self) -> int | None:
+        return None if self.epochs is None else self.epochs * self.order.n
+
+    def line(self, start: int, stop: int | None) -> Line:
+        return Line(self.view, self.order, self.batch, self.rank, self.world, start, stop)
+
+    def __len__(self) -> int:
+        """Batches that are left."""
+        left = self.line(self.position, self._stop).num_batches
+        if left is None:
+            raise TypeError("an endless feed has no length; give epochs=, or use by_epoch()")
+        return left
+
+    def __iter__(self) -> Iteration:
+        return self.iterate(self._stop)
+
+    def iterate(self, stop: int | None) -> Iteration:
+        """An iterator from where the feed stands to ``stop``; only one may be live."""
+        self._check_idle("iterate")
+        if self.run is not None:
+            journal.note_start(self.run, self)
+        iteration = Iteration(self, self.line(self.position, stop))
+        self._live = weakref.ref(iteration)
+        return iteration
+
+    def _check_idle(self, what: str) -> None:
+        live = None if self._live is None else self._live()
+        if live is not None and not live.is_closed:
+            raise ConfigError(
+                f"cannot {what} while an iterator of this feed is live; finish it, drop it, or call feed.close()"
+            )
+
+    def by_epoch(self) -> EpochLoader:
+        """A sized loader that can be iterated again and again: each pass is the rest of one epoch."""
+        return EpochLoader(self)
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the feed stands: what the loop got, not what was prefetched. JSON, under 1 KB."""
+        return cursor.write(self.position, self.view, self.order, self.seed)
+
+    def state_at(self, batches: int) -> dict[str, Any]:
+        """The state after this many batches since construction or restore, for frameworks that read ahead."""
+        if batches < 0:
+            raise ConfigError(f"state_at({batches}); expected 0 or more batches")
+        position = self.line(self._origin, self._stop).end(batches)
+        return cursor.write(position, self.view, self.order, self.seed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state; refuses one of another store, view, order or seed."""
+        self._check_idle("load a state")
+        self.position = self._origin = cursor.read(state, self.view, self.order, self.seed)
+
+    # Explanations.
+
+    def explain(self, batch: int) -> Explanation:
+        """What batch number ``batch`` since construction or restore holds, over all ranks: samples, rows, sources."""
+        line = self.line(self._origin, self._stop)
+        if batch < 0 or (line.num_batches is not None and batch >= line.num_batches):
+            raise ConfigError(f"batch {batch} is outside the feed; it has {line.num_batches} batches")
+        return describe(self.view, self.order, line.end(batch), line.end(batch + 1), batch)
+
+    def steps_of(self, samples: Any, epoch: int | None = None) -> Int64s:
+        """The inverse of ``explain``: in which batch each sample stands in an epoch (default: the current one).
+
+        Batches before construction or restore are negative.
+        """
+        epoch = self.position // self.order.n if epoch is None else epoch
+        return (self.order.positions(samples, epoch) - self._origin) // self.batch
+
+    # The end.
+
+    def close(self) -> None:
+        """Ends the live iterator and its threads; the feed stands where the loop left it."""
+        live = None if self._live is None else self._live()
+        if live is not None:
+            live.close()
+        self._live = None
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = f"position {self.position:,}, batch {self.batch} as rank {self.rank} of {self.world}"
+        return f"<Feed of {self.view!r} in {self.order!r}: {where}>"
+
+
+class EpochLoader:
+    """One pass per epoch over a feed: sized and re-iterable, as frameworks want a loader."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    @property
+    def _end(self) -> int:
+        n = self._feed.order.n
+        return (self._feed.position // n + 1) * n
+
+    def __len__(self) -> int:
+        """Batches of the pass that comes next."""
+        return self._feed.line(self._feed.position, self._end).num_batches or 0
+
+    def __iter__(self) -> Iteration:
+        return self._feed.iterate(self._end)

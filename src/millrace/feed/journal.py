@@ -1,0 +1,68 @@
+"""What a run remembers of its feeds: one line in ``RUN/feed.jsonl`` per start, so that steps keep their meaning.
+
+Step s (from 1) of a run lies in the last start whose first step is not after it; ``millrace explain RUN`` reads
+this when store, batch and position of that start are wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from millrace.feed.feed import Feed
+
+NAME = "feed.jsonl"
+
+
+def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
+    """Adds a line when a feed of a run starts; ranks other than 0 add none."""
+    if feed.rank != 0:
+        return
+    folder = Path(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    line = {
+        "step": _steps_before(folder, feed.position) + 1,
+        "position": feed.position,
+        "batch": feed.batch,
+        "seed": feed.seed,
+        "stores": {store.fingerprint: store.path for store in feed.view.stores},
+        "view": feed.view.spec(),
+        "order": feed.order.spec(),
+    }
+    with open(folder / NAME, "a") as file:
+        file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Every start of a run; a torn last line is left out."""
+    path = Path(run) / NAME
+    if not path.exists():
+        raise ConfigError(f"{path} is not there; the run was started without run=, so its steps are not known")
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def _steps_before(folder: Path, position: int) -> int:
+    """How many steps led to a position: those of the last start, continued to it."""
+    if not (folder / NAME).exists():
+        return 0
+    for start in reversed(starts(folder)):
+        if start["position"] <= position:
+            return int(start["step"] - 1 + -(-(position - start["position"]) // start["batch"]))
+    return 0
+
+
+def start_of_step(run: str | os.PathLike[str], step: int) -> tuple[dict[str, Any], int]:
+    """The start that step ``step`` (from 1) belongs to, and the step's first position."""
+    if step < 1:
+        raise ConfigError(f"step {step}; steps count from 1")
+    known = [start for start in starts(run) if start["step"] <= step]
+    if not known:
+        raise ConfigError(f"step {step} is before the first start of {run}")
+    last = known[-1]
+    return last, last["position"] + (step - last["step"]) * last["batch"]

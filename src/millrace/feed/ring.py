@@ -1,0 +1,70 @@
+"""Slots: buffers that batches are gathered into, used again only when nobody else holds them.
+
+A batch's arrays are views of its slot's buffers, so the buffers' reference counts say whether the training
+loop, a tensor made by ``torch.from_numpy`` or a graph saved for backward still needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from millrace.ragged import Array
+
+
+class Slot:
+    """One buffer per field, grown as needed."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Array] = {}
+        self.is_filling = False
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array in this slot's memory."""
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            # A quarter more where a ragged field outgrew its buffer: the next one will be about as large.
+            buffer = self._buffers[name] = np.empty(size if buffer is None else size + size // 4, np.uint8)
+        return buffer[:size].view(dtype).reshape(shape)
+
+    def holders(self) -> int:
+        """The highest reference count of its buffers."""
+        return max((sys.getrefcount(buffer) for buffer in self._buffers.values()), default=0)
+
+
+def _idle_holders() -> int:
+    """What ``holders`` says when nobody holds a slot; it differs between Python versions."""
+    slot = Slot()
+    slot.array("x", (1,), np.dtype(np.uint8))
+    return slot.holders()
+
+
+_IDLE = _idle_holders()
+
+
+class Slots:
+    """A few slots. Where all are held, one is left to its holders and a new one takes its place."""
+
+    def __init__(self, count: int) -> None:
+        self._slots = [Slot() for _ in range(count)]
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> Slot:
+        """A slot nobody holds; the caller clears ``is_filling`` once its arrays are out."""
+        with self._lock:
+            # From the front, not in turn: the memory used last is still in the cache.
+            for slot in self._slots:
+                if not slot.is_filling and slot.holders() <= _IDLE:
+                    break
+            else:
+                slot = self._slots[self._next] = Slot()
+                self._next = (self._next + 1) % len(self._slots)
+            slot.is_filling = True
+            return slot

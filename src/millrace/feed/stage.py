@@ -1,0 +1,89 @@
+"""The threads that run a user's transform ahead of the training loop, in exact order.
+
+Every batch is a pure function of its number, so any thread may make any batch. Threads hold no reference to
+the iterator that started them: dropping it ends them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Make: TypeAlias = Callable[[int], Any]
+
+
+class Stage:
+    """Makes batches 0, 1, 2, ... by ``make`` in ``workers`` threads, at most ``depth`` ahead of the consumer."""
+
+    def __init__(self, make: Make, *, workers: int, depth: int, count: int | None) -> None:
+        shared = self._shared = _Shared(make, depth, count)
+        self._threads = [
+            threading.Thread(target=_work, args=(shared,), name=f"millrace-transform-{k}", daemon=True)
+            for k in range(workers)
+        ]
+        # Runs at garbage collection and at interpreter exit, whichever comes first.
+        self._finish = weakref.finalize(self, _finish, shared, self._threads)
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, batch: int) -> Any:
+        """The next batch, which is number ``batch``; raises what its transform raised."""
+        shared = self._shared
+        with shared.changed:
+            while batch not in shared.done:
+                if shared.is_closed:
+                    raise RuntimeError("the feed was closed while a batch was awaited")
+                shared.changed.wait(timeout=1.0)  # a bounded wait, so that Ctrl-C is seen on every platform
+            result, error = shared.done.pop(batch)
+            shared.taken = batch + 1
+            shared.changed.notify_all()
+        if error is not None:
+            raise error
+        return result
+
+    def close(self) -> None:
+        self._finish()
+
+
+class _Shared:
+    def __init__(self, make: Make, depth: int, count: int | None) -> None:
+        self.make, self.depth, self.count = make, depth, count
+        self.changed = threading.Condition()
+        self.done: dict[int, tuple[Any, BaseException | None]] = {}
+        self.next = self.taken = 0
+        self.is_closed = False
+
+    def ticket(self) -> int | None:
+        """The number of the next batch to make, or None when there is no more work."""
+        with self.changed:
+            while True:
+                if self.is_closed or (self.count is not None and self.next >= self.count):
+                    return None
+                if self.next < self.taken + self.depth:
+                    self.next += 1
+                    return self.next - 1
+                self.changed.wait()
+
+
+def _work(shared: _Shared) -> None:
+    while (batch := shared.ticket()) is not None:
+        try:
+            outcome: tuple[Any, BaseException | None] = (shared.make(batch), None)
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
+            outcome = (None, error)
+        with shared.changed:
+            shared.done[batch] = outcome
+            shared.changed.notify_all()
+        del outcome  # else this thread would hold the batch's slot until it makes another
+
+
+def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
+    with shared.changed:
+        shared.is_closed = True
+        shared.done.clear()
+        shared.changed.notify_all()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(timeout=5.0)  # a transform that never returns must not keep the program alive

@@ -1,0 +1,1 @@
+"""Spans -> filled buffers."""

@@ -1,0 +1,1 @@
+"""Position -> sample: pure functions, so that state is one integer."""

@@ -1,0 +1,210 @@
+"""The orders: which sample stands at which position of the endless line of training.
+
+``order.samples(positions)`` is pure and vectorised; epoch ``e`` of ``n`` samples is positions
+``[e * n, (e + 1) * n)``. ``order.positions(samples, epoch)`` is its inverse.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError
+from millrace.order.hashing import round_keys
+from millrace.order.permute import num_rounds, permute, unpermute
+from millrace.ragged import Int64s
+
+MAX_POSITION = (1 << 63) - 1
+
+
+class Order(ABC):
+    """What every order has: ``n`` samples, a ``spec``, and the two directions.
+
+    A subclass gives ``_forward(inside, epochs)`` and ``_backward(samples, epoch)`` on int64 arrays in [0, n).
+    """
+
+    def __init__(self, n: int, seed: int | None = None) -> None:
+        if not 1 <= n <= MAX_POSITION:
+            raise ConfigError(f"n={n}; an order has 1 to 2^63 - 1 samples")
+        if seed is not None and not 0 <= seed < 1 << 64:
+            raise ConfigError(f"seed={seed}; expected 0 to 2^64 - 1")
+        self.n = int(n)
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.n
+
+    def samples(self, positions: npt.ArrayLike) -> Int64s:
+        """The sample at each position."""
+        line = _checked(positions, MAX_POSITION, "position")
+        epochs, inside = np.divmod(line, np.int64(self.n))
+        return self._forward(inside, epochs)
+
+    def positions(self, samples: npt.ArrayLike, epoch: int = 0) -> Int64s:
+        """Where each sample stands in one epoch."""
+        wanted = _checked(samples, self.n - 1, "sample")
+        if not 0 <= epoch <= (MAX_POSITION - self.n + 1) // self.n:
+            raise ConfigError(f"epoch={epoch} of {self.n} samples ends beyond position 2^63 - 1")
+        return self._backward(wanted, epoch) + np.int64(epoch * self.n)
+
+    @abstractmethod
+    def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s: ...
+
+    @abstractmethod
+    def _backward(self, samples: Int64s, epoch: int) -> Int64s: ...
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """JSON that rebuilds the order."""
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{key}={value}" for key, value in self.spec().items() if key not in ("order", "n"))
+        return f"{type(self).__name__}({self.n:,}{', ' if options else ''}{options})"
+
+
+def _checked(values: npt.ArrayLike, limit: int, what: str) -> Int64s:
+    array = np.asarray(values)
+    if array.ndim == 0:
+        array = array[None]
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise ConfigError(f"{what}s are {array.dtype} of shape {array.shape}; expected integers")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > limit:
+        raise ConfigError(f"{what} {low if low < 0 else high} is out of range; expected 0 to {limit}")
+    return array.astype(np.int64, copy=False)
+
+
+class Sequential(Order):
+    """The samples as they lie, epoch after epoch.
+
+    >>> Sequential(3).samples([1, 2, 3]).tolist()
+    [1, 2, 0]
+    """
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+
+    def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
+        return inside
+
+    def _backward(self, samples: Int64s, epoch: int) -> Int64s:
+        return samples
+
+    def spec(self) -> dict[str, Any]:
+        return {"order": "sequential", "n": self.n}
+
+
+class Shuffled(Order):
+    """Every sample once per epoch in an order of its own, exact and global, with no memory.
+
+    >>> order = Shuffled(10**12, seed=7)
+    >>> order.positions(order.samples([0, 5, 10**12 - 1])).tolist()
+    [0, 5, 999999999999]
+    """
+
+    def __init__(self, n: int, seed: int = 0) -> None:
+        super().__init__(n, seed)
+        self._rounds = num_rounds(n)
+
+    def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
+        return _by_stream(inside, epochs, self.n, int(self.seed or 0), 0)
+
+    def _backward(self, samples: Int64s, epoch: int) -> Int64s:
+        keys = round_keys(int(self.seed or 0), 0, [epoch], self._rounds)[0]
+        return unpermute(samples.astype(np.uint64), self.n, keys).astype(np.int64)
+
+    def spec(self) -> dict[str, Any]:
+        return {"order": "shuffled", "n": self.n, "seed": self.seed}
+
+
+def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int) -> Int64s:
+    """Permutes values of [0, n), each by the keys of its own stream."""
+    if len(inside) == 0:
+        return inside
+    values, rounds = inside.astype(np.uint64), num_rounds(n)
+    if streams[0] == streams[-1] and np.all(streams == streams[0]):
+        keys = round_keys(seed, lane, streams[:1], rounds)[0]
+    else:
+        distinct, which = np.unique(streams, return_inverse=True)
+        keys = round_keys(seed, lane, distinct, rounds)[which]
+    return permute(values, n, keys).astype(np.int64)
+
+
+class BlockShuffled(Order):
+    """Shuffles blocks of neighbours, then the samples of every ``window`` blocks: near-sequential reads for slow disks.
+
+    Full blocks are permuted over the whole epoch; a short last block comes last in the last window.
+
+    >>> order = BlockShuffled(1000, block=10, window=4, seed=7)
+    >>> sorted(order.samples(np.arange(1000)).tolist()) == list(range(1000))
+    True
+    """
+
+    def __init__(self, n: int, *, block: int = 256, window: int = 64, seed: int = 0) -> None:
+        super().__init__(n, seed)
+        if block < 1 or window < 1 or block * window > MAX_POSITION:
+            raise ConfigError(f"block={block}, window={window}; expected 1 or more samples and blocks")
+        self.block, self.window = int(block), int(window)
+        self._size = self.block * self.window  # samples of a full window
+        self._full = self.n // self.block  # full blocks
+
+    def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
+        windows, places = np.divmod(inside, np.int64(self._size))
+        streams = self._window_streams(windows, epochs)
+        mixed = np.empty_like(places)
+        short = windows == self.n // self._size  # the last window, if it is not full
+        for mask, size in ((~short, self._size), (short, self.n % self._size)):
+            if size and mask.any():
+                mixed[mask] = _by_stream(places[mask], streams[mask], size, int(self.seed or 0), 2)
+        slots, offsets = np.divmod(mixed, np.int64(self.block))
+        slots += windows * self.window
+        blocks = slots.copy()
+        movable = slots < self._full
+        blocks[movable] = _by_stream(slots[movable], epochs[movable], max(self._full, 1), int(self.seed or 0), 1)
+        return blocks * self.block + offsets
+
+    def _window_streams(self, windows: Int64s, epochs: Int64s) -> Int64s:
+        """One stream number for each (epoch, window)."""
+        return epochs * np.int64(-(-self.n // self._size)) + windows
+
+    def _backward(self, samples: Int64s, epoch: int) -> Int64s:
+        blocks, offsets = np.divmod(samples, np.int64(self.block))
+        slots = blocks.copy()
+        movable = blocks < self._full
+        if self._full:
+            keys = round_keys(int(self.seed or 0), 1, [epoch], num_rounds(self._full))[0]
+            slots[movable] = unpermute(blocks[movable].astype(np.uint64), self._full, keys).astype(np.int64)
+        windows, inner = np.divmod(slots, np.int64(self.window))
+        mixed = inner * self.block + offsets
+        streams = self._window_streams(windows, np.full(len(samples), epoch, np.int64))
+        places = np.empty_like(mixed)
+        short = windows == self.n // self._size
+        for mask, size in ((~short, self._size), (short, self.n % self._size)):
+            if size and mask.any():
+                distinct, which = np.unique(streams[mask], return_inverse=True)
+                keys = round_keys(int(self.seed or 0), 2, distinct, num_rounds(size))[which]
+                places[mask] = unpermute(mixed[mask].astype(np.uint64), size, keys).astype(np.int64)
+        positions: Int64s = windows * self._size + places
+        return positions
+
+    def spec(self) -> dict[str, Any]:
+        return {"order": "block_shuffled", "n": self.n, "block": self.block, "window": self.window, "seed": self.seed}
+
+
+def order_from_spec(spec: Mapping[str, Any]) -> Order:
+    """The order that ``spec()`` described."""
+    kinds: dict[str, type[Order]] = {"sequential": Sequential, "shuffled": Shuffled, "block_shuffled": BlockShuffled}
+    options = dict(spec)
+    kind = options.pop("order", None)
+    if kind not in kinds:
+        raise ConfigError(f"order {kind!r} is unknown; expected one of {', '.join(kinds)}")
+    try:
+        return kinds[kind](options.pop("n"), **options)
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"the spec of a {kind} order is {dict(spec)}: {error}") from error

@@ -1,0 +1,185 @@
+"""What the foreign layouts share: mapped files, their JSON, dtypes by name, and what was found.
+
+Nothing here or in the ``foreign_*`` modules writes, copies data, or turns a name found in data into a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError, StoreCorrupt, StoreError
+from millrace.identity import canonical, digest
+from millrace.ragged import Array, Int64s
+from millrace.store import manifest as manifests
+from millrace.store import platform
+from millrace.store.layout import DTYPES, Column
+from millrace.store.reader import MAX_MAPS, unreadable
+
+SPLITS = ("train", "val", "test")
+END_BYTES = 64 << 10  # the fingerprint reads this much of both ends of each file
+COPY_AGAIN = "copy the file again"
+
+# Every way to spell a dtype that a foreign file may hold: uint16, <u2, u2. Others (big-endian too) are refused.
+SPELLINGS: dict[str, str] = {
+    spelling: name
+    for name, (storage, _) in DTYPES.items()
+    if name not in ("string", "dictionary", "bfloat16")
+    for spelling in (name, storage.str, storage.str[1:])
+}
+
+
+def as_dtype(dtype: Any) -> str | None:
+    """The name of the dtype a user gave, or None where none was given."""
+    if dtype is None:
+        return None
+    spelling = dtype
+    if not isinstance(dtype, str):
+        try:
+            spelling = np.dtype(dtype).str
+        except (TypeError, ValueError):
+            spelling = ""
+    if spelling not in SPELLINGS:
+        names = ", ".join(dict.fromkeys(SPELLINGS.values()))
+        raise ConfigError(f"dtype={dtype!r} cannot be read in place; expected one of {names} (little-endian)")
+    return SPELLINGS[spelling]
+
+
+def check_given(given: str | None, named: str, where: str) -> None:
+    """Refuses a ``dtype=`` that is not the one the layout names itself."""
+    if given is not None and given != named:
+        raise ConfigError(
+            f"dtype={given!r} given, but {where} says {named}; leave dtype= out, or correct the file if it is wrong",
+            path=where,
+        )
+
+
+def is_integer(dtype: str) -> bool:
+    return DTYPES[dtype][0].kind in "iu"
+
+
+def corrupt(path: str, problem: str, remedy: str = COPY_AGAIN, **context: Any) -> StoreCorrupt:
+    return StoreCorrupt(f"{path}: {problem}; {remedy}", path=path, **context)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedFile:
+    """One file of a layout, mapped read-only, its descriptor closed; ``name`` is its place in the layout."""
+
+    path: str
+    name: str  # with / on every platform
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
+    def items(self, dtype: str, start: int = 0, stop: int | None = None) -> Array:
+        """The bytes [start, stop) as numbers; a view of the map."""
+        return self.data[start:stop].view(DTYPES[dtype][0])
+
+    def identity(self) -> tuple[bytes, ...]:
+        """What the fingerprint knows of the file: its name, its size, a hash of both ends."""
+        ends = digest(self.data[:END_BYTES].tobytes(), self.data[-END_BYTES:].tobytes())
+        return os.fsencode(self.name), str(self.num_bytes).encode(), ends.encode()
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One shard of a layout: its name, the split it belongs to (if any), its arrays in the order of the files."""
+
+    name: str
+    split: str | None
+    arrays: list[Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a path was taken for: all that a store over it needs. ``layout`` never changes, ``phrase`` may."""
+
+    layout: str
+    phrase: str
+    kind: str
+    columns: dict[str, Column]
+    shards: list[Shard]
+    files: list[MappedFile]
+    meta: dict[str, Any] = field(default_factory=dict)
+    identity: Callable[[], bytes] = bytes  # of what the ends of the files may not show, such as record boundaries
+
+    def fingerprint(self) -> str:
+        columns = {name: [column.dtype, *column.shape] for name, column in self.columns.items()}
+        splits = [shard.split for shard in self.shards]
+        parts = [part for file in self.files for part in file.identity()]
+        return digest("foreign", self.layout, canonical([columns, splits]), self.identity(), *parts)
+
+
+def one_record(num_rows: int) -> Int64s:
+    """The offsets of a file without boundaries."""
+    return np.array([0, num_rows], np.int64)
+
+
+@contextlib.contextmanager
+def plain_file(path: str) -> Iterator[tuple[int, int]]:
+    """A descriptor of a plain file (or a link to one) and its size; anything else is refused, a pipe without waiting."""
+    flags = os.O_RDONLY | platform.O_BINARY | getattr(os, "O_NONBLOCK", 0)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise corrupt(path, "is not a plain file, as this layout needs", "put the file itself there")
+        yield fd, status.st_size
+    finally:
+        os.close(fd)
+
+
+def map_file(path: str, name: str | None = None) -> MappedFile:
+    """A file mapped whole; ``name`` is its place in the layout, by default its own name."""
+    with plain_file(path) as (fd, num_bytes):
+        try:
+            data = platform.map_file(fd, num_bytes)
+        except OSError as error:
+            problem = f"{path}: its {num_bytes} bytes cannot be mapped ({error.strerror})"
+            remedy = "copy it to a local disk, or raise the limit on maps (vm.max_map_count)"
+            raise StoreError(f"{problem}; {remedy}", path=path) from error
+    return MappedFile(path, name or os.path.basename(path), data)
+
+
+def map_files(folder: str, names: list[str]) -> list[MappedFile]:
+    """Files of a folder by their relative names, all mapped."""
+    limit = min(MAX_MAPS, platform.descriptor_limit() // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
+    if len(names) > limit:
+        raise ConfigError(
+            f"{folder} has {len(names)} data files, more than the {limit} that can be mapped at once; "
+            "join files, or prepare a store from them",
+            path=folder,
+        )
+    return [map_file(os.path.join(folder, name), name) for name in names]
+
+
+def list_folder(folder: str, ending: str = "") -> list[str]:
+    """Names in a folder that end so, by bytes, without hidden ones (such as macOS leaves beside files)."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    return sorted((name for name in names if name.endswith(ending) and name[0] != "."), key=os.fsencode)
+
+
+def read_json(path: str, remedy: str = "correct the file") -> dict[str, Any]:
+    """The object in a small JSON file, its size checked before a byte is read."""
+    with plain_file(path) as (fd, num_bytes):
+        if num_bytes > manifests.MAX_MANIFEST_BYTES:
+            problem = f"has {num_bytes} bytes, expected JSON of at most {manifests.MAX_MANIFEST_BYTES}"
+            raise corrupt(path, problem, remedy, found=num_bytes)
+        data = platform.pread(fd, num_bytes, 0)
+    return manifests.load_json(data, path, remedy)

@@ -1,0 +1,104 @@
+"""Megatron's ``.bin/.idx``: tokens in one file, the lengths of its sequences in the other.
+
+The index is checked against both file sizes before anything of its claimed size is allocated; what stays in
+memory is 8 bytes per sequence. Called by foreign.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import numpy as np
+
+from millrace.ragged import Array, Int64s
+from millrace.store.foreign_files import Found, MappedFile, Shard, check_given, corrupt, is_integer, map_file
+from millrace.store.layout import DTYPES, Column
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, documents
+CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+CHUNK = 1 << 20  # sequences checked at once, so that checking needs no second array of their size
+
+
+def has_index(stem: str, given: str | None) -> bool:
+    """Whether Megatron's index lies beside a .bin; another .idx there is refused unless ``dtype=`` was given."""
+    where = f"{stem}.idx"
+    if not os.path.lexists(where):
+        return False
+    if _is_index(map_file(where)):
+        return True
+    if given is None:
+        # A damaged index would otherwise turn a Megatron file into other tokens without a word.
+        remedy = f"copy it again, or give dtype= to open {stem}.bin as headerless tokens"
+        raise corrupt(where, "does not begin as a Megatron index", remedy)
+    return False
+
+
+def _is_index(file: MappedFile) -> bool:
+    return file.data[: len(MAGIC)].tobytes() == MAGIC
+
+
+def read_megatron(prefix: str, given: str | None) -> Found:
+    """The pair ``prefix.bin`` and ``prefix.idx``; a sequence is a record."""
+    index, data = map_file(f"{prefix}.idx"), map_file(f"{prefix}.bin")
+    dtype, lengths, pointers = _read_index(index)
+    check_given(given, dtype, index.path)
+    size = DTYPES[dtype][0].itemsize
+    offsets = _offsets(index, lengths, pointers, size)
+    if data.num_bytes != (expected := int(offsets[-1]) * size):
+        raise corrupt(
+            data.path, f"{data.num_bytes} bytes, expected {expected} by {index.path} ({len(lengths)} sequences of {dtype})",
+            "copy both files again", expected=expected, found=data.num_bytes,
+        )  # fmt: skip
+    name, kind = ("tokens", "text") if is_integer(dtype) else ("values", "records")
+    shard = Shard(data.name, None, [offsets, data.items(dtype)])
+    return Found(
+        "megatron", "Megatron .bin/.idx", kind, {name: Column(dtype)}, [shard], [data, index],
+        identity=offsets.tobytes,
+    )  # fmt: skip
+
+
+def _read_index(index: MappedFile) -> tuple[str, Array, Array]:
+    """dtype, lengths and byte pointers of an index whose size is what its header claims."""
+    if index.num_bytes < HEADER.size or not _is_index(index):
+        raise corrupt(
+            index.path, f"{index.num_bytes} bytes that do not begin with Megatron's {HEADER.size}-byte header",
+            "give a .idx that Megatron's preprocess_data wrote",
+        )  # fmt: skip
+    _, version, code, sequences, documents = HEADER.unpack(index.data[: HEADER.size].tobytes())
+    if version != 1:
+        raise corrupt(index.path, f"index version {version}, expected 1", "write it again with a current Megatron")
+    if code not in CODES:
+        raise corrupt(index.path, f"dtype code {code}, expected 1 to 8", found=code)
+    expected = HEADER.size + 12 * sequences + 8 * documents
+    if index.num_bytes not in (expected, expected + sequences):  # multimodal indexes add one mode per sequence
+        raise corrupt(
+            index.path, f"{index.num_bytes} bytes, expected {expected} for {sequences} sequences in {documents} documents",
+            expected=expected, found=index.num_bytes,
+        )  # fmt: skip
+    middle = HEADER.size + 4 * sequences
+    lengths = index.items("int32", HEADER.size, middle)
+    return CODES[code], lengths, index.items("int64", middle, middle + 8 * sequences)
+
+
+def _offsets(index: MappedFile, lengths: Array, pointers: Array, size: int) -> Int64s:
+    """Record offsets from the lengths; the pointers must say the same, one sequence right after the other."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    for at in range(0, len(lengths), CHUNK):
+        part = lengths[at : at + CHUNK]
+        if part.min() < 0:
+            sequence = at + int(np.argmax(part < 0))
+            raise corrupt(index.path, f"sequence {sequence} has length {lengths[sequence]}, expected 0 or more")
+        stop = at + len(part)
+        offsets[at + 1 : stop + 1] = offsets[at] + np.cumsum(part, dtype=np.int64)
+        wrong = pointers[at:stop] != offsets[at:stop] * size
+        if wrong.any():
+            sequence = at + int(np.argmax(wrong))
+            raise corrupt(
+                index.path, f"sequence {sequence} begins at byte {pointers[sequence]}, expected "
+                f"{offsets[sequence] * size}: only sequences that follow each other without gaps are opened in place",
+                "write the pair again with Megatron's preprocess_data or merge_datasets",
+                expected=int(offsets[sequence]) * size, found=int(pointers[sequence]),
+            )  # fmt: skip
+    return offsets

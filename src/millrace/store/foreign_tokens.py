@@ -1,0 +1,168 @@
+"""Token files without an index: headerless and llm.c ``.bin``, and the folders that hold them.
+
+A file is one record, since nothing says where its documents end. Called by foreign.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.errors import ConfigError, StoreError, StoreNotFound
+from millrace.store.foreign_files import (
+    SPELLINGS,
+    SPLITS,
+    Found,
+    MappedFile,
+    Shard,
+    check_given,
+    corrupt,
+    is_integer,
+    list_folder,
+    map_file,
+    map_files,
+    one_record,
+    read_json,
+)
+from millrace.store.foreign_megatron import has_index
+from millrace.store.layout import DTYPES, Column
+
+METADATA = ("dataset_metadata.json", "metadata.json", "meta.json")
+DTYPE_KEYS = ("dtype", "token_dtype")
+LLMC_HEADER_BYTES = 1024  # 256 int32: magic, version, number of tokens, zeros
+LLMC_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+
+
+def read_bin(path: str, given: str | None) -> Found:
+    """One ``.bin``: llm.c by its header, else headerless."""
+    part = _part(map_file(path), None, given, "uint16", METADATA)
+    what = "llm.c" if part.start else "headerless"
+    return _found("bin", f"{what} .bin of {part.dtype} tokens", [part])
+
+
+def read_bin_folder(folder: str, given: str | None) -> Found:
+    """``train.bin``, ``val.bin``, ``test.bin`` side by side, as nanoGPT writes; ``meta.pkl`` is never opened."""
+    names = [f"{split}.bin" for split in SPLITS if os.path.lexists(os.path.join(folder, f"{split}.bin"))]
+    files = map_files(folder, names)
+    parts = [_part(file, file.name.removesuffix(".bin"), given, "uint16", METADATA) for file in files]
+    return _found("bin-folder", f"folder of {', '.join(names)} with {parts[0].dtype} tokens (nanoGPT)", parts)
+
+
+def read_split_folders(folder: str, given: str | None) -> Found:
+    """``dataset_metadata.json`` beside ``train/*.bin`` and ``val/*.bin``: a shard per file, by name."""
+    names = split_files(folder)
+    if not names:
+        raise StoreNotFound(
+            f"{folder} has dataset_metadata.json but no .bin in train/, val/ or test/; check that preparation finished",
+            path=folder,
+        )
+    dtype = _headerless_dtype(folder, METADATA[:1], given) or "uint32"
+    parts = [_part(file, file.name.split("/")[0], given, dtype, ()) for file in map_files(folder, names)]
+    phrase = f"dataset_metadata.json with {len(parts)} .bin of {parts[0].dtype} tokens"
+    return _found("split-folders", phrase, parts)
+
+
+def split_files(folder: str) -> list[str]:
+    """``train/a.bin``, ``train/b.bin``, ``val/a.bin``, ...: the data files of a folder of split folders."""
+    present = [split for split in SPLITS if os.path.isdir(os.path.join(folder, split))]
+    return [f"{split}/{name}" for split in present for name in list_folder(os.path.join(folder, split), ".bin")]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The tokens of one file: they begin at byte ``start``."""
+
+    file: MappedFile
+    split: str | None
+    dtype: str
+    start: int
+
+
+def _part(file: MappedFile, split: str | None, given: str | None, default: str, metadata: tuple[str, ...]) -> _Part:
+    headed = _llmc_dtype(file)
+    if headed is not None:
+        check_given(given, headed, file.path)
+        return _Part(file, split, headed, LLMC_HEADER_BYTES)
+    folder, name = os.path.split(file.path)
+    if has_index(file.path.removesuffix(".bin"), given):  # read_bin is not asked then, so this is one of a folder
+        raise ConfigError(f"{file.path} has a Megatron index beside it; open that file alone", path=file.path)
+    candidates = (*metadata, f"{name.removesuffix('.bin')}.json") if metadata else ()
+    dtype = _headerless_dtype(folder, candidates, given) or default
+    size = DTYPES[dtype][0].itemsize
+    if file.num_bytes % size:
+        raise corrupt(
+            file.path, f"{file.num_bytes} bytes, expected a multiple of {size} ({dtype})",
+            "give dtype= if it holds another type, else copy the file again",
+            column="tokens", expected=f"a multiple of {size}", found=file.num_bytes,
+        )  # fmt: skip
+    return _Part(file, split, dtype, 0)
+
+
+def _llmc_dtype(file: MappedFile) -> str | None:
+    """The dtype by an llm.c header, whose token count must be that of the file; None without such a header."""
+    if file.num_bytes < 8:
+        return None
+    dtype = LLMC_DTYPES.get(struct.unpack("<ii", file.data[:8].tobytes()))
+    if dtype is None:
+        return None
+    count = struct.unpack("<i", file.data[8:12].tobytes())[0] if file.num_bytes >= LLMC_HEADER_BYTES else 0
+    expected = LLMC_HEADER_BYTES + count * DTYPES[dtype][0].itemsize
+    if file.num_bytes != expected:
+        raise corrupt(
+            file.path, f"{file.num_bytes} bytes, expected {expected} by its llm.c header ({count} {dtype} tokens)",
+            column="tokens", expected=expected, found=file.num_bytes,
+        )  # fmt: skip
+    return dtype
+
+
+def _headerless_dtype(folder: str, names: tuple[str, ...], given: str | None) -> str | None:
+    """What ``dtype=`` or the metadata in a folder says; both must agree."""
+    if given is not None and not is_integer(given):
+        raise ConfigError(
+            f"dtype={given!r} given for tokens in {folder}; expected an integer type such as 'uint16'", path=folder
+        )
+    stated: list[tuple[str, str]] = []
+    for name in names:
+        where = os.path.join(folder, name)
+        if not os.path.lexists(where):
+            continue
+        try:
+            body = read_json(where, "correct it, move it away, or give dtype= to do without it")
+        except StoreError:
+            if given is None:
+                raise
+            continue  # the user said what the metadata would have said
+        stated += [(where, _stated(where, key, body[key])) for key in DTYPE_KEYS if key in body]
+    for where, dtype in stated:
+        check_given(given, dtype, where)
+    if len({dtype for _, dtype in stated}) > 1:
+        said = " and ".join(f"{os.path.basename(where)} {dtype}" for where, dtype in stated)
+        raise corrupt(folder, f"its metadata disagree on the dtype ({said})", "correct or remove one of them")
+    return stated[0][1] if stated else given
+
+
+def _stated(where: str, key: str, value: Any) -> str:
+    dtype = SPELLINGS.get(value) if isinstance(value, str) else None
+    if dtype is None or not is_integer(dtype):
+        raise corrupt(
+            where, f"{key} is {value!r}, expected an integer type of tokens such as 'uint16' (little-endian)",
+            "correct the file", expected="an integer dtype", found=value,
+        )  # fmt: skip
+    return dtype
+
+
+def _found(layout: str, phrase: str, parts: list[_Part]) -> Found:
+    first = parts[0]
+    for part in parts:
+        if part.dtype != first.dtype:
+            raise corrupt(
+                part.file.path, f"{part.dtype} tokens, but {first.file.path} has {first.dtype}",
+                "open them one by one, or prepare a store from them", expected=first.dtype, found=part.dtype,
+            )  # fmt: skip
+    shards = []
+    for part in parts:
+        tokens = part.file.items(part.dtype, part.start)
+        shards.append(Shard(part.file.name, part.split, [one_record(len(tokens)), tokens]))
+    return Found(layout, phrase, "text", {"tokens": Column(first.dtype)}, shards, [part.file for part in parts])

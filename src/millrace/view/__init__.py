@@ -1,0 +1,1 @@
+"""Sample -> rows: virtual indexes whose memory grows with records, never with samples."""

@@ -1,0 +1,180 @@
+"""Views made of views: Subset picks samples, Concat puts views one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError
+from millrace.gather.reference import Allocate, Field, Located, new_array
+from millrace.identity import digest
+from millrace.ragged import Int64s, Ragged, Spans
+from millrace.view.view import View
+
+
+class Subset(View):
+    """The samples of a view with these numbers, in this order, or where a mask is true.
+
+    >>> from millrace import Blocks, from_arrays
+    >>> view = Blocks(from_arrays({"tokens": np.arange(100, dtype=np.uint16)}), length=10)
+    >>> Subset(view, [3, 0])[0]["x"][:2].tolist()
+    [30, 31]
+    """
+
+    def __init__(self, view: View, ids: npt.ArrayLike) -> None:
+        chosen = np.asarray(ids)
+        if chosen.dtype == bool:
+            if chosen.shape != (len(view),):
+                raise ConfigError(f"a mask of shape {chosen.shape} for {len(view)} samples; give one value per sample")
+            chosen = np.flatnonzero(chosen)
+        if chosen.size == 0:
+            chosen = np.zeros(0, np.int64)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise ConfigError(f"ids are {chosen.dtype} of shape {chosen.shape}; expected 1-D integers or a mask")
+        if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(view)):
+            bad = chosen.min() if chosen.min() < 0 else chosen.max()
+            raise ConfigError(f"id {bad} is out of range; the view has samples 0 to {len(view) - 1}")
+        self.view, self.store, self.fields = view, view.store, view.fields
+        self.ids: Int64s = chosen.astype(np.int64)
+        self.ids.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def stores(self) -> tuple[Any, ...]:
+        return self.view.stores
+
+    def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
+        return self.view.spans(self.ids[self._checked(samples)], axis)
+
+    def records(self, samples: npt.ArrayLike) -> Int64s:
+        return self.view.records(self.ids[self._checked(samples)])
+
+    def located(self, samples: Int64s) -> Located:
+        return self.view.located(self.ids[samples])
+
+    @cached_property
+    def ids_hash(self) -> str:
+        return digest(self.ids.astype("<i8").tobytes())
+
+    def spec(self) -> dict[str, Any]:
+        return {"view": "subset", "of": self.view.spec(), "ids": self.ids_hash}
+
+
+class Concat(View):
+    """The samples of several views one after the other; all must deliver the same fields.
+
+    >>> from millrace import Blocks, from_arrays
+    >>> a, b = (Blocks(from_arrays({"tokens": np.arange(n, dtype=np.uint16)}), length=10) for n in (100, 50))
+    >>> len(Concat([a, b])) == len(a) + len(b)
+    True
+    """
+
+    def __init__(self, views: Sequence[View]) -> None:
+        if not views:
+            raise ConfigError("Concat of no views; give at least one")
+        self.views = tuple(views)
+        self.store, self.fields = views[0].store, views[0].fields
+        shapes = [[(f.name, f.dtype, f.shape) for f in view.fields] for view in views]
+        for number, found in enumerate(shapes):
+            if found != shapes[0]:
+                raise ConfigError(f"view {number} delivers {found}, view 0 {shapes[0]}; Concat needs the same of all")
+        self._ends = np.cumsum([len(view) for view in views])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @cached_property
+    def stores(self) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(store for view in self.views for store in view.stores))
+
+    def parts(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
+        """Which view each sample is of, and its number there."""
+        wanted = self._checked(samples)
+        views = np.searchsorted(self._ends, wanted, side="right")
+        return views, wanted - np.concatenate(([0], self._ends))[views]
+
+    def _ask(self, samples: npt.ArrayLike, question: Any) -> Int64s:
+        """An answer of (samples, k) put together from the views."""
+        views, inside = self.parts(samples)
+        out: Int64s = np.zeros((len(views), 2), np.int64)
+        for k in np.unique(views).tolist():
+            out[views == k] = question(self.views[k], inside[views == k])
+        return out
+
+    def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
+        """Rows in the store of each sample's own view; views of several pieces per sample have no common spans."""
+
+        def ask(view: View, inside: Int64s) -> Int64s:
+            found = view.spans(inside, axis)
+            if found.offsets is not None:
+                raise ConfigError("samples of several pieces have no spans in a Concat; ask the view itself")
+            return np.column_stack((found.starts, found.stops))
+
+        both = self._ask(samples, ask)
+        return Spans(both[:, 0], both[:, 1])
+
+    def records(self, samples: npt.ArrayLike) -> Int64s:
+        return self._ask(samples, lambda view, inside: np.repeat(view.records(inside)[:, None], 2, axis=1))[:, 0]
+
+    def located(self, samples: Int64s) -> Located:
+        views, inside = self.parts(samples)
+        return _LocatedConcat(
+            self.fields, views, {k: self.views[k].located(inside[views == k]) for k in np.unique(views).tolist()}
+        )
+
+    def unused_rows(self) -> int:
+        return sum(view.unused_rows() for view in self.views)
+
+    def spec(self) -> dict[str, Any]:
+        return {"view": "concat", "of": [view.spec() for view in self.views]}
+
+
+class _LocatedConcat(Located):
+    """Samples of several views: each view fills its own, then they are put in the order asked for."""
+
+    def __init__(self, fields: Sequence[Field], views: Int64s, parts: dict[int, Located]) -> None:
+        self._fields, self._views, self._parts = fields, views, parts
+        # How many samples of each view stand before each place, so that any run of samples can be filled.
+        self._before = {k: np.concatenate(([0], np.cumsum(views == k))) for k in parts}
+
+    def fill(self, first: int, last: int, allocate: Allocate = new_array) -> dict[str, Any]:
+        views = self._views[first:last]
+        filled = {}
+        for k in np.unique(views).tolist():
+            low, high = int(self._before[k][first]), int(self._before[k][last])
+            filled[k] = self._parts[k].fill(low, high)
+        out: dict[str, Any] = {}
+        for field in self._fields:
+            parts = {k: found[field.name] for k, found in filled.items()}
+            if field.axis is not None and field.length is None and field.pad is None:
+                out[field.name] = _interleave(field, views, parts, allocate)
+                continue
+            tail = next((part.shape[1:] for part in parts.values()), field.tail)
+            array = (
+                allocate(field.name, (last - first, *tail), field.dtype)
+                if not field.is_text
+                else np.empty(last - first, object)
+            )
+            for k, part in parts.items():
+                array[views == k] = part
+            out[field.name] = array
+        return out
+
+
+def _interleave(field: Field, views: Int64s, parts: dict[int, Ragged], allocate: Allocate) -> Ragged:
+    taken = dict.fromkeys(parts, 0)
+    items = []
+    for k in views.tolist():
+        items.append(parts[k][taken[k]])
+        taken[k] += 1
+    offsets = np.concatenate(([0], np.cumsum([len(item) for item in items], dtype=np.int64)))
+    values = allocate(field.name, (int(offsets[-1]), *field.tail), field.dtype)
+    if items:
+        np.concatenate(items, out=values)
+    return Ragged(values, offsets)

@@ -1,0 +1,73 @@
+"""Rebuilds views from their specs: for cursors, explanations, worker processes and other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from millrace.errors import ConfigError, ResumeMismatch
+from millrace.view.blocks import Blocks
+from millrace.view.compose import Concat, Subset
+from millrace.view.records import Records
+from millrace.view.view import View
+from millrace.view.windows import Windows
+
+_LEAVES: dict[str, Callable[..., View]] = {"blocks": Blocks, "windows": Windows, "records": Records}
+
+
+def from_spec(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.ArrayLike] | None = None) -> View:
+    """The view that ``view.spec()`` described, over a store or ``{fingerprint: store}``.
+
+    ``arrays`` holds the ids of subsets by their hash, as ``view_arrays`` collects them.
+    """
+    kind = spec.get("view")
+    if kind == "subset":
+        ids = (arrays or {}).get(spec["ids"])
+        if ids is None:
+            raise ConfigError(f"the ids of a subset ({spec['ids']}) are missing; give arrays={{hash: ids}}")
+        subset = Subset(from_spec(spec["of"], store, arrays), ids)
+        if subset.ids_hash != spec["ids"]:
+            raise ResumeMismatch(
+                f"the ids given have hash {subset.ids_hash}, the spec says {spec['ids']}; give those the spec was made with",
+                part="view", expected=spec["ids"], found=subset.ids_hash,
+            )  # fmt: skip
+        return subset
+    if kind == "concat":
+        return Concat([from_spec(part, store, arrays) for part in spec["of"]])
+    if kind not in _LEAVES:
+        raise ConfigError(f"view {kind!r} is unknown; expected one of {', '.join((*_LEAVES, 'subset', 'concat'))}")
+    options = {key: value for key, value in spec.items() if key not in ("view", "store", "split")}
+    try:
+        return _LEAVES[kind](_part(spec, store), **options)
+    except TypeError as error:
+        raise ConfigError(f"the spec of a {kind} view is {dict(spec)}: {error}") from error
+
+
+def _part(spec: Mapping[str, Any], store: Any) -> Any:
+    """The split of the store that a spec names."""
+    wanted = spec.get("store")
+    if isinstance(store, Mapping):
+        if wanted not in store:
+            raise ResumeMismatch(
+                f"no store with fingerprint {wanted} was given; open the one the spec was made with", part="store"
+            )
+        store = store[wanted]
+    root = store.root
+    if root.fingerprint != wanted:
+        raise ResumeMismatch(
+            f"the spec belongs to store {wanted}, this one is {root.fingerprint}; open the store (or snapshot) it was made with",
+            part="store", expected=wanted, found=root.fingerprint,
+        )  # fmt: skip
+    split = spec.get("split")
+    return root if split is None else root.split(split)
+
+
+def view_arrays(view: View) -> dict[str, Any]:
+    """The arrays a spec names by hash: what ``from_spec`` needs as ``arrays``."""
+    if isinstance(view, Subset):
+        return {view.ids_hash: view.ids, **view_arrays(view.view)}
+    if isinstance(view, Concat):
+        return {key: ids for part in view.views for key, ids in view_arrays(part).items()}
+    return {}

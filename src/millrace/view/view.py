@@ -1,0 +1,182 @@
+"""View: how many samples there are, and which rows each covers.
+
+A view is asked for many samples at once. ``spans`` says which rows they cover, ``located`` finds those rows in
+the shards, ready to be gathered. A view of one's own gives ``__len__``, ``spans``, ``fields`` and ``spec``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError
+from millrace.gather.reference import Field, Located
+from millrace.identity import canonical, digest
+from millrace.ragged import Int64s, Spans
+
+# What is delivered for what is stored: frameworks compute in these. Everything else stays as it is.
+_WIDER = {"uint16": "int64", "uint32": "int64", "float16": "float32", "bfloat16": "float32", "dictionary": "int32"}
+
+
+class StoreLike(Protocol):
+    """The part of a store that views use."""
+
+    @property
+    def layout(self) -> Any: ...
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+    @property
+    def offsets(self) -> Int64s: ...
+    @property
+    def cuts(self) -> tuple[Int64s, Int64s] | None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_records(self) -> int: ...
+    @property
+    def root(self) -> Any: ...
+
+    split_name: str | None
+    time_cuts: Any
+
+    def axis_offsets(self, axis: str) -> Int64s: ...
+
+
+class View(ABC):
+    """Samples over a store. ``fields`` are what an item and a batch hold, row columns first."""
+
+    store: StoreLike
+    fields: tuple[Field, ...]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
+        """The rows each sample covers, on the view's own axis or another one."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """JSON that rebuilds the view over its store."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest(canonical(self.spec()))
+
+    @cached_property
+    def stores(self) -> tuple[Any, ...]:
+        """The root stores behind the view."""
+        return (self.store.root,)
+
+    def records(self, samples: npt.ArrayLike) -> Int64s:
+        """The record each sample starts in."""
+        starts = self.spans(samples).starts
+        return np.minimum(np.searchsorted(self.store.offsets, starts, side="right") - 1, self.store.num_records - 1)
+
+    def located(self, samples: Int64s) -> Located:
+        """The samples found in their shards, ready for ``fill``."""
+        axes = {field.axis for field in self.fields if field.axis is not None}
+        spans = {axis: self.spans(samples, axis) for axis in axes}
+        needs_records = any(field.axis is None for field in self.fields)
+        return Located(self._sources, self.fields, spans, self.records(samples) if needs_records else None)
+
+    @cached_property
+    def _sources(self) -> dict[str, Any]:
+        """The columns as they are stored: codes of dictionaries, bits of bfloat16; only those asked for."""
+        names = {field.column: field for field in self.fields}
+        return {name: source(self.store.columns[name], field) for name, field in names.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker process needs: not what can be computed again there."""
+        cached = {
+            name
+            for kind in type(self).__mro__
+            for name, value in vars(kind).items()
+            if isinstance(value, cached_property)
+        }
+        return {key: value for key, value in self.__dict__.items() if key not in cached}
+
+    def __getitem__(self, key: Any) -> dict[str, Any]:
+        """One sample as a dict of arrays, or several stacked (ragged ones as ``Ragged``)."""
+        if isinstance(key, (int, np.integer)):
+            one = self.located(self._checked(np.array([key]))).fill(0, 1)
+            return {name: value[0] for name, value in one.items()}
+        if isinstance(key, slice):
+            rows = range(len(self))[key]
+            key = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
+        samples = self._checked(np.asarray(key, np.int64) if len(key) else np.zeros(0, np.int64))
+        return self.located(samples).fill(0, len(samples))
+
+    def _checked(self, samples: npt.ArrayLike) -> Int64s:
+        """Sample numbers as int64, negative ones from the end, refused outside the view."""
+        array, length = np.asarray(samples), len(self)
+        if array.dtype == bool or array.dtype.kind not in "iu" or array.ndim != 1:
+            raise IndexError(f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers")
+        array = array.astype(np.int64)
+        if len(array) and (array.min() < -length or array.max() >= length):
+            bad = array.min() if array.min() < -length else array.max()
+            raise IndexError(f"sample {bad} is out of range; the view has {length}")
+        return np.where(array < 0, array + length, array) if len(array) and array.min() < 0 else array
+
+    def unused_rows(self) -> int:
+        """Rows of the store (or of its split) that no sample covers."""
+        return 0
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{field.name} {field.dtype}{_shape(field)}" for field in self.fields)
+        sizes = [_num_bytes(field) for field in self.fields]
+        each = "ragged" if None in sizes else f"{sum(size or 0 for size in sizes):,} bytes each"
+        return f"<{type(self).__name__}: {len(self):,} samples; {fields}; {each}; {self.unused_rows():,} rows never delivered>"
+
+
+def _shape(field: Field) -> str:
+    return "(" + ", ".join("any" if n is None else str(n) for n in field.shape) + ")" if field.shape else ""
+
+
+def _num_bytes(field: Field) -> int | None:
+    if field.is_text:
+        return None
+    size = field.dtype.itemsize
+    for n in field.shape:
+        if n is None:
+            return None
+        size *= n
+    return size
+
+
+def source(column: Any, field: Field) -> Any:
+    """What a gather reads: the text itself, else the stored numbers."""
+    if field.is_text:
+        return column
+    return getattr(column, "codes", getattr(column, "raw", column))
+
+
+def column_field(store: StoreLike, name: str, **options: Any) -> Field:
+    """The field of a column as it is delivered."""
+    column = store.layout.columns.get(name)
+    if column is None:
+        raise ConfigError(f"column {name!r} is unknown; the store has {', '.join(store.layout.columns)}")
+    if column.dtype == "string":
+        return Field(name, name, None, np.dtype(object), is_text=True)
+    dtype = np.dtype(_WIDER.get(column.dtype, column.dtype))
+    return Field(
+        options.pop("key", name), name, column.axis, dtype, column.shape, is_bits=column.dtype == "bfloat16", **options
+    )
+
+
+def row_column(store: StoreLike, preferred: str) -> str:
+    """The preferred row column, else the first one."""
+    rows = [name for name, column in store.layout.columns.items() if column.axis is not None]
+    return preferred if preferred in rows else rows[0]
+
+
+def store_spec(store: StoreLike) -> dict[str, Any]:
+    """What a spec says of its store: whose contents, and which split."""
+    return {"store": store.root.fingerprint, "split": store.split_name}

@@ -1,0 +1,160 @@
+"""Windows: a lookback and a horizon within one record, made on the fly from the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError
+from millrace.ragged import Int64s, Spans
+from millrace.view.view import StoreLike, View, column_field, row_column, store_spec
+
+
+class Windows(View):
+    """Every run of ``lookback`` rows (x) and the ``horizon`` rows (y) that follow ``lead`` rows later, in one record.
+
+    Sample ``i`` is the ``i``-th window when records are read left to right. A record shorter than a window
+    contributes none. On a split by time a window belongs to the split that holds its whole horizon. Memory is
+    one integer per record.
+
+    >>> from millrace import from_arrays
+    >>> store = from_arrays({"values": np.arange(12.0)}, offsets=[0, 5, 7, 12])   # records of 5, 2, 5 rows
+    >>> view = Windows(store, lookback=2, horizon=1, stride=2, target=["values"])
+    >>> len(view)
+    4
+    >>> view.spans(np.array([3, 0])).starts.tolist()
+    [9, 0]
+    """
+
+    def __init__(
+        self,
+        store: StoreLike,
+        *,
+        lookback: int,
+        horizon: int,
+        stride: int = 1,
+        lead: int = 0,
+        target: Sequence[str | int] | None = None,
+        column: str | None = None,
+    ) -> None:
+        if lookback < 1 or horizon < 1 or stride < 1 or lead < 0:
+            raise ConfigError(
+                f"lookback={lookback}, horizon={horizon}, stride={stride}, lead={lead}; expected 1 or more rows each, lead 0 too"
+            )
+        self.store, self.lookback, self.horizon, self.stride, self.lead = store, lookback, horizon, stride, lead
+        self.column = column or row_column(store, "values")
+        values = column_field(store, self.column, key="x", length=lookback)
+        if values.axis is None or len(values.tail) > 1:
+            raise ConfigError(
+                f"column {self.column!r} has shape {values.tail} per row; Windows needs one row of features"
+            )
+        values = replace(values, tail=values.tail or (1,), is_single=not values.tail)  # a 1-D column is one feature
+        self.features = _feature_names(store, self.column, values.tail[0])
+        self.target = _feature_numbers(target, self.features, values.tail[0])
+        y = replace(values, name="y", first=lookback + lead, length=horizon)
+        if self.target is not None and not values.is_single:
+            y = replace(y, tail=(len(self.target),), items=self.target)
+        self.fields = (values, y)
+
+    @property
+    def span(self) -> int:
+        """Rows from the first of the lookback to the last of the horizon."""
+        return self.lookback + self.lead + self.horizon
+
+    @cached_property
+    def _firsts(self) -> Int64s | int:
+        """The first admissible start within each record."""
+        if self.store.cuts is None:
+            return 0
+        begins, _ = self.store.cuts
+        is_first = self.store.time_cuts.splits[0] == self.store.split_name
+        gap = 0 if is_first else self.store.time_cuts.gap
+        return np.maximum(0, begins + (gap - self.lookback - self.lead))
+
+    @cached_property
+    def _counts(self) -> Int64s:
+        """Windows in each record."""
+        ends = np.diff(self._offsets) if self.store.cuts is None else self.store.cuts[1]
+        return np.maximum(0, (ends - self.span - self._firsts) // self.stride + 1)
+
+    @cached_property
+    def _ends(self) -> Int64s:
+        """Windows up to and including each record: the one integer per record that is kept."""
+        return np.cumsum(self._counts)
+
+    @property
+    def _offsets(self) -> Int64s:
+        return self.store.axis_offsets(self.fields[0].axis or "")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def _record_and_start(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
+        wanted = self._checked(samples)
+        records = np.searchsorted(self._ends, wanted, side="right")
+        inside = wanted - (self._ends[records] - self._counts[records])
+        firsts = self._firsts if isinstance(self._firsts, int) else self._firsts[records]
+        return records, self._offsets[records] + firsts + inside * self.stride
+
+    def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
+        starts = self._record_and_start(samples)[1]
+        return Spans(starts, starts + self.span)
+
+    def records(self, samples: npt.ArrayLike) -> Int64s:
+        return self._record_and_start(samples)[0]
+
+    def unused_rows(self) -> int:
+        """Rows outside every window of their record; in a split by time, of the rows from its first lookback on."""
+        counts = self._counts
+        covered = np.where(counts > 0, (counts - 1) * min(self.stride, self.span) + self.span, 0)
+        ends = np.diff(self._offsets) if self.store.cuts is None else self.store.cuts[1]
+        return int(np.maximum(ends - self._firsts, 0).sum() - covered.sum())
+
+    def spec(self) -> dict[str, Any]:
+        target = None if self.target is None else list(self.target)
+        options = {
+            "lookback": self.lookback,
+            "horizon": self.horizon,
+            "stride": self.stride,
+            "lead": self.lead,
+            "target": target,
+        }
+        return {"view": "windows", **store_spec(self.store), "column": self.column, **options}
+
+
+def _feature_names(store: StoreLike, column: str, count: int) -> list[str] | None:
+    """Names of the features of a row, where the store knows them."""
+    if not store.layout.columns[column].shape:
+        return [column]
+    names = store.meta.get("features")
+    return list(names) if isinstance(names, (list, tuple)) and len(names) == count else None
+
+
+def _feature_numbers(target: Sequence[str | int] | None, names: list[str] | None, count: int) -> tuple[int, ...] | None:
+    if target is None:
+        return None
+    if isinstance(target, (str, int)):
+        target = [target]
+    numbers = []
+    for wanted in target:
+        if isinstance(wanted, str):
+            if names is None or wanted not in names:
+                known = (
+                    "this store names no features: give numbers"
+                    if names is None
+                    else f"features are {', '.join(names)}"
+                )
+                raise ConfigError(f"target {wanted!r} is unknown; {known}")
+            numbers.append(names.index(wanted))
+        else:
+            if not 0 <= wanted < count:
+                raise ConfigError(f"target {wanted} is out of range; there are features 0 to {count - 1}")
+            numbers.append(int(wanted))
+    if not numbers:
+        raise ConfigError("target=[] names nothing to predict; leave it out for every feature")
+    return tuple(numbers)

@@ -1,0 +1,173 @@
+"""Megatron .bin/.idx: sequences become records, and no damaged index gets past the checks."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.errors import ConfigError, MillraceError, StoreCorrupt, StoreError
+from millrace.store import foreign_megatron
+from millrace.store.foreign import open_foreign
+from millrace.store.foreign_megatron import CODES
+
+HEADER = "<9sQBQQ"
+MAGIC = b"MMIDIDX\x00\x00"
+
+
+def index_bytes(lengths: list[int], itemsize: int, code: int, modes: bytes = b"", **changes: Any) -> bytes:
+    pointers = [sum(lengths[:k]) * itemsize for k in range(len(lengths))]
+    given_pointers = changes.get("pointers", pointers)
+    documents = list(range(len(lengths) + 1))
+    head = struct.pack(
+        HEADER, MAGIC, changes.get("version", 1), code, changes.get("sequences", len(lengths)), len(documents)
+    )
+    arrays = (np.array(lengths, "<i4"), np.array(given_pointers, "<i8"), np.array(documents, "<i8"))
+    return head + b"".join(array.tobytes() for array in arrays) + modes
+
+
+def write_pair(folder: Path, lengths: list[int], code: int = 8, **changes: Any) -> Path:
+    dtype = np.dtype(CODES.get(code, "uint16"))
+    (folder / "x.idx").write_bytes(index_bytes(lengths, dtype.itemsize, code, **changes))
+    (folder / "x.bin").write_bytes(np.arange(sum(max(length, 0) for length in lengths)).astype(dtype).tobytes())
+    return folder / "x.bin"
+
+
+def refused(path: Path, *words: str) -> None:
+    with pytest.raises(StoreCorrupt) as caught:
+        open_foreign(str(path), None)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.idx", "x"])
+def test_pair_opens_by_either_file_or_the_prefix(tmp_path: Path, name: str) -> None:
+    write_pair(tmp_path, [3, 0, 2])
+    store = open_foreign(str(tmp_path / name), None)
+    assert (store.offsets.tolist(), np.asarray(store.columns["tokens"]).tolist()) == ([0, 3, 3, 5], [0, 1, 2, 3, 4])
+    assert (store.meta["layout"], store.kind, store.splits) == ("Megatron .bin/.idx", "text", ())
+    assert store.fingerprint == open_foreign(str(tmp_path / "x.bin"), None).fingerprint
+
+
+@pytest.mark.parametrize("code", list(CODES))
+def test_every_dtype_code_is_read(tmp_path: Path, code: int) -> None:
+    store = open_foreign(str(write_pair(tmp_path, [4, 1], code)), None)
+    column = store.columns["values" if "float" in CODES[code] else "tokens"]
+    assert (column.dtype, np.asarray(column).tolist()) == (np.dtype(CODES[code]), [0, 1, 2, 3, 4])
+    assert store.kind == ("records" if "float" in CODES[code] else "text")
+
+
+def test_modes_of_multimodal_indexes_are_ignored(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, [3, 2], modes=b"\x00\x01")
+    assert open_foreign(str(path), None).offsets.tolist() == [0, 3, 5]
+
+
+def test_pair_without_sequences_has_no_records(tmp_path: Path) -> None:
+    store = open_foreign(str(write_pair(tmp_path, [])), None)
+    assert (store.num_records, store.num_rows, store.offsets.tolist()) == (0, 0, [0])
+
+
+@given(lengths=st.lists(st.integers(0, 20), max_size=12), chunk=st.integers(1, 5))
+def test_records_are_the_sequences(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], chunk: int) -> None:
+    path = write_pair(tmp_path_factory.mktemp("pair"), lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreign_megatron, "CHUNK", chunk)
+        store = open_foreign(str(path), None)
+    assert np.diff(store.offsets).tolist() == lengths
+    assert np.asarray(store.columns["tokens"]).tolist() == list(range(sum(lengths)))
+
+
+def test_pointers_with_a_gap_or_out_of_order_are_refused(tmp_path: Path) -> None:
+    refused(write_pair(tmp_path, [3, 2], pointers=[0, 8]), "x.idx", "sequence 1 begins at byte 8, expected 6", "gaps")
+    refused(write_pair(tmp_path, [3, 3], pointers=[6, 0]), "sequence 0 begins at byte 6, expected 0")
+
+
+def test_negative_length_is_refused(tmp_path: Path) -> None:
+    refused(write_pair(tmp_path, [3, -1, 2]), "sequence 1 has length -1")
+
+
+@pytest.mark.parametrize("change", [-1, 1, 2])
+def test_bin_of_another_size_than_the_index_says_is_refused(tmp_path: Path, change: int) -> None:
+    path = write_pair(tmp_path, [3, 2])
+    path.write_bytes(bytes(10 + change))
+    refused(path, "x.bin", f"{10 + change} bytes", "expected 10", "2 sequences")
+
+
+def test_other_version_and_dtype_code_are_refused(tmp_path: Path) -> None:
+    refused(write_pair(tmp_path, [1], version=2), "version 2", "expected 1")
+    refused(write_pair(tmp_path, [1], code=9), "dtype code 9", "1 to 8")
+
+
+def test_index_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, [3, 2])
+    whole = (tmp_path / "x.idx").read_bytes()
+    for num_bytes in range(len(whole)):
+        (tmp_path / "x.idx").write_bytes(whole[:num_bytes])
+        refused(path, "x.idx")
+
+
+def test_claimed_counts_allocate_nothing(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, [3, 2], sequences=1 << 60)
+    tracemalloc.start()
+    try:
+        refused(path, "x.idx", f"{1 << 60} sequences")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_index_without_its_bin_is_refused(tmp_path: Path) -> None:
+    write_pair(tmp_path, [3]).unlink()
+    with pytest.raises(StoreError, match=r"x\.bin cannot be read"):
+        open_foreign(str(tmp_path / "x"), None)
+
+
+def test_other_idx_beside_a_bin_is_refused_unless_dtype_is_given(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, [3])
+    (tmp_path / "x.idx").write_bytes(b"TNTIDX\x00\x00 something else")
+    refused(path, "x.idx", "does not begin as a Megatron index", "dtype=")
+    assert open_foreign(str(path), "uint16").meta["layout"] == "headerless .bin of uint16 tokens"
+    refused(tmp_path / "x.idx", "Megatron")
+
+
+def test_dtype_conflict_is_refused(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, [3])
+    assert open_foreign(str(path), "uint16").num_rows == 3
+    with pytest.raises(ConfigError, match=r"dtype='int32' given, but .*x\.idx says uint16"):
+        open_foreign(str(path), "int32")
+
+
+def test_fingerprint_knows_every_boundary(tmp_path: Path) -> None:
+    lengths = [1] * 40_000  # the changed pair lies in the middle of the index, beyond both ends
+    seen = {open_foreign(str(write_pair(tmp_path, lengths)), None).fingerprint}
+    lengths[20_000:20_002] = [2, 0]
+    seen.add(open_foreign(str(write_pair(tmp_path, lengths)), None).fingerprint)
+    assert len(seen) == 2
+
+
+@given(data=st.data())
+def test_damaged_index_opens_with_its_own_rows_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    path = write_pair(folder, [3, 0, 2], code=data.draw(st.sampled_from([1, 4, 8])))
+    index = bytearray((folder / "x.idx").read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        index[data.draw(st.integers(0, len(index) - 1))] = data.draw(st.integers(0, 255))
+    (folder / "x.idx").write_bytes(bytes(index[: data.draw(st.integers(0, len(index)))]))
+    try:
+        store = open_foreign(str(path), None)
+    except MillraceError:
+        return
+    assert store.num_rows * data_itemsize(store) == path.stat().st_size
+
+
+def data_itemsize(store: Any) -> int:
+    return int(next(iter(store.columns.values())).dtype.itemsize)
