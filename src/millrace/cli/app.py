@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli import demo, doctor, gc, head, info, verify
+from millrace.cli import demo, doctor, explain, gc, head, info, verify, verify_resume
 
 # Newer typer carries click inside it, older ones import it: reach its classes through typer's own names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -23,8 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for command in (info, head, verify, gc, doctor, demo):
-    name = command.__name__.rsplit(".", 1)[1]
+for command in (info, head, verify, gc, explain, verify_resume, doctor, demo):
+    name = command.__name__.rsplit(".", 1)[1].replace("_", "-")
     app.command(name, epilog=f"Example: {command.EXAMPLE}")(command.run)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.errors import ConfigError, ResumeMismatch
 from millrace.identity import canonical, digest
-from millrace.order.orders import Order
+from millrace.order.orders import MAX_POSITION, Order
 from millrace.view.view import View
 
 VERSION = 1
@@ -30,10 +30,10 @@ def write(position: int, view: View, order: Order, seed: int) -> dict[str, Any]:
 
 def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
     """The position of a cursor, after checking that it belongs to this store, view, order and seed."""
-    if not isinstance(state, Mapping) or not isinstance(state.get("position"), int) or state["position"] < 0:
+    if isinstance(state, Mapping) and isinstance(state.get("version"), int) and state["version"] != VERSION:
+        raise ConfigError(f"state of version {state['version']}; this millrace reads version {VERSION}")
+    if not _is_state(state):
         raise ConfigError(f"this is not a feed's state: {str(state)[:200]}; give what state_dict() returned")
-    if state.get("version") != VERSION:
-        raise ConfigError(f"state of version {state.get('version')}; this millrace reads version {VERSION}")
     described = {"store": repr(view.stores), "view": repr(view), "order": repr(order), "seed": str(seed)}
     for part, expected in identity(view, order, seed).items():
         if state.get(part) != expected:
@@ -43,3 +43,12 @@ def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
                 part=part, expected=expected, found=state.get(part),
             )  # fmt: skip
     return int(state["position"])
+
+
+def _is_state(state: Any) -> bool:
+    kinds = {"version": int, "position": int, "store": str, "view": str, "order": str, "seed": int}
+    return (
+        isinstance(state, Mapping)
+        and all(type(state.get(name)) is kind for name, kind in kinds.items())
+        and 0 <= state["position"] <= MAX_POSITION
+    )

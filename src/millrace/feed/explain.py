@@ -71,7 +71,8 @@ def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
     starts = spans.starts[firsts]
     stops = starts + spans.lengths
     records = view.records(samples)
-    shards, inside = store.locate(np.minimum(starts, max(store.num_rows - 1, 0)))
+    shards, first_rows = store.locate_records(records)
+    inside = starts - first_rows
     names = {shard: store.shard_name(shard) for shard in np.unique(shards).tolist()}
     columns = _record_values(store, records)
     return [

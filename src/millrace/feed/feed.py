@@ -70,7 +70,8 @@ class Feed:
             raise ConfigError(f"depth={depth}, workers={workers}; expected 1 or more")
         if not 0 <= seed < 1 << 64:
             raise ConfigError(f"seed={seed}; expected 0 to 2^64 - 1")
-        self.view, self.order, self.batch, self.seed, self.epochs = view, order, int(batch), int(seed), epochs
+        self.view, self.order, self.batch, self.seed = view, order, int(batch), int(seed)
+        self.epochs = None if epochs is None else int(epochs)
         self.rank, self.world = rank_and_world(rank, world)
         share(self.batch, self.rank, self.world)
         check_names([field.name for field in view.fields])
@@ -91,11 +92,11 @@ class Feed:
         return Line(self.view, self.order, self.batch, self.rank, self.world, start, stop)
 
     def __len__(self) -> int:
-        """Batches that are left."""
-        left = self.line(self.position, self._stop).num_batches
-        if left is None:
+        """Batches from where it was constructed or restored to its end, however far the loop is."""
+        total = self.line(self._origin, self._stop).num_batches
+        if total is None:
             raise TypeError("an endless feed has no length; give epochs=, or use by_epoch()")
-        return left
+        return total
 
     def __iter__(self) -> Iteration:
         return self.iterate(self._stop)
@@ -109,9 +110,14 @@ class Feed:
         self._live = weakref.ref(iteration)
         return iteration
 
-    def _check_idle(self, what: str) -> None:
+    @property
+    def live(self) -> Iteration | None:
+        """The iterator that has not ended yet, if there is one."""
         live = None if self._live is None else self._live()
-        if live is not None and not live.is_closed:
+        return None if live is None or live.is_closed else live
+
+    def _check_idle(self, what: str) -> None:
+        if self.live is not None:
             raise ConfigError(
                 f"cannot {what} while an iterator of this feed is live; finish it, drop it, or call feed.close()"
             )
@@ -159,7 +165,7 @@ class Feed:
 
     def close(self) -> None:
         """Ends the live iterator and its threads; the feed stands where the loop left it."""
-        live = None if self._live is None else self._live()
+        live = self.live
         if live is not None:
             live.close()
         self._live = None
@@ -185,11 +191,15 @@ class EpochLoader:
 
     @property
     def _end(self) -> int:
-        n = self._feed.order.n
-        return (self._feed.position // n + 1) * n
+        n, stop = self._feed.order.n, self._feed._stop
+        end = (self._feed.position // n + 1) * n
+        return end if stop is None else min(end, stop)
 
     def __len__(self) -> int:
-        """Batches of the pass that comes next."""
+        """Batches of the live pass, else of the one that comes next."""
+        live = self._feed.live
+        if live is not None and live.total is not None:
+            return live.total
         return self._feed.line(self._feed.position, self._end).num_batches or 0
 
     def __iter__(self) -> Iteration:

@@ -15,7 +15,7 @@ from millrace.feed.line import Line, Plan
 from millrace.feed.ring import Slots
 from millrace.feed.rng import Rng
 from millrace.feed.stage import Stage
-from millrace.ragged import Ragged
+from millrace.ragged import Array, Ragged
 
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed, Transform
@@ -28,7 +28,7 @@ class Iteration:
 
     def __init__(self, feed: Feed, line: Line) -> None:
         self._feed, self._line, self._count = feed, line, 0
-        self._total = line.num_batches
+        self.total = line.num_batches
         self._process = os.getpid()
         self._convert = _to_torch if feed.device == "cpu" else None
         self.is_closed = False
@@ -36,30 +36,32 @@ class Iteration:
         self._make = maker.make
         self._stage: Stage | None = None
         if feed.transform is not None:
-            self._stage = Stage(maker.make, workers=min(feed.workers, feed.depth), depth=feed.depth, count=self._total)
+            self._stage = Stage(maker.make, workers=min(feed.workers, feed.depth), depth=feed.depth, count=self.total)
 
     def __iter__(self) -> Iteration:
         return self
 
     def __len__(self) -> int:
-        if self._total is None:
+        if self.total is None:
             raise TypeError("an endless feed has no length")
-        return self._total - self._count
+        return self.total - self._count
 
     def __next__(self) -> Batch:
         if self._process != os.getpid():
             raise FeedError("this feed was started in another process; a forked child must make its own")
-        if self.is_closed or self._count == self._total:
+        if self.is_closed or self._count == self.total:
             self.close()
             raise StopIteration
         try:
             batch = self._make(self._count) if self._stage is None else self._stage.take(self._count)
+            if self._convert is not None:
+                batch = self._convert(batch)
         except BaseException:
             self.close()
             raise
         self._count += 1
         self._feed.position = self._line.end(self._count)
-        return batch if self._convert is None else self._convert(batch)
+        return batch
 
     def close(self) -> None:
         self.is_closed = True
@@ -88,7 +90,8 @@ class _Maker:
             filled = Batch(plan.located.fill(rows.start, rows.stop, slot.array), **plan.marks(batch))
         finally:
             slot.is_filling = False
-        return filled if self._transform is None else self._transformed(filled)
+        # Marks of their own go on: the transform may change those it is given.
+        return filled if self._transform is None else self._transformed(batch, filled, plan.marks(batch))
 
     def _plan(self, batch: int) -> Plan:
         size = self._line.plan_size()
@@ -99,24 +102,25 @@ class _Maker:
                 total = self._line.num_batches
                 last = (number + 1) * size if total is None else min((number + 1) * size, total)
                 plan = self._plans[number] = self._line.plan(number * size, last)
-                # Threads may still be on the one before; those before that are done with.
-                self._plans.pop(number - 2, None)
+                # Threads may still be on the one before; those before that are done with, or made again.
+                for old in [known for known in self._plans if known < number - 1]:
+                    del self._plans[old]
             return plan
 
-    def _transformed(self, batch: Batch) -> Batch:
+    def _transformed(self, number: int, batch: Batch, marks: dict[str, Any]) -> Batch:
         assert self._transform is not None
-        assert batch.positions is not None
         try:
-            result = self._transform(batch, Rng(self._seed, batch.positions))
-            _check_result(result, batch.num_samples)
+            result = self._transform(batch, Rng(self._seed, marks["positions"]))
+            _check_result(result, len(marks["positions"]))
         except Exception as error:
-            first = int(batch.positions[0])
+            # Where the share is padding alone, its sample is the first of the global batch.
+            first = int(marks["positions"][0]) if marks["valid"][0] else self._line.end(number)
             cause = f"{type(error).__name__}: {error}"
             raise StageFailed(
-                f"the transform raised at position {first} (samples {batch.samples[:4]}...): {cause}",  # type: ignore[index]
+                f"the transform raised at position {first} (samples {marks['samples'][:4]}...): {cause}",
                 stage="transform", position=first,
             ) from error  # fmt: skip
-        return Batch(result, positions=batch.positions, samples=batch.samples, valid=batch.valid)
+        return Batch(result, **marks)
 
 
 def _check_result(result: Any, num_samples: int) -> None:
@@ -137,11 +141,16 @@ def _to_torch(batch: Batch) -> Batch:
         raise ConfigError('device="cpu" delivers torch tensors, and torch is not installed; pip install millrace[torch], '
                           'or take device="numpy"') from error  # fmt: skip
 
+    def tensor(array: Array) -> Any:
+        # torch takes no negative strides (a flip in a transform) and warns of read-only memory.
+        is_plain = array.flags.writeable and min(array.strides, default=0) >= 0
+        return torch.from_numpy(array if is_plain else array.copy())
+
     def convert(value: Any) -> Any:
         if isinstance(value, Ragged):
-            return value.map(torch.from_numpy)
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            return torch.from_numpy(value)
+            return value.map(tensor)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            return tensor(value)
         return value
 
     return Batch({name: convert(value) for name, value in batch.items()},

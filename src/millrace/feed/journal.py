@@ -11,7 +11,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from millrace.errors import ConfigError
+from millrace.view.spec import view_arrays
 
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed
@@ -34,8 +37,18 @@ def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
         "view": feed.view.spec(),
         "order": feed.order.spec(),
     }
-    with open(folder / NAME, "a") as file:
-        file.write(json.dumps(line, allow_nan=False) + "\n")
+    for key, ids in view_arrays(feed.view).items():
+        if not (folder / f"ids-{key}.npy").exists():
+            np.save(folder / f"ids-{key}.npy", ids)
+    with open(folder / NAME, "a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)  # a line torn by a kill would swallow this one
+        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+
+def arrays(run: str | os.PathLike[str]) -> dict[str, Any]:
+    """The ids of subsets a run used, by hash, as ``from_spec`` wants them."""
+    return {path.stem.removeprefix("ids-"): np.load(path) for path in sorted(Path(run).glob("ids-*.npy"))}
 
 
 def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:

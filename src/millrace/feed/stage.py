@@ -6,12 +6,17 @@ the iterator that started them: dropping it ends them.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from millrace.errors import FeedError
+
 Make: TypeAlias = Callable[[int], Any]
+JOIN_S = 2.0  # for all threads together: a transform that never returns must not keep the program alive
 
 
 class Stage:
@@ -34,7 +39,7 @@ class Stage:
         with shared.changed:
             while batch not in shared.done:
                 if shared.is_closed:
-                    raise RuntimeError("the feed was closed while a batch was awaited")
+                    raise FeedError("the feed was closed while a batch was awaited")
                 shared.changed.wait(timeout=1.0)  # a bounded wait, so that Ctrl-C is seen on every platform
             result, error = shared.done.pop(batch)
             shared.taken = batch + 1
@@ -54,6 +59,7 @@ class _Shared:
         self.done: dict[int, tuple[Any, BaseException | None]] = {}
         self.next = self.taken = 0
         self.is_closed = False
+        self.process = os.getpid()
 
     def ticket(self) -> int | None:
         """The number of the next batch to make, or None when there is no more work."""
@@ -80,10 +86,13 @@ def _work(shared: _Shared) -> None:
 
 
 def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
+    if shared.process != os.getpid():
+        return  # a forked child has none of the threads, and one of them may have held the lock
     with shared.changed:
         shared.is_closed = True
         shared.done.clear()
         shared.changed.notify_all()
+    deadline = time.monotonic() + JOIN_S
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(timeout=5.0)  # a transform that never returns must not keep the program alive
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -75,14 +76,15 @@ class Located:
     ) -> None:
         self._fields, self._spans, self._records, self._columns = fields, spans, records, columns
         self._dense: dict[str, _Dense] = {}
-        known: dict[tuple[str, int, int], _Rows] = {}
+        known: dict[Any, _Rows] = {}
         for field in fields:
             if field.axis is None or field.length is None:
                 continue
             dense = _Dense(fields, field, columns[field.column].dtype)
-            key = (field.column, dense.first, dense.length)
+            key = (field.column, dense.first, dense.length, dense.items)
             if key not in known:
-                known[key] = _Rows(columns[field.column], *_cut(spans[field.axis], dense.first, dense.length))
+                column = columns[field.column] if dense.items is None else _Items(columns[field.column], dense.items)
+                known[key] = _Rows(column, *_cut(spans[field.axis], dense.first, dense.length))
             dense.rows = known[key]
             self._dense[field.name] = dense
 
@@ -136,7 +138,11 @@ class _Dense:
 
     def __init__(self, fields: Sequence[Field], field: Field, stored: np.dtype[Any]) -> None:
         self._field = field
-        self._is_straight = stored == field.dtype and not field.is_bits and field.items is None
+        # Neighbouring items of a row are a slice of it, which needs no copy of the rest.
+        self.items = _run(field.items) if stored == field.dtype and not field.is_bits else None
+        self._is_straight = (
+            stored == field.dtype and not field.is_bits and (field.items is None or self.items is not None)
+        )
         group = [f for f in fields if f.column == field.column and f.length is not None and f.axis is not None]
         if self._is_straight:
             group = [field]
@@ -177,6 +183,34 @@ def _pieces(spans: Spans, first: int, length: int) -> tuple[Int64s, Int64s, Int6
     return spans.starts + low, spans.starts + high, spans.offsets
 
 
+def _run(items: tuple[int, ...] | None) -> tuple[int, int] | None:
+    """[first, last) where the items are neighbours in order."""
+    if items is None or items != tuple(range(items[0], items[0] + len(items))):
+        return None
+    return items[0], items[-1] + 1
+
+
+class _Items:
+    """Some neighbouring items of every row of a column, as a column."""
+
+    def __init__(self, column: ColumnSource, items: tuple[int, int]) -> None:
+        self._column, self._items, self.starts = column, slice(*items), column.starts
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._column.dtype
+
+    def whole(self, shard: int) -> Array | None:
+        found = self._column.whole(shard)
+        return None if found is None else found[..., self._items]
+
+    def span(self, start: int, stop: int) -> Array:
+        return self._column.span(start, stop)[..., self._items]
+
+    def take(self, rows: Array) -> Array:
+        return self._column.take(rows)[..., self._items]
+
+
 class _Rows:
     """Spans of one column, each with its shard and its place in it."""
 
@@ -194,11 +228,7 @@ class _Rows:
         self._length = int(stops[0] - starts[0]) if len(starts) else 0
         # Equal lengths within their shards, as windows are: then a batch is one index into a strided view.
         self._is_regular = offsets is None and bool(np.all(stops - starts == self._length) and np.all(stops <= ends))
-        self._shards = shards.tolist()
-        self._begins = self._local.tolist()
-        # -1 marks a span that leaves its shard.
-        self._ends = np.where(stops <= ends, stops - base, -1).tolist()
-        self._starts, self._stops = starts, stops
+        self._starts, self._stops, self._inside = starts, stops, stops <= ends
         self._whole: dict[int, Array | None] = {}
         self._strided: dict[int, Array] = {}
 
@@ -206,19 +236,26 @@ class _Rows:
     def dtype(self) -> np.dtype[Any]:
         return self._column.dtype
 
+    @cached_property
+    def _places(self) -> tuple[list[int], list[int], list[int]]:
+        """Shard, begin and end of every span as plain integers; an end of -1 marks one that leaves its shard."""
+        ends = np.where(self._inside, self._local + (self._stops - self._starts), -1)
+        return self._shard_of.tolist(), self._local.tolist(), ends.tolist()
+
     def slices(self, first: int, last: int) -> list[Array]:
         if self._offsets is not None:
             first, last = int(self._offsets[first]), int(self._offsets[last])
+        shards, begins, ends = self._places
         whole = self._whole
-        for shard in set(self._shards[first:last]) - whole.keys():
+        for shard in set(shards[first:last]) - whole.keys():
             whole[shard] = self._column.whole(shard)
         found: list[Array] = []
         for k in range(first, last):
-            mapped, end = whole[self._shards[k]], self._ends[k]
+            mapped, end = whole[shards[k]], ends[k]
             if mapped is None or end < 0:
                 found.append(self._column.span(int(self._starts[k]), int(self._stops[k])))
             else:
-                found.append(mapped[self._begins[k] : end])
+                found.append(mapped[begins[k] : end])
         return found
 
     def copy(self, first: int, last: int, out: Array) -> None:
@@ -242,9 +279,10 @@ class _Rows:
         if not self._is_regular or last <= first:
             return False
         shards = self._shard_of[first:last]
-        met = np.unique(shards).tolist()
-        if len(met) * 16 > last - first:
+        low, high = int(shards.min()), int(shards.max())
+        if high - low >= 64 or (high - low + 1) * 16 > last - first:
             return False
+        met = [low] if low == high else (np.flatnonzero(np.bincount(shards - low)) + low).tolist()
         views = {shard: self._view(shard) for shard in met}
         if any(view is None for view in views.values()):
             return False

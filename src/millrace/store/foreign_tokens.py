@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.errors import ConfigError, StoreError, StoreNotFound
+from millrace.errors import ConfigError, StoreNotFound
 from millrace.store.foreign_files import (
     SPELLINGS,
     SPLITS,
@@ -104,9 +104,12 @@ def _llmc_dtype(file: MappedFile) -> str | None:
     """The dtype by an llm.c header, whose token count must be that of the file; None without such a header."""
     if file.num_bytes < 8:
         return None
-    dtype = LLMC_DTYPES.get(struct.unpack("<ii", file.data[:8].tobytes()))
-    if dtype is None:
+    magic, version = struct.unpack("<ii", file.data[:8].tobytes())
+    if magic not in {known for known, _ in LLMC_DTYPES}:
         return None
+    dtype = LLMC_DTYPES.get((magic, version))
+    if dtype is None:
+        raise corrupt(file.path, f"an llm.c header of version {version}, which is unknown", "write it with a known version")
     count = struct.unpack("<i", file.data[8:12].tobytes())[0] if file.num_bytes >= LLMC_HEADER_BYTES else 0
     expected = LLMC_HEADER_BYTES + count * DTYPES[dtype][0].itemsize
     if file.num_bytes != expected:
@@ -118,29 +121,23 @@ def _llmc_dtype(file: MappedFile) -> str | None:
 
 
 def _headerless_dtype(folder: str, names: tuple[str, ...], given: str | None) -> str | None:
-    """What ``dtype=`` or the metadata in a folder says; both must agree."""
-    if given is not None and not is_integer(given):
-        raise ConfigError(
-            f"dtype={given!r} given for tokens in {folder}; expected an integer type such as 'uint16'", path=folder
-        )
+    """What ``dtype=`` says, else the metadata in a folder."""
+    if given is not None:
+        if not is_integer(given):
+            raise ConfigError(
+                f"dtype={given!r} given for tokens in {folder}; expected an integer type such as 'uint16'", path=folder
+            )
+        return given
     stated: list[tuple[str, str]] = []
     for name in names:
         where = os.path.join(folder, name)
-        if not os.path.lexists(where):
-            continue
-        try:
+        if os.path.lexists(where):
             body = read_json(where, "correct it, move it away, or give dtype= to do without it")
-        except StoreError:
-            if given is None:
-                raise
-            continue  # the user said what the metadata would have said
-        stated += [(where, _stated(where, key, body[key])) for key in DTYPE_KEYS if key in body]
-    for where, dtype in stated:
-        check_given(given, dtype, where)
+            stated += [(where, _stated(where, key, body[key])) for key in DTYPE_KEYS if key in body]
     if len({dtype for _, dtype in stated}) > 1:
         said = " and ".join(f"{os.path.basename(where)} {dtype}" for where, dtype in stated)
         raise corrupt(folder, f"its metadata disagree on the dtype ({said})", "correct or remove one of them")
-    return stated[0][1] if stated else given
+    return stated[0][1] if stated else None
 
 
 def _stated(where: str, key: str, value: Any) -> str:
@@ -148,7 +145,7 @@ def _stated(where: str, key: str, value: Any) -> str:
     if dtype is None or not is_integer(dtype):
         raise corrupt(
             where, f"{key} is {value!r}, expected an integer type of tokens such as 'uint16' (little-endian)",
-            "correct the file", expected="an integer dtype", found=value,
+            "correct the file or give dtype=", expected="an integer dtype", found=value,
         )  # fmt: skip
     return dtype
 

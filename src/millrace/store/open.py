@@ -28,8 +28,8 @@ def open_store(
                 f"dtype={dtype!r} given, but {name} is a millrace store and knows its dtypes; leave it out"
             )
         return read_store(name, snapshot, check=check)
-    if not os.path.exists(name):
-        raise missing(os.path.abspath(name))
     if snapshot is not None:
+        if not os.path.exists(name):
+            raise missing(os.path.abspath(name))
         raise ConfigError(f"snapshot= given, but {name} is not a millrace store; foreign layouts have no snapshots")
     return open_foreign(os.path.abspath(name), dtype)

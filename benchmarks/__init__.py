@@ -1,0 +1,1 @@
+"""Speed and memory, side by side with the alternative in one run; results/ keeps the figures with their machine."""

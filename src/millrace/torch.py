@@ -1,0 +1,108 @@
+"""Adapters for PyTorch: a map-style ``Dataset`` over a view, an ``IterableDataset`` over a feed.
+
+``Feed`` needs neither; these are for code that already has a DataLoader around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset as TorchIterableDataset
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from millrace.errors import ConfigError
+from millrace.feed.batch import Batch
+from millrace.feed.feed import Feed
+from millrace.ragged import Ragged
+from millrace.view.view import View
+
+
+class Item(dict[str, Any]):
+    """One sample, which remembers the batch it was gathered with: collating a whole batch then copies nothing."""
+
+    def __init__(self, values: dict[str, Any], batch: dict[str, Any] | None = None, row: int = 0) -> None:
+        super().__init__(values)
+        self.batch, self.row = batch, row
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Item, (dict(self),)
+
+
+class Dataset(TorchDataset[Item]):
+    """A view as a map-style dataset. A DataLoader's batch is gathered in one call, through ``__getitems__``.
+
+    Shuffling, resuming and ranks are then the DataLoader's: ``Feed`` does them exactly.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, sample: int) -> Item:
+        return Item(self.view[int(sample)])
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Item]:
+        batch = self.view[np.asarray(samples, np.int64)]
+        return [Item({name: value[row] for name, value in batch.items()}, batch, row) for row in range(len(samples))]
+
+
+def collate_items(items: Sequence[Item], *, collate_fn_map: Any = None) -> Batch:
+    """A batch of items: the arrays they were gathered in where they are all of it, else stacked."""
+    whole = items[0].batch
+    in_order = whole is not None and all(item.batch is whole and item.row == row for row, item in enumerate(items))
+    if whole is not None and in_order and len(items) == _rows(whole):
+        return Batch({name: _tensor(value) for name, value in whole.items()})
+    return Batch({name: _stack([item[name] for item in items]) for name in items[0]})
+
+
+def _rows(batch: dict[str, Any]) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, Ragged):
+        return value.map(torch.from_numpy)
+    return torch.from_numpy(value) if value.dtype != object else value
+
+
+def _stack(values: list[Any]) -> Any:
+    arrays = [np.asarray(value) for value in values]
+    if arrays[0].dtype == object or arrays[0].dtype.kind == "U":
+        return values
+    if len({array.shape for array in arrays}) == 1:
+        return torch.from_numpy(np.stack(arrays))
+    offsets = np.cumsum([0, *(len(array) for array in arrays)])
+    return Ragged(np.concatenate(arrays), offsets).map(torch.from_numpy)
+
+
+# The documented way to teach torch's default collate a type: a plain DataLoader then needs no collate_fn.
+default_collate_fn_map[Item] = collate_items
+
+
+class IterableDataset(TorchIterableDataset[Batch]):
+    """A feed for ``DataLoader(dataset, batch_size=None)``, whose workers must be 0: the feed has its own.
+
+    Copies of a feed in worker processes would each deliver every batch, and none could say where the loop stands.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        if worker is not None:
+            raise ConfigError(
+                f"num_workers={worker.num_workers}: every worker would deliver every batch of the feed; set num_workers=0 "
+                "and give the feed transform= and workers= instead, which run beside the training loop"
+            )
+        return iter(self.feed)
+
+    def __len__(self) -> int:
+        return len(self.feed)

@@ -1,0 +1,98 @@
+"""``millrace explain`` and ``millrace verify-resume``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import millrace as mr
+from millrace.cli import run
+from millrace.testing import tiny_store
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("explain") / "text"
+    tiny_store("text", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("explain") / "series"
+    tiny_store("series", path)
+    return path
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert run(["explain", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_step_of_a_store_is_what_the_feed_delivers(text: Path, capsys) -> None:
+    view = mr.Blocks(mr.open_store(text).split("train"), length=8)
+    feed = mr.Feed(view, batch=4, seed=7, device="numpy")
+    options = ["--length", "8", "--batch", "4", "--seed", "7"]
+    for step, batch in zip(range(1, 6), feed, strict=False):
+        found = explained(capsys, str(text), "--step", str(step), *options)
+        assert found["samples"] == batch.samples.tolist()
+        assert found["positions"] == batch.positions.tolist()
+        assert [row["rows"][0] for row in found["rows"]] == view.spans(batch.samples).starts.tolist()
+    assert run(["explain", str(text), "--step", "3", *options]) == 0
+    assert "step 3: 4 samples" in capsys.readouterr().out
+
+
+def test_windows_name_their_entity(series: Path, capsys) -> None:
+    found = explained(capsys, str(series), "--step", "2", "--lookback", "4", "--horizon", "2", "--batch", "3")
+    store = mr.open_store(series)
+    for row in found["rows"]:
+        assert row["columns"]["name"] == store.columns["name"][row["record"]]
+        assert store.offsets[row["record"]] <= row["rows"][0] < store.offsets[row["record"] + 1]
+
+
+def test_a_run_needs_no_options_also_after_the_batch_changed(text: Path, tmp_path: Path, capsys) -> None:
+    view = mr.Subset(mr.Blocks(mr.open_store(text).split("train"), length=8), range(0, 20, 2))
+    delivered = []
+    state = None
+    for batch_size, steps in ((4, 3), (2, 5)):
+        feed = mr.Feed(view, batch=batch_size, seed=1, device="numpy", run=tmp_path / "run")
+        if state is not None:
+            feed.load_state_dict(state)
+        delivered += [batch.samples.tolist() for _, batch in zip(range(steps), feed, strict=False)]
+        state = feed.state_dict()
+        feed.close()
+    for step, samples in enumerate(delivered, start=1):
+        assert explained(capsys, str(tmp_path / "run"), "--step", str(step))["samples"] == samples
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--length", "8", "--lookback", "3", "--horizon", "1"], "one kind"),
+        (["--lookback", "3"], "need both"),
+        (["--length", "8", "--split", "nope"], "split 'nope' is unknown"),
+        (["--length", "99999999"], "no samples"),
+    ],
+)
+def test_options_that_make_no_view_are_refused(text: Path, options: list[str], message: str, capsys) -> None:
+    assert run(["explain", str(text), "--step", "1", *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_verify_resume_proves_and_tells_what_it_tried(text: Path, series: Path, capsys) -> None:
+    assert run(["verify-resume", str(text), "--length", "8", "--batch", "6", "--steps", "20", "--trials", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "all 4 trials identical" in shown
+    assert "ranks" in shown
+    assert (
+        run(["verify-resume", str(series), "--lookback", "4", "--horizon", "2", "--trials", "2", "--split", "val"]) == 0
+    )
+
+
+def test_verify_resume_finds_an_order_that_is_not_exact(text: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    from millrace.feed import cursor
+
+    real = cursor.read
+    monkeypatch.setattr(cursor, "read", lambda *arguments: max(0, real(*arguments) - 1))
+    assert run(["verify-resume", str(text), "--length", "8", "--batch", "6", "--steps", "20", "--trials", "4"]) == 1
+    assert "DIFFER" in capsys.readouterr().out

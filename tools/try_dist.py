@@ -1,0 +1,22 @@
+"""Installs the sdist and the wheel of a folder in fresh environments and runs the command line from each."""
+
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+CHECK = "import millrace, millrace._core; print(millrace.__version__, millrace.__file__)"
+
+dist = Path(sys.argv[1])
+packages = [*dist.glob("*.whl"), *dist.glob("*.tar.gz")]
+assert len(packages) == 2, packages
+assert next(dist.glob("*.whl")).name.split("-")[2:4] == ["cp311", "abi3"], "one wheel must serve every later Python"
+for package in packages:
+    with tempfile.TemporaryDirectory(prefix="millrace-dist-") as folder:
+        venv.create(folder, with_pip=True)
+        python = f"{folder}/bin/python"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "-c", "constraints.txt", package], check=True)
+        subprocess.run([python, "-c", CHECK], check=True, cwd=folder)
+        subprocess.run([f"{folder}/bin/millrace", "demo"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        print(f"{package.name}: installs and runs")
