@@ -18,6 +18,8 @@ from millrace.store.layout import bfloat16_values
 if TYPE_CHECKING:
     from millrace.store.store import Shards
 
+PAGE_BYTES = 4096
+
 
 class ColumnArray:
     """One numeric column: ``len``, ``shape``, ``dtype``, slices, integer and boolean arrays, ``np.asarray``.
@@ -85,9 +87,11 @@ class ColumnArray:
                 parts.append(self._piece(k, max(start - base, 0), min(stop, end) - base))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _in_one_shard(self, first: int, last: int) -> bool:
-        before = np.searchsorted(self.starts, (first, last), side="right")
-        return bool(before[0] == before[1])
+    def _mapped_span(self, start: int, stop: int) -> Array | None:
+        """Rows [start, stop) where that is a view: in one mapped shard, without decoding."""
+        k, last = (np.searchsorted(self.starts, (start, stop - 1), side="right") - 1).tolist()
+        mapped = self._shards.array(int(self._ids[k]), self._file) if k == last and not self._decode else None
+        return None if mapped is None else mapped[start - self.starts[k] : stop - self.starts[k]]
 
     def take(self, rows: Array) -> Array:
         """Any rows in any order, as a copy; each shard is visited once."""
@@ -98,10 +102,21 @@ class ColumnArray:
         by_shard = np.argsort(shards, kind="stable")
         visited, firsts = np.unique(shards[by_shard], return_index=True)
         for k, places in zip(visited.tolist(), np.split(by_shard, firsts[1:]), strict=True):
-            inside = rows[places] - self.starts[k]
-            low, high = int(inside.min()), int(inside.max()) + 1
-            out[places] = self._piece(k, low, high)[inside - low]
+            out[places] = self._rows_at(int(self._ids[k]), rows[places] - self.starts[k])
         return out
+
+    def _rows_at(self, shard: int, inside: Int64s) -> Array:
+        mapped = self._shards.array(shard, self._file)
+        found = mapped[inside] if mapped is not None else self._read_at(shard, inside)
+        return bfloat16_values(found) if self._decode else found
+
+    def _read_at(self, shard: int, inside: Int64s) -> Array:
+        """Rows of a shard that is not mapped; those less than a page apart are read together."""
+        distinct, places = np.unique(inside, return_inverse=True)
+        item_bytes = self._storage.itemsize * int(np.prod(self._tail, dtype=np.int64))
+        runs = np.split(distinct, np.flatnonzero(np.diff(distinct) * item_bytes > PAGE_BYTES) + 1)
+        parts = [self._shards.rows(shard, self._file, int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs]
+        return np.concatenate(parts)[places]
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, tuple):
@@ -120,8 +135,9 @@ class ColumnArray:
             rows = range(len(self))[key]
             if rows.step == 1:
                 return self.span(rows.start, rows.stop)
-            if rows.step > 1 and len(rows) and self._in_one_shard(rows[0], rows[-1]):
-                return self.span(rows.start, rows[-1] + 1)[:: rows.step]
+            view = self._mapped_span(rows[0], rows[-1] + 1) if rows.step > 1 and len(rows) else None
+            if view is not None:
+                return view[:: rows.step]
             return self.take(np.arange(rows.start, rows.stop, rows.step, dtype=np.int64))
         return self.take(_rows(key, len(self)))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +22,43 @@ _TABLE = re.compile(r"(shards|hashes)(-[0-9a-f]{16})?\.bin|.*\.tmp")
 
 def collect(path: str | os.PathLike[str], *, keep: int | None = None, dry_run: bool = False) -> dict[str, Any]:
     """What ``millrace gc`` does: locks the store, keeps the newest ``keep`` snapshots (None: all), removes the rest."""
-    out = Path(os.path.abspath(path))
+    out = Path(os.path.realpath(path))
     if keep is not None and keep < 1:
         raise ConfigError(f"keep={keep}; at least the current snapshot stays: expected 1 or more")
     if not (out / "store.json").exists():
         raise missing(str(out))
-    lock = FolderLock(out, out.with_name(out.name + ".partial"), out)
-    lock.acquire()
+    partial = out.with_name(out.name + ".partial")
+    lock = FolderLock(out, partial, out)
+    interrupted = partial.is_dir()  # before the lock, which may keep a lease there
+    if not lock.acquire():
+        raise missing(str(out))
     try:
-        return sweep(out, keep, dry_run=dry_run)
+        done = sweep(out, keep, dry_run=dry_run)
+        if interrupted:
+            done["removed"].append(partial.name)
+            done["freed_bytes"] += _size(partial)
+        if not dry_run:
+            with platform.writing(partial, "removing"):
+                platform.remove(partial)
+        return done
     finally:
         lock.release()
+        if not interrupted:
+            with contextlib.suppress(OSError):
+                os.rmdir(partial)
 
 
-def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False) -> dict[str, Any]:
+def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: Collection[str] = ()) -> dict[str, Any]:
     """Deletes what no kept snapshot names; ``keep`` newest snapshots stay, None keeps all.
 
-    The caller holds the lock on ``out``. Returns what went and what stayed.
+    The caller holds the lock on ``out``; ``spare`` are shards that it is about to commit. Returns what went and
+    what stayed.
     """
     chain = _chain(out)
     kept = chain if keep is None else chain[:keep]
     names = {f"{manifest.fingerprint}.json" for manifest in kept}
     tables = {table.name for manifest in kept for table in (manifest.shards, manifest.hashes)}
-    shards: set[str] = set()
+    shards = set(spare)
     for manifest in kept:
         table = manifests.check_table(
             manifest, (out / manifest.shards.name).read_bytes(), str(out / manifest.shards.name)

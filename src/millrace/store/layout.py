@@ -21,6 +21,7 @@ from millrace.ragged import Array, Int64s
 BLOCK_BYTES = 4 << 20  # one hash per block: damage is located to this, and a download is checked by it
 PRIMARY_AXIS = "rows"
 MAX_ITEMS = 1 << 62  # rows, records and bytes stay below this, so that sums of two fit int64
+MAX_COLUMNS = 4096
 MAX_DICTIONARY = 65_536  # a dictionary lives in the manifest; more values are strings
 
 # name -> (dtype on disk, file ending). bfloat16 has no numpy type: its bits are stored as uint16.
@@ -157,6 +158,10 @@ class Layout:
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self.columns = dict(columns)
+        if len(self.columns) > MAX_COLUMNS:
+            raise ConfigError(
+                f"{len(self.columns)} columns; at most {MAX_COLUMNS}: give related ones a shape and join them"
+            )
         for name in self.columns:
             check_name(name, "column")
             if name == "offsets" or name.startswith("offsets."):
@@ -222,7 +227,7 @@ def num_blocks(num_bytes: Int64s) -> Int64s:
 
 def bfloat16_bits(array: Array) -> npt.NDArray[np.uint16]:
     """float32 -> bfloat16 bits, to nearest even; NaN stays NaN."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    bits = np.asarray(array, np.float32, order="C").view(np.uint32)  # ascontiguousarray would make one value a row
     rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     return np.where(is_nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)

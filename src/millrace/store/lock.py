@@ -44,12 +44,19 @@ class FolderLock:
         self._fd: int | None = None
         self._lease: _Lease | None = None
 
-    def acquire(self) -> None:
-        if not self._flock():
+    def acquire(self) -> bool:
+        """Raises where another holds it; False where the folder was renamed or removed meanwhile: look again."""
+        held = self._flock()
+        if held is None:
+            platform.make_dir(self._owner_file.parent)
             self._lease = _Lease(self._owner_file.with_name("lease"))
             if not self._lease.take():
+                self._lease = None
                 raise self._locked()
-        _held.add(self)
+            held = True
+        if held:
+            _held.add(self)
+        return held
 
     def write_owner(self) -> None:
         """Says who holds the lock, for whoever finds it held."""
@@ -57,17 +64,24 @@ class FolderLock:
             data = json.dumps(_myself()).encode()
             platform.write_file(self._owner_file, data, mode=0o644)
 
-    def _flock(self) -> bool:
-        """True when flock holds; False where the file system has none; raises when another holds it."""
+    def _flock(self) -> bool | None:
+        """Whether flock holds the folder that bears the name now; None where the file system has no flock."""
         if not HAS_FLOCK:
+            return None
+        try:
+            fd = os.open(self._folder, os.O_RDONLY | platform.O_DIRECTORY)
+        except FileNotFoundError:
             return False
-        fd = os.open(self._folder, os.O_RDONLY | platform.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise self._locked() from None
+            return None
+        # Its last holder may have renamed or removed the folder, and another writer made a new one of this name.
+        if not _is_still(fd, self._folder):
+            os.close(fd)
             return False
         self._fd = fd
         return True
@@ -103,6 +117,13 @@ class FolderLock:
         self._lease = None
 
 
+def _is_still(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def _forget_locks() -> None:
     for lock in list(_held):
         lock.forget()
@@ -129,6 +150,7 @@ class _Lease:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stop = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True, name="millrace-lease")
 
     def take(self) -> bool:
         for _ in range(2):
@@ -140,20 +162,25 @@ class _Lease:
                 with contextlib.suppress(FileNotFoundError):
                     platform.remove(self._path)
                 continue
-            with os.fdopen(fd, "wb") as file:
-                file.write(json.dumps(_myself()).encode())
-            threading.Thread(target=self._beat, daemon=True, name="millrace-lease").start()
+            try:
+                platform.write(fd, json.dumps(_myself()).encode(), self._path)
+            except BaseException:
+                os.unlink(self._path)
+                raise
+            finally:
+                os.close(fd)
+            self._heart.start()
             return True
         return False
 
     def _dead(self) -> bool:
         try:
-            owner = json.loads(self._path.read_bytes())
             silent_s = time.time() - self._path.stat().st_mtime
+            owner = json.loads(self._path.read_bytes())
         except FileNotFoundError:
             return True
         except ValueError:
-            return False  # being written this moment
+            return silent_s > LEASE_S  # being written this moment, or its owner was killed just then
         if owner["host"] != socket.gethostname():
             return silent_s > LEASE_S
         try:
@@ -168,4 +195,5 @@ class _Lease:
 
     def drop(self) -> None:
         self._stop.set()
+        self._heart.join()
         platform.remove(self._path)

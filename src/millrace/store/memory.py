@@ -134,7 +134,9 @@ def from_arrays(
     """
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r}; expected one of {', '.join(KINDS)}")
-    given = {name: value if isinstance(value, Ragged) else _as_array(value) for name, value in columns.items()}
+    given = {name: value if isinstance(value, Ragged) else _as_array(name, value) for name, value in columns.items()}
+    if unknown := [name for name in per or {} if name not in given]:
+        raise ConfigError(f"per= names {unknown}, which are not among the columns {list(given)}")
     plain = [len(value) for value in given.values() if not isinstance(value, Ragged)]
     ragged = {name: value for name, value in given.items() if isinstance(value, Ragged)}
     if offsets is not None:
@@ -151,6 +153,8 @@ def from_arrays(
     for name, value in given.items():
         declared[name], arrays[name] = _declare(name, value, axes, (per or {}).get(name))
     layout = Layout(declared)
+    if offsets is not None and "rows" not in layout.axes:
+        raise ConfigError("offsets= given, but no column has them: each is a Ragged or per record; leave offsets out")
     normaliser = Normaliser(layout)
     stored, all_offsets = normaliser.records(arrays, {axis: axes[axis] for axis in axes if axis in layout.axes})
     if cuts is not None:
@@ -162,8 +166,14 @@ def from_arrays(
     return array_store(layout, [("memory", files)], kind=kind, meta=meta, cuts=cuts)
 
 
-def _as_array(value: Any) -> Array:
+def _as_array(name: str, value: Any) -> Array:
     array = np.asarray(value)
+    if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
+        array = np.asarray(value, object)  # numpy's own text drops NULs at the end, and makes text of numbers
+    if array.ndim == 0:
+        raise ConfigError(
+            f"column {name!r} is the single value {value!r}; expected an array with one item per row or record"
+        )
     return array.astype(object) if array.dtype.kind in "UT" else array
 
 
@@ -172,6 +182,10 @@ def _declare(name: str, value: Any, axes: dict[str, Int64s], per: str | None) ->
     if isinstance(value, Ragged):
         shared = next((axis for axis, known in axes.items() if np.array_equal(known, value.offsets)), None)
         if shared is None:
+            if name in axes:
+                raise ConfigError(
+                    f"column {name!r} brings its own axis, but the axis of offsets has that name; rename it"
+                )
             shared = name
             axes[name] = value.offsets
         return Column(value.values.dtype, value.values.shape[1:], axis=shared), value.values
@@ -200,25 +214,53 @@ def from_pandas(
             raise ConfigError(
                 f"column {column!r} has a missing value in row {int(frame[column].isna().to_numpy().argmax())}; drop it"
             )
-    if features is None:
-        numeric = frame.select_dtypes("number").columns
-        features = [str(name) for name in numeric if name not in (entity, time)]
-    if not features:
+    if not frame.columns.is_unique:
+        raise ConfigError(f"two columns of the frame have one name: {', '.join(map(str, frame.columns))}; rename one")
+    labels = features or [name for name in frame.select_dtypes("number").columns if name not in (entity, time)]
+    if not labels:
         raise ConfigError("no numeric columns besides entity and time; give features=")
     names = frame[entity].astype(str).to_numpy(object)
-    times, is_date = frame[time].to_numpy(), frame[time].dtype.kind == "M"
-    if is_date:
-        times = times.astype("datetime64[ns]")
+    times, is_date = _times(frame[time])
     distinct, codes = np.unique(np.array([str(name).encode() for name in names], object), return_inverse=True)
     rows = np.lexsort((times, codes))
     offsets = np.concatenate(([0], np.cumsum(np.bincount(codes, minlength=len(distinct)))))
-    values = frame[features].to_numpy(dtype)[rows]
     columns = {
-        "values": values,
-        "time": times[rows].view(np.int64) if is_date else times[rows],
+        "values": _values(frame, labels, dtype)[rows],
+        "time": times[rows],
         "name": np.array([name.decode() for name in distinct], object),
     }
-    meta = {"features": features, "time": {"unit": "ns" if is_date else None}}
+    meta = {"features": [str(label) for label in labels], "time": {"unit": "ns" if is_date else None}}
     return from_arrays(
         columns, offsets, per={"values": "row", "time": "row", "name": "record"}, kind="series", meta=meta
     )
+
+
+def _times(column: pandas.Series[Any]) -> tuple[Array, bool]:
+    """Times as numbers, and whether they were dates (then nanoseconds, in UTC where they have a zone)."""
+    is_date = column.dtype.kind == "M"
+    try:
+        times = column.dt.as_unit("ns").astype("int64").to_numpy() if is_date else column.to_numpy()
+    except ValueError as error:
+        raise ConfigError(
+            f"column {column.name!r} has a date beyond int64 nanoseconds (1677 to 2262): {error}"
+        ) from error
+    if times.dtype.kind not in "iuf":
+        raise ConfigError(
+            f"column {column.name!r} is {column.dtype}; expected numbers or dates: see pandas.to_datetime"
+        )
+    return times, is_date
+
+
+def _values(frame: pandas.DataFrame, labels: list[Any], dtype: str) -> Array:
+    if unknown := [label for label in labels if label not in frame.columns]:
+        raise ConfigError(f"features {unknown} are not in the frame; it has {', '.join(map(str, frame.columns))}")
+    for label in labels:
+        if frame[label].dtype.kind not in "iufb":
+            raise ConfigError(f"feature {label!r} is {frame[label].dtype}; expected numbers")
+    if dtype in ("float16", "float32", "float64"):
+        values: Array = frame[labels].to_numpy(dtype)
+        return values
+    column = Column(dtype, (len(labels),))
+    if column.storage.kind not in "iu" or dtype == "bfloat16":
+        raise ConfigError(f"dtype={dtype!r}; expected a float or integer type of numpy")
+    return Normaliser(Layout({"values": column})).cast("values", frame[labels].to_numpy())

@@ -56,6 +56,11 @@ def writing(path: str | Path, doing: str = "writing") -> Iterator[None]:
 
 
 def make_dir(path: str | Path) -> None:
+    """A folder, if it is not there; the names of parents that had to be made are durable, its own is not yet."""
+    parent = os.path.dirname(path)
+    if parent and not os.path.isdir(parent):
+        make_dir(parent)
+        sync_dir(os.path.dirname(parent) or ".")
     _step("mkdir", path)
     os.makedirs(path, exist_ok=True)
 
@@ -70,13 +75,25 @@ def write(fd: int, data: memoryview | bytes, path: str | Path) -> None:
     """Writes all of ``data`` with write(2): a full disk is then an error, where through a map it is a SIGBUS."""
     _step("write", path)
     view = memoryview(data).cast("B")
-    while len(view):
-        view = view[os.write(fd, view) :]
+    with _named(path):
+        while len(view):
+            view = view[os.write(fd, view) :]
 
 
 def sync(fd: int, path: str | Path) -> None:
     _step("fsync", path)
-    os.fsync(fd)
+    with _named(path):
+        os.fsync(fd)
+
+
+@contextlib.contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Calls that take a descriptor know no path: their errors get it here."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def sync_dir(path: str | Path) -> None:
@@ -116,13 +133,18 @@ def write_file(path: str | Path, data: bytes, *, mode: int = 0o444) -> None:
     remove(aside)
     fd = create(aside)
     try:
-        write(fd, data, path)
-        with contextlib.suppress(AttributeError):
-            os.fchmod(fd, mode)
-        sync(fd, path)
-    finally:
-        os.close(fd)
-    rename(aside, path)
+        try:
+            write(fd, data, path)
+            with contextlib.suppress(AttributeError):
+                os.fchmod(fd, mode)
+            sync(fd, path)
+        finally:
+            os.close(fd)
+        rename(aside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove(aside)
+        raise
 
 
 def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.uint8]:

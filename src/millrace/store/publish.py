@@ -7,6 +7,7 @@ clean. ``StoreWriter`` and the preparations use this; readers never see it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform as python_platform
@@ -17,16 +18,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError, StoreNotFound
 from millrace.store import manifest as manifests
 from millrace.store import platform
-from millrace.store.layout import Layout, check_name
+from millrace.store.journal import Header, Journal
+from millrace.store.layout import Layout
 from millrace.store.lock import FolderLock
-from millrace.store.manifest import Manifest, TableFile, Totals, digest
+from millrace.store.manifest import Manifest, digest
 from millrace.store.shard import ShardEntry, shard_name
+from millrace.store.snapshot import Base, build, split_rank
 
 
 class Partial:
@@ -39,35 +41,64 @@ class Partial:
         self.out = out
         self.folder = out.with_name(out.name + ".partial")
         self.shards = self.folder / "shards"
-        self.entries: list[ShardEntry] = []
-        self._append = append
+        self.entries: dict[str, ShardEntry] = {}  # by shard name
+        self.committed: list[ShardEntry] = []  # what a killed append had brought into the store
+        self._append, self._pid = append, os.getpid()
+        self._journal = Journal(self.folder)
         self._lock = FolderLock(out if append else self.folder, self.folder, out)
+
+    @property
+    def mine(self) -> bool:
+        """False in a forked child: the folder and its lock stay with the parent."""
+        return os.getpid() == self._pid
 
     def acquire(self) -> None:
         """Takes the lock, or says who holds it; a finished store at ``out`` is never written over."""
         with platform.writing(self.folder, "creating"):
-            if self._append and not (self.out / "store.json").exists():
-                raise StoreNotFound(
-                    f"{self.out} holds no store to append to; write it first without append", path=str(self.out)
-                )
-            if not self._append:
-                self._refuse_existing()
-            platform.make_dir(self.folder)
-            self._lock.acquire()
-            try:
+            while True:  # again where another writer finished or gave up between look and lock
+                self._check_target()
                 if not self._append:
-                    self._refuse_existing()  # another writer may have finished between look and lock
+                    platform.make_dir(self.folder)
+                if self._lock.acquire():
+                    break
+            try:
+                self._check_target()
+                platform.make_dir(self.folder)
                 self._lock.write_owner()
             except BaseException:
+                with contextlib.suppress(OSError):
+                    os.rmdir(self.folder)  # only if there is nothing in it
                 self._lock.release()
                 raise
 
-    def begin(self, plan: Mapping[str, Any], *, resume: bool) -> None:
+    def begin(self, plan: Mapping[str, Any], layout: Layout, base: Base | None, *, resume: bool) -> None:
         """Continues the journal of the same plan, or starts clean."""
-        header = json.dumps({"plan": digest(manifests.canonical(plan))})
+        options = digest(manifests.canonical(plan))
+        header = Header(options, None if base is None else base.manifest.fingerprint)
         with platform.writing(self.folder, "creating"):
-            if not (resume and self._continue(header)):
+            found, entries, complete = self._journal.read() if resume else (None, [], False)
+            if found is None:
                 self._start(header)
+            elif found == header:
+                kept = self._intact(entries, layout)
+                if not complete or kept != entries:
+                    self._journal.write(header, kept)
+                platform.make_dir(self.shards)
+                self.entries = {_name(entry): entry for entry in kept}
+            elif base is not None and found == Header(options, base.manifest.parent):
+                self.committed = entries  # killed between its commitment and its end
+            else:
+                raise ConfigError(
+                    f"{self.folder} was begun with other columns or options; finish it with those, or remove it to start anew"
+                )
+
+    def _check_target(self) -> None:
+        if not self._append:
+            self._refuse_existing()
+        elif not (self.out / "store.json").exists():
+            raise StoreNotFound(
+                f"{self.out} holds no store to append to; write it first without append", path=str(self.out)
+            )
 
     def _refuse_existing(self) -> None:
         if (self.out / "store.json").exists():
@@ -79,75 +110,85 @@ class Partial:
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"{self.out} is a file; a store is a folder: choose another path")
 
-    @property
-    def _journal(self) -> Path:
-        return self.folder / "journal.jsonl"
-
-    def _start(self, header: str) -> None:
+    def _start(self, header: Header) -> None:
         for entry in sorted(os.listdir(self.folder)):
             if entry not in ("lease", "owner.json"):
                 platform.remove(self.folder / entry)
         platform.make_dir(self.shards)
-        self._note(header)
+        self._journal.write(header)
 
-    def _continue(self, header: str) -> bool:
-        """Reads the journal; a torn last line is a shard that was not finished."""
-        if not self._journal.exists():
-            return False
-        data = self._journal.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.splitlines()
-        if not lines or json.loads(lines[0]) != json.loads(header):
-            raise ConfigError(
-                f"{self.folder} was begun with other columns or options; finish it with those, or remove it to start anew"
-            )
-        if len(whole) != len(data):
-            os.truncate(self._journal, len(whole))
-        self.entries = [msgspec.json.decode(line, type=ShardEntry) for line in lines[1:]]
-        platform.make_dir(self.shards)
-        return True
-
-    def _note(self, line: str) -> None:
-        new = not self._journal.exists()
-        fd = platform.create(self._journal) if new else os.open(self._journal, os.O_WRONLY | os.O_APPEND)
-        try:
-            platform.write(fd, line.encode() + b"\n", self._journal)
-            platform.sync(fd, self._journal)
-        finally:
-            os.close(fd)
-        if new:
-            platform.sync_dir(self.folder)
+    def _intact(self, entries: Iterable[ShardEntry], layout: Layout) -> list[ShardEntry]:
+        """Shards that are there with their sizes; none after a missing one, since the next records follow the last."""
+        kept: list[ShardEntry] = []
+        broken: set[str] = set()
+        for entry in entries:
+            sizes = layout.file_bytes(np.array([[entry.records, *entry.rows]], np.int64))[0].tolist()
+            # A killed append may have moved the shard already.
+            places = (self.shards / _name(entry), self.out / "shards" / _name(entry))
+            if entry.split in broken or not any(_has_sizes(place, layout, sizes) for place in places):
+                broken.add(entry.split)
+            else:
+                kept.append(entry)
+        return kept
 
     def add(self, entry: ShardEntry) -> None:
         """Journals a finished shard: from here on a restart keeps it."""
-        with platform.writing(self._journal):
-            platform.sync_dir(self.shards)
-            self._note(msgspec.json.encode(entry).decode())
-        self.entries.append(entry)
+        if self.committed:
+            raise ConfigError(f"{self.out} holds this append already, which was killed at its end; append more anew")
+        known = self.entries.get(_name(entry))
+        if known is not None and known != entry:
+            raise ConfigError(f"shard {_name(entry)} was added twice, with different contents; use each number once")
+        if known is None:
+            with platform.writing(self._journal.path):
+                platform.sync_dir(self.shards)
+                self._journal.note(entry)
+            self.entries[_name(entry)] = entry
 
     def publish(self, fields: Mapping[str, Any], base: Base | None, provenance: Mapping[str, Any]) -> str:
         """Makes the store, or the next snapshot of it, visible; returns its fingerprint."""
-        splits = dict.fromkeys((*fields["splits"], *sorted({entry.split for entry in self.entries}, key=_split_rank)))
+        written = self.entries.values()
+        splits = dict.fromkeys((*fields["splits"], *sorted({entry.split for entry in written}, key=split_rank)))
         order = {split: k for k, split in enumerate(splits)}
-        entries = sorted(self.entries, key=lambda entry: (order[entry.split], entry.number))
+        entries = sorted(written, key=lambda entry: (order[entry.split], entry.number))
         manifest, table, hashes = build(fields, tuple(splits), entries, base)
         with platform.writing(self.out, "publishing"):
             if base is None:
                 self._lay(self.folder, manifest, table, hashes, provenance)
                 platform.remove(self.folder / "owner.json")
-                platform.remove(self._journal)
+                platform.remove(self._journal.path)
                 self._lock.before_rename()
                 platform.sync_dir(self.folder)
-                platform.rename(self.folder, self.out)
-                platform.sync_dir(self.out.parent)
+                self._rename()
                 self._lock.release()
-            else:
-                for entry in entries:
-                    name = shard_name(entry.split, entry.number)
-                    platform.rename(self.shards / name, self.out / "shards" / name)
+                return manifest.fingerprint
+            for entry in entries:
+                if (self.shards / _name(entry)).exists():  # else a killed run has moved it
+                    platform.rename(self.shards / _name(entry), self.out / "shards" / _name(entry))
+            try:
                 self._lay(self.out, manifest, table, hashes, provenance)
-                self.close(remove=True)
+            except OSError:
+                self._restore(base)
+                raise
+        with contextlib.suppress(OSError):  # it is in the store: what stays here, the next append or gc removes
+            self.close(remove=True)
         return manifest.fingerprint
+
+    def _rename(self) -> None:
+        """The moment a store comes into being; an error must mean that it has not."""
+        platform.rename(self.folder, self.out)
+        try:
+            platform.sync_dir(self.out.parent)
+        except OSError:
+            platform.rename(self.out, self.folder)
+            raise
+
+    def _restore(self, base: Base) -> None:
+        """After a failure behind the commitment of an append: an error must mean that nothing was appended."""
+        with contextlib.suppress(OSError):
+            old = (self.out / "snapshots" / f"{base.manifest.fingerprint}.json").read_bytes()
+            if (self.out / "store.json").read_bytes() != old:
+                platform.write_file(self.out / "store.json", old)
+                platform.sync_dir(self.out)
 
     def _lay(self, root: Path, manifest: Manifest, table: bytes, hashes: bytes, provenance: Mapping[str, Any]) -> None:
         """The files beside the shards, the manifest last."""
@@ -167,75 +208,27 @@ class Partial:
 
     def close(self, *, remove: bool) -> None:
         """Gives the lock back; with ``remove`` nothing of the attempt stays."""
-        if remove:
-            platform.remove(self.folder)
-        self._lock.release()
+        try:
+            if remove and self.folder.is_dir():
+                with platform.writing(self.folder, "removing"):
+                    # The journal last: by it a resumed append knows that it had come through.
+                    for entry in sorted(os.listdir(self.folder)):
+                        if entry not in (self._journal.path.name, "lease"):
+                            platform.remove(self.folder / entry)
+                    platform.remove(self.folder)
+        finally:
+            self._lock.release()
 
 
-def _split_rank(split: str) -> tuple[int, str]:
-    """Undeclared splits in an order that no timing changes: train, val, test, then by name."""
-    known = ("train", "val", "test")
-    return (known.index(split) if split in known else len(known), split)
+def _name(entry: ShardEntry) -> str:
+    return shard_name(entry.split, entry.number)
 
 
-class Base:
-    """The store an append continues: its manifest, shard table and block hashes."""
-
-    def __init__(self, manifest: Manifest, table: bytes, hashes: bytes) -> None:
-        self.manifest, self.table, self.hashes = manifest, table, hashes
-
-    def next_number(self, split: str) -> int:
-        """The first shard number of a split that no snapshot of this line uses."""
-        width = 3 + len(self.manifest.axes)
-        rows = np.frombuffer(self.table, "<u8").reshape(-1, width)
-        mine = (
-            rows[rows[:, 0] == list(self.manifest.splits).index(split)] if split in self.manifest.splits else rows[:0]
-        )
-        return int(mine[:, 1].max()) + 1 if len(mine) else 0
-
-
-def build(
-    fields: Mapping[str, Any], splits: tuple[str, ...], entries: Iterable[ShardEntry], base: Base | None
-) -> tuple[Manifest, bytes, bytes]:
-    """Manifest, shard table and block hashes of a store with these shards; pure, so that reruns are identical."""
-    columns = fields["columns"]
-    layout = Layout(columns)
-    for split in splits:
-        check_name(split, "split")
-    order = {split: k for k, split in enumerate(splits)}
-    rows = [[order[entry.split], entry.number, entry.records, *entry.rows] for entry in entries]
-    table = np.array(rows, "<u8").reshape(-1, 3 + len(layout.axes)).tobytes()
-    hashes = b"".join(bytes.fromhex(block)[::-1] for entry in entries for block in entry.hashes)
-    if base is not None:
-        table, hashes = base.table + table, base.hashes + hashes
-    whole = np.frombuffer(table, "<u8").reshape(-1, 3 + len(layout.axes))
-    counts = manifests.table_counts(whole)
-    sums = [sum(column) for column in counts.T.tolist()]
-
-    def described(name: str, data: bytes) -> TableFile:
-        # A snapshot's tables never replace those of another one, which a reader may be about to open.
-        found = digest(data)
-        return TableFile(f"{name}.bin" if base is None else f"{name}-{found[:16]}.bin", len(data), found)
-
-    manifest = Manifest(
-        version=manifests.VERSION,
-        kind=fields["kind"],
-        columns={name: manifests.as_entry(column) for name, column in columns.items()},
-        axes=layout.axes,
-        splits=splits,
-        totals=Totals(
-            len(whole), sums[0], dict(zip(layout.axes, sums[1:], strict=True)), int(layout.file_bytes(counts).sum())
-        ),
-        shards=described("shards", table),
-        hashes=described("hashes", hashes),
-        parent=None if base is None else base.manifest.fingerprint,
-        fingerprint="",
-        **{key: fields[key] for key in ("tokenizer", "scaling", "cuts", "meta") if fields.get(key) is not None},
-    )
-    if manifest.cuts is not None:
-        manifests.check_cuts(manifest.cuts, layout)
-    manifest.fingerprint = manifests.fingerprint(manifest, whole)
-    return manifest, table, hashes
+def _has_sizes(folder: Path, layout: Layout, sizes: list[int]) -> bool:
+    try:
+        return [os.stat(folder / file.name).st_size for file in layout.files] == sizes
+    except OSError:
+        return False
 
 
 def describe_run() -> dict[str, Any]:

@@ -7,6 +7,7 @@ and users may read one store, also while it is appended to or replaced.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -14,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.errors import ConfigError, StoreCorrupt, StoreNotFound
+from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.layout import Layout
 from millrace.store.manifest import FINGERPRINT, Manifest
-from millrace.store.publish import Base
 from millrace.store.shard import shard_name
+from millrace.store.snapshot import Base
 from millrace.store.store import Store
 
 MAX_CHECKED_FILES = 4096  # beyond this many, sizes are checked shard by shard when first touched
@@ -34,6 +35,7 @@ def read_store(path: str | os.PathLike[str], snapshot: str | None = None, *, che
     manifest, table = folder.manifest(snapshot)
     counts = manifests.table_counts(table)
     shards = DiskShards(folder, manifest, table, counts)
+    shards.check_root()
     if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
         shards.check_all()
     return Store(
@@ -65,7 +67,10 @@ class Folder:
         if not os.path.isfile(os.path.join(self.path, "store.json")):
             raise missing(self.path)
         if platform.HAS_DIR_FD:
-            self._fd = os.open(self.path, os.O_RDONLY | platform.O_DIRECTORY)
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY | platform.O_DIRECTORY)
+            except OSError as error:
+                raise unreadable(self.path, error) from error
 
     def __del__(self) -> None:
         if getattr(self, "_fd", None) is not None:
@@ -96,9 +101,7 @@ class Folder:
                 )  # fmt: skip
             fd = self.open(name)
         except OSError as error:
-            raise StoreCorrupt(
-                f"{where} cannot be read ({error.strerror}); copy or prepare the store again", path=where
-            ) from error
+            raise unreadable(where, error) from error
         try:
             data = platform.pread(fd, num_bytes, 0)
         finally:
@@ -129,6 +132,20 @@ class Folder:
             raise StoreCorrupt(f"{where} holds snapshot {manifest.fingerprint}; expected {snapshot}", path=where)
         data = self.read(manifest.shards.name, manifest.shards.bytes)
         return manifest, manifests.check_table(manifest, data, os.path.join(self.path, manifest.shards.name))
+
+
+def unreadable(path: str, error: OSError) -> StoreError:
+    """The error for a file the system refused to open: only some of these mean that the store is damaged."""
+    remedies = {
+        errno.EACCES: "fix the permission",
+        errno.EPERM: "fix the permission",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+        errno.ENFILE: "close other programs, the machine is out of open files",
+    }
+    what = f"{path} cannot be read ({error.strerror})"
+    if error.errno in remedies:
+        return StoreError(f"{what}; {remedies[error.errno]}", path=path)
+    return StoreCorrupt(f"{what}; copy or prepare the store again", path=path)
 
 
 def missing(path: str) -> StoreNotFound:
@@ -166,6 +183,15 @@ class DiskShards:
     def records(self, shard: int) -> int:
         return int(self._table[shard, 2])
 
+    def check_root(self) -> None:
+        """The folder of shards is no link: what a store names lies inside it."""
+        where = os.path.join(self._folder.path, "shards")
+        try:
+            if not stat.S_ISDIR(self._folder.stat("shards").st_mode):
+                raise StoreCorrupt(f"{where} is not a plain folder; copy or prepare the store again", path=where)
+        except OSError as error:
+            raise unreadable(where, error) from error
+
     def check_all(self) -> None:
         for shard in range(len(self._table)):
             self.check(shard)
@@ -175,26 +201,32 @@ class DiskShards:
         if self._checked[shard]:
             return
         folder = f"shards/{self.name(shard)}"
+        name, wanted = "", "a folder"
         try:
             if not stat.S_ISDIR(self._folder.stat(folder).st_mode):
-                raise self._corrupt(shard, "", "a folder", "something else")
+                raise self._corrupt(shard, name, wanted, "something else")
             for file, expected in zip(self.layout.files, self._bytes[shard].tolist(), strict=True):
-                status = self._folder.stat(f"{folder}/{file.name}")
+                name, wanted = file.name, f"{expected} bytes"
+                status = self._folder.stat(f"{folder}/{name}")
                 if not stat.S_ISREG(status.st_mode):
-                    raise self._corrupt(shard, file.name, f"{expected} bytes", "not a plain file")
+                    raise self._corrupt(shard, name, wanted, "not a plain file")
                 if status.st_size != expected:
-                    raise self._corrupt(shard, file.name, f"{expected} bytes", f"{status.st_size} bytes")
+                    raise self._corrupt(shard, name, wanted, f"{status.st_size} bytes")
+        except FileNotFoundError as error:
+            raise self._corrupt(shard, name, wanted, "nothing") from error
         except OSError as error:
-            raise self._corrupt(
-                shard, os.path.basename(str(error.filename)), "a file", error.strerror or "nothing"
-            ) from error
+            raise unreadable(self._path(shard, name), error) from error
         self._checked[shard] = 1
 
+    def _path(self, shard: int, name: str) -> str:
+        return os.path.join(self._folder.path, "shards", self.name(shard), name)
+
     def _corrupt(self, shard: int, name: str, expected: str, found: str) -> StoreCorrupt:
-        path = os.path.join(self._folder.path, "shards", self.name(shard), name)
+        path = self._path(shard, name)
         return StoreCorrupt(
             f"{path}: expected {expected}, found {found}; copy this shard again or prepare the store again",
-            path=path, column=name.split(".")[0] or None, expected=expected, found=found,
+            path=path, column=next((file.column for file in self.layout.files if file.name == name), None),
+            expected=expected, found=found,
         )  # fmt: skip
 
     def open(self, shard: int, file: int) -> int:
@@ -204,7 +236,7 @@ class DiskShards:
         try:
             fd = self._folder.open(f"shards/{self.name(shard)}/{name}")
         except OSError as error:
-            raise self._corrupt(shard, name, "a file", error.strerror or "nothing") from error
+            raise unreadable(self._path(shard, name), error) from error
         size, expected = os.fstat(fd).st_size, int(self._bytes[shard, file])
         if size != expected:
             os.close(fd)
@@ -221,6 +253,9 @@ class DiskShards:
         fd = self.open(shard, file)
         try:
             data = platform.map_file(fd, int(self._bytes[shard, file]))
+        except OSError:  # no maps left, other stores of this process hold them: pread from here on
+            self._max_maps = len(self._maps)
+            return None
         finally:
             os.close(fd)
         mapped = self._shaped(data, file)

@@ -78,18 +78,25 @@ class ShardWriter:
     def finish(self) -> ShardEntry:
         """Syncs, renames into place and says what was written."""
         with platform.writing(self._final):
-            if not self._files:
-                self._open()
-            hashes = [digest for file in self._files for digest in file.finish()]
+            try:
+                if not self._files:
+                    self._open()
+                hashes = [digest for file in self._files for digest in file.finish()]
+            finally:
+                self._close()
             platform.sync_dir(self._aside)
             platform.rename(self._aside, self._final)
         return ShardEntry(self.split, self.number, self.num_records, tuple(self._rows), tuple(hashes))
 
     def abandon(self) -> None:
         """Removes what was written."""
+        self._close()
+        with platform.writing(self._aside, "removing"):
+            platform.remove(self._aside)
+
+    def _close(self) -> None:
         for file in self._files:
             file.close()
-        platform.remove(self._aside)
 
     def __enter__(self) -> ShardWriter:
         return self

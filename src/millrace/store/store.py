@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreCorrupt
 from millrace.ragged import Array, Int64s
 from millrace.store.columns import ColumnArray, DictionaryColumn, StringColumn
 from millrace.store.layout import Layout
@@ -171,12 +171,17 @@ class Store:
         shards = np.searchsorted(starts, rows, side="right") - 1
         return shards, rows - starts[shards]
 
+    def locate_records(self, records: Int64s) -> tuple[Int64s, Int64s]:
+        """The shard of each record, empty ones too, and the first row of that shard."""
+        shards = np.searchsorted(self._starts[:, 0], records, side="right") - 1
+        return shards, self._starts[shards, 1]
+
     # Splits.
 
     def split(self, name: str) -> Store:
         """One split. Sets of shards are numbered from row 0; a split by time keeps this store's rows and has ``cuts``."""
         if name not in self.splits:
-            if name == "train" and not self.splits:
+            if name == "train" and not self.splits and self.split_name in (None, "train"):
                 return self
             known = f"this store has {', '.join(self.splits)}" if self.splits else "this is a split or has none"
             raise ConfigError(f"split {name!r} is unknown; {known}")
@@ -195,10 +200,16 @@ class Store:
         """For a split by time: where in each record it begins and ends, in rows of that record."""
         if self.time_cuts is None or self.split_name is None:
             return None
-        k, last = self.time_cuts.splits.index(self.split_name), len(self.time_cuts.splits) - 1
-        inner = np.asarray(self.columns[self.time_cuts.column]).reshape(self.num_records, last)
-        begins = np.zeros(self.num_records, np.int64) if k == 0 else inner[:, k - 1]
-        return begins, np.diff(self.offsets) if k == last else inner[:, k]
+        k, name = self.time_cuts.splits.index(self.split_name), self.time_cuts.column
+        zeros, rows = np.zeros(self.num_records, np.int64), np.diff(self.offsets)
+        edges = np.column_stack((zeros, np.asarray(self.columns[name]), rows))
+        falls = np.flatnonzero(np.any(edges[:, 1:] < edges[:, :-1], axis=1))
+        if len(falls):  # a cut beyond its record would reach into the next
+            raise StoreCorrupt(
+                f"cuts of record {falls[0]} are {edges[falls[0], 1:-1].tolist()}; expected rising rows of its "
+                f"{edges[falls[0], -1]}: prepare the store again", column=name,
+            )  # fmt: skip
+        return edges[:, k], edges[:, k + 1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen

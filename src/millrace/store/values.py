@@ -138,6 +138,8 @@ class Normaliser:
     def _codes(self, name: str, value: Any) -> Array:
         column, codes = self.layout.columns[name], self.dictionaries[name]
         array = np.asarray(value)
+        if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
+            array = np.asarray(value, object)  # numpy's own text drops NULs at the end, and makes text of numbers
         if array.dtype.kind in "iu" and column.values is not None:
             if array.size and not (int(array.min()) >= 0 and int(array.max()) < len(codes)):
                 raise ConfigError(f"column {name!r} got code {array.max()}; expected 0 to {len(codes) - 1}")

@@ -6,6 +6,7 @@ records make the same bytes however they were handed over.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store.gc import sweep
 from millrace.store.layout import Column, Layout, check_name
 from millrace.store.manifest import KINDS, Cuts, Manifest
-from millrace.store.publish import Base, Partial
+from millrace.store.pending import Pending, part, record_bytes
+from millrace.store.publish import Partial
 from millrace.store.reader import read_base
 from millrace.store.shard import ShardEntry, ShardWriter
+from millrace.store.snapshot import Base
 from millrace.store.values import Normaliser
 
 SHARD_BYTES = 256 << 20
@@ -60,14 +63,14 @@ class StoreWriter:
         resume: bool = False,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        out = Path(os.path.abspath(path))
+        out = self._out = Path(os.path.realpath(path))  # a link may lead there: the rename must not replace it
         self.fingerprint: str | None = None
-        self._closed = False
+        self._begun = self._closed = False
         self._keep_partial = resume
         self._shard_bytes = shard_bytes
         self._provenance = dict(provenance or {})
         self._open: dict[str, _OpenShard] = {}
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, Pending] = {}
         self._skip: dict[str, int] = {}
         self._base: Base | None = None
         if shard_bytes < 1:
@@ -81,12 +84,14 @@ class StoreWriter:
             if append:
                 self._base = read_base(out)  # under the lock: what another append committed is in it
                 self._describe(_appended(fields, self._base.manifest, out))
-                sweep(out)
-            self._partial.begin(self._plan(), resume=resume)
+            self._partial.begin(self._plan(), self._values.layout, self._base, resume=resume)
+            if append:
+                sweep(out, spare=self._partial.entries)
         except BaseException:
-            self.abort()
+            self._give_up()
             raise
-        for entry in self._partial.entries:
+        self._begun = True
+        for entry in (*self._partial.entries.values(), *self._partial.committed):
             self._skip[entry.split] = self._skip.get(entry.split, 0) + entry.records
 
     def _describe(self, fields: dict[str, Any]) -> None:
@@ -110,8 +115,7 @@ class StoreWriter:
 
     def _plan(self) -> dict[str, Any]:
         columns = {name: repr(column) for name, column in self._fields["columns"].items()}
-        base = None if self._base is None else self._base.manifest.fingerprint
-        return {"kind": self._fields["kind"], "columns": columns, "shard_bytes": self._shard_bytes, "base": base}
+        return {"kind": self._fields["kind"], "columns": columns, "shard_bytes": self._shard_bytes}
 
     def append(self, record: Mapping[str, Any], split: str = "train") -> None:
         """Adds one record: arrays of (rows, ...) for row columns, one value for record columns."""
@@ -121,7 +125,7 @@ class StoreWriter:
             return
         pending = self._pending.get(split)
         if pending is None:
-            pending = self._pending[check_name(split, "split")] = _Pending(self._values.layout)
+            pending = self._pending[check_name(split, "split")] = Pending(self._values.layout)
         pending.add(arrays, lengths)
         if pending.num_bytes >= PENDING_BYTES:
             self._flush(split)
@@ -173,12 +177,20 @@ class StoreWriter:
 
     def abort(self) -> None:
         """Leaves nothing, or with ``resume=True`` what the next run continues."""
-        if self._closed:
+        if self._closed or not self._partial.mine:
             return
         self._closed = True
-        for shard in self._open.values():
-            shard.writer.abandon()
-        self._partial.close(remove=not self._keep_partial)
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(self._partial.close, remove=not self._keep_partial)
+            if self._begun and self._base is not None:
+                last_first.callback(sweep, self._out, spare=self._partial.entries if self._keep_partial else ())
+            for shard in self._open.values():
+                last_first.callback(shard.writer.abandon)
+
+    def _give_up(self) -> None:
+        """Aborts while another error is on its way, which is the one to be told."""
+        with contextlib.suppress(OSError, StoreError):
+            self.abort()
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -186,18 +198,20 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and not self._closed:
+        if kind is not None:
+            self._give_up()
+        elif not self._closed:
             try:
                 self.commit()
             except BaseException:
-                self.abort()
+                self._give_up()
                 raise
-        else:
-            self.abort()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError("this StoreWriter is closed; open another, with append=True to add more")
+        if not self._partial.mine:
+            raise ConfigError("this StoreWriter belongs to the parent process; give a child the shard(number) to write")
 
     def _skipped(self, split: str, records: int) -> int:
         """How many of these records an earlier run already made durable."""
@@ -214,7 +228,7 @@ class StoreWriter:
     def _write(self, split: str, arrays: dict[str, Array], offsets: dict[str, Int64s], skip: int) -> None:
         layout = self._values.layout
         num_records = len(offsets[layout.primary]) - 1
-        ends = np.cumsum(_record_bytes(layout, offsets))
+        ends = np.cumsum(record_bytes(layout, offsets))
         first = skip
         while first < num_records:
             shard = self._open.get(split)
@@ -228,12 +242,12 @@ class StoreWriter:
                     self._cut(split)
                     continue
                 last = first + 1  # a record larger than a shard has one to itself
-            shard.writer.write(*_part(layout, arrays, offsets, first, last))
+            shard.writer.write(*part(layout, arrays, offsets, first, last))
             shard.num_bytes += int(ends[last - 1]) - done
             first = last
 
     def _next_shard(self, split: str) -> _OpenShard:
-        mine = [entry.number for entry in self._partial.entries if entry.split == split]
+        mine = [entry.number for entry in self._partial.entries.values() if entry.split == split]
         start = 0 if self._base is None else self._base.next_number(split)
         number = max(mine, default=start - 1) + 1
         return _OpenShard(ShardWriter(self._partial.shards, split, number, self._values.layout.columns))
@@ -245,49 +259,6 @@ class StoreWriter:
 class _OpenShard:
     def __init__(self, writer: ShardWriter) -> None:
         self.writer, self.num_bytes = writer, 0
-
-
-class _Pending:
-    """Records appended one by one, joined before they are written."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._arrays: dict[str, list[Array]] = {name: [] for name in layout.columns}
-        self._lengths: dict[str, list[int]] = {axis: [0] for axis in layout.axes}
-        self.num_bytes = 0
-
-    def add(self, arrays: dict[str, Array], lengths: dict[str, int]) -> None:
-        for name, array in arrays.items():
-            # A copy: the caller may fill the same buffer again for the next record.
-            self._arrays[name].append(array.copy())
-            self.num_bytes += array.nbytes
-        for axis, length in lengths.items():
-            self._lengths[axis].append(length)
-
-    def joined(self) -> tuple[dict[str, Array], dict[str, Int64s]]:
-        arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items()}
-        return arrays, {axis: np.cumsum(lengths, dtype=np.int64) for axis, lengths in self._lengths.items()}
-
-
-def _record_bytes(layout: Layout, offsets: Mapping[str, Int64s]) -> Int64s:
-    """What each record adds to a shard, offsets included."""
-    sizes = np.full(len(offsets[layout.primary]) - 1, 8 * len(layout.axes), np.int64)
-    for name, column in layout.columns.items():
-        axis = layout.column_axis(name)
-        sizes += column.item_bytes if axis is None else np.diff(offsets[axis]) * column.item_bytes
-    return sizes
-
-
-def _part(
-    layout: Layout, arrays: Mapping[str, Array], offsets: Mapping[str, Int64s], first: int, last: int
-) -> tuple[dict[str, Array], dict[str, Int64s]]:
-    """Records [first, last) of a normalised batch."""
-    local = {axis: array[first : last + 1] - array[first] for axis, array in offsets.items()}
-    columns = {}
-    for name, array in arrays.items():
-        axis = layout.column_axis(name)
-        start, stop = (first, last) if axis is None else (int(offsets[axis][first]), int(offsets[axis][last]))
-        columns[name] = array[start:stop]
-    return columns, local
 
 
 def _appended(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, Any]:

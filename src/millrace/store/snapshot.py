@@ -1,0 +1,82 @@
+"""What a snapshot of a store is, computed from its shards: manifest, shard table and block hashes.
+
+Pure, so that reruns are identical; publish.py writes the result, reader.py gives the ``Base`` an append continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from millrace.store import manifest as manifests
+from millrace.store.layout import Layout, check_name
+from millrace.store.manifest import Manifest, TableFile, Totals, digest
+from millrace.store.shard import ShardEntry
+
+
+class Base:
+    """The store an append continues: its manifest, shard table and block hashes."""
+
+    def __init__(self, manifest: Manifest, table: bytes, hashes: bytes) -> None:
+        self.manifest, self.table, self.hashes = manifest, table, hashes
+
+    def next_number(self, split: str) -> int:
+        """The first shard number of a split that no snapshot of this line uses."""
+        width = 3 + len(self.manifest.axes)
+        rows = np.frombuffer(self.table, "<u8").reshape(-1, width)
+        mine = (
+            rows[rows[:, 0] == list(self.manifest.splits).index(split)] if split in self.manifest.splits else rows[:0]
+        )
+        return int(mine[:, 1].max()) + 1 if len(mine) else 0
+
+
+def build(
+    fields: Mapping[str, Any], splits: tuple[str, ...], entries: Iterable[ShardEntry], base: Base | None
+) -> tuple[Manifest, bytes, bytes]:
+    """Manifest, shard table and block hashes of a store with these shards; pure, so that reruns are identical."""
+    columns = fields["columns"]
+    layout = Layout(columns)
+    for split in splits:
+        check_name(split, "split")
+    order = {split: k for k, split in enumerate(splits)}
+    rows = [[order[entry.split], entry.number, entry.records, *entry.rows] for entry in entries]
+    table = np.array(rows, "<u8").reshape(-1, 3 + len(layout.axes)).tobytes()
+    hashes = b"".join(bytes.fromhex(block)[::-1] for entry in entries for block in entry.hashes)
+    if base is not None:
+        table, hashes = base.table + table, base.hashes + hashes
+    whole = np.frombuffer(table, "<u8").reshape(-1, 3 + len(layout.axes))
+    counts = manifests.table_counts(whole)
+    sums = [sum(column) for column in counts.T.tolist()]
+
+    def described(name: str, data: bytes) -> TableFile:
+        # A snapshot's tables never replace those of another one, which a reader may be about to open.
+        found = digest(data)
+        return TableFile(f"{name}.bin" if base is None else f"{name}-{found[:16]}.bin", len(data), found)
+
+    manifest = Manifest(
+        version=manifests.VERSION,
+        kind=fields["kind"],
+        columns={name: manifests.as_entry(column) for name, column in columns.items()},
+        axes=layout.axes,
+        splits=splits,
+        totals=Totals(
+            len(whole), sums[0], dict(zip(layout.axes, sums[1:], strict=True)), int(layout.file_bytes(counts).sum())
+        ),
+        shards=described("shards", table),
+        hashes=described("hashes", hashes),
+        parent=None if base is None else base.manifest.fingerprint,
+        fingerprint="",
+        **{key: fields[key] for key in ("tokenizer", "scaling", "cuts", "meta") if fields.get(key) is not None},
+    )
+    if manifest.cuts is not None:
+        manifests.check_cuts(manifest.cuts, layout)
+    manifest.fingerprint = manifests.fingerprint(manifest, whole)
+    return manifest, table, hashes
+
+
+def split_rank(split: str) -> tuple[int, str]:
+    """Undeclared splits in an order that no timing changes: train, val, test, then by name."""
+    known = ("train", "val", "test")
+    return (known.index(split) if split in known else len(known), split)

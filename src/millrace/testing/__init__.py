@@ -1,0 +1,60 @@
+"""Tools to test a data pipeline with: example stores, hypothesis strategies, and faults on demand.
+
+Shipped, because whoever prepares data with millrace has the same questions we have: does it survive kill -9, a
+full disk, a second writer? Names load when first used; only ``strategies`` needs hypothesis.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# name -> module that defines it
+_NAMES = {
+    "assert_same_store": "compare",
+    "tree_digest": "compare",
+    "Fault": "faults",
+    "count_steps": "faults",
+    "iofault": "faults",
+    "run_forked": "faults",
+    "stopped": "faults",
+    "kill_loop": "kill",
+    "expect_no_leaks": "leaks",
+    "NotPossibleHere": "disk",
+    "small_disk": "disk",
+    "tiny_records": "tiny",
+    "tiny_series": "tiny",
+    "tiny_store": "tiny",
+    "tiny_text": "tiny",
+}
+
+__all__ = sorted(_NAMES)
+
+if TYPE_CHECKING:
+    from millrace.testing.compare import assert_same_store as assert_same_store
+    from millrace.testing.compare import tree_digest as tree_digest
+    from millrace.testing.disk import NotPossibleHere as NotPossibleHere
+    from millrace.testing.disk import small_disk as small_disk
+    from millrace.testing.faults import Fault as Fault
+    from millrace.testing.faults import count_steps as count_steps
+    from millrace.testing.faults import iofault as iofault
+    from millrace.testing.faults import run_forked as run_forked
+    from millrace.testing.faults import stopped as stopped
+    from millrace.testing.kill import kill_loop as kill_loop
+    from millrace.testing.leaks import expect_no_leaks as expect_no_leaks
+    from millrace.testing.tiny import tiny_records as tiny_records
+    from millrace.testing.tiny import tiny_series as tiny_series
+    from millrace.testing.tiny import tiny_store as tiny_store
+    from millrace.testing.tiny import tiny_text as tiny_text
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'millrace.testing' has no attribute {name!r}")
+    value = getattr(import_module(f"millrace.testing.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,51 @@
+"""What every test shares: the hypothesis profile, and the platform without its best parts.
+
+With ``MILLRACE_TEST_HIDE=1`` (``make hidden``) the C core, fcntl, memfd_create and madvise are not there, as on a
+platform that has none of them; this must happen before millrace is imported, so it happens here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+HIDDEN = os.environ.get("MILLRACE_TEST_HIDE") == "1"
+
+
+def _hide() -> None:
+    assert not any(name.split(".")[0] == "millrace" for name in sys.modules), "too late to hide anything"
+    sys.modules["millrace._core"] = None  # type: ignore[assignment]
+    sys.modules["fcntl"] = None  # type: ignore[assignment]
+    if hasattr(os, "memfd_create"):
+        del os.memfd_create
+    for name in [name for name in dir(mmap) if name.startswith("MADV_")]:
+        delattr(mmap, name)
+    mmap.mmap = _PlainMap  # type: ignore[misc]
+
+
+class _PlainMap(mmap.mmap):
+    @property
+    def madvise(self) -> None:  # type: ignore[override]
+        raise AttributeError("madvise is hidden")
+
+
+if HIDDEN:
+    _hide()
+
+hypothesis.settings.register_profile("millrace", deadline=None, database=None, print_blob=True, max_examples=60)
+hypothesis.settings.load_profile("millrace")
+
+
+@pytest.fixture(scope="session")
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory where there is one: for tests that sync ten thousand times on a disk that others use."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="pytest-memory-", dir=base) as folder:
+        yield Path(folder)
