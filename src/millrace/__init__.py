@@ -33,6 +33,7 @@ _NAMES = {
     "from_pandas": "store.memory",
     "from_spec": "view.spec",
     "open_store": "store.open",
+    "prepare_text": "prepare.text.prepare",
     **dict.fromkeys(
         (
             "ConfigError", "FeedError", "LeaseLost", "MillraceError", "QueueError", "QueueUnreachable", "ResumeMismatch",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from millrace.order.orders import BlockShuffled as BlockShuffled
     from millrace.order.orders import Sequential as Sequential
     from millrace.order.orders import Shuffled as Shuffled
+    from millrace.prepare.text.prepare import prepare_text as prepare_text
     from millrace.ragged import Ragged as Ragged
     from millrace.ragged import Spans as Spans
     from millrace.store.layout import Column as Column

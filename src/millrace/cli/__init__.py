@@ -26,9 +26,10 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
     from millrace.cli.app import Abort, UsageError, app
+    from millrace.cli.prepare_text import modern
 
     try:
-        code = app(arguments, standalone_mode=False, prog_name="millrace")
+        code = app(modern(arguments), standalone_mode=False, prog_name="millrace")
         if code == INTERRUPTED:  # newer typer catches Ctrl-C itself and says so by this code
             raise KeyboardInterrupt
         sys.stdout.flush()

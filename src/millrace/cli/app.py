@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli import demo, doctor, explain, gc, head, info, verify, verify_resume
+from millrace.cli import demo, doctor, explain, gc, head, info, prepare_text, verify, verify_resume
 
 # Newer typer carries click inside it, older ones import it: reach its classes through typer's own names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -26,6 +26,17 @@ app = typer.Typer(
 for command in (info, head, verify, gc, explain, verify_resume, doctor, demo):
     name = command.__name__.rsplit(".", 1)[1].replace("_", "-")
     app.command(name, epilog=f"Example: {command.EXAMPLE}")(command.run)
+
+
+prepare = typer.Typer(
+    help="Make a store from source files.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=f"Example: {prepare_text.EXAMPLE}",
+)
+prepare.command("text", epilog=f"Example: {prepare_text.EXAMPLE}")(prepare_text.run)
+prepare.callback()(lambda: None)
+app.add_typer(prepare, name="prepare")
 
 
 def _version(show: bool) -> None:

@@ -37,6 +37,9 @@ def run(
 def record(store: Any, number: int, rows: int) -> dict[str, Any]:
     """The values of one record: all record columns, the first rows of each row column."""
     entry: dict[str, Any] = {"record": number, "rows": {}, "columns": {}}
+    if store.manifest is not None and store.manifest.tokenizer is not None:
+        start, stop = store.offsets[number : number + 2].tolist()
+        entry["text"] = store.decode(store.columns["tokens"][start : min(stop, start + 20 * rows)])
     for name, column in store.layout.columns.items():
         values = store.columns[name]
         if column.axis is None:
@@ -60,6 +63,8 @@ def show(entry: dict[str, Any]) -> None:
         f"{rows:,} rows" if axis == "rows" else f"{rows:,} {axis}" for axis, rows in entry["rows"].items()
     )
     print_line(f"record {entry['record']:,}: {lengths}")
+    if "text" in entry:
+        print_line(f"  text  {entry['text']!r}")
     for name, value in entry["columns"].items():
         if isinstance(value, list) and value and isinstance(value[0], list):
             print_line(f"  {name}")

@@ -109,7 +109,9 @@ def _llmc_dtype(file: MappedFile) -> str | None:
         return None
     dtype = LLMC_DTYPES.get((magic, version))
     if dtype is None:
-        raise corrupt(file.path, f"an llm.c header of version {version}, which is unknown", "write it with a known version")
+        raise corrupt(
+            file.path, f"an llm.c header of version {version}, which is unknown", "write it with a known version"
+        )
     count = struct.unpack("<i", file.data[8:12].tobytes())[0] if file.num_bytes >= LLMC_HEADER_BYTES else 0
     expected = LLMC_HEADER_BYTES + count * DTYPES[dtype][0].itemsize
     if file.num_bytes != expected:

@@ -37,8 +37,9 @@ class Partial:
     ``base`` is the manifest, table and hashes of the store that is appended to.
     """
 
-    def __init__(self, out: Path, *, append: bool = False) -> None:
+    def __init__(self, out: Path, *, append: bool = False, scratch: tuple[str, ...] = ()) -> None:
         self.out = out
+        self._scratch = scratch  # names in the folder that outlive a change of plan, and go before the store is there
         self.folder = out.with_name(out.name + ".partial")
         self.shards = self.folder / "shards"
         self.entries: dict[str, ShardEntry] = {}  # by shard name
@@ -112,7 +113,7 @@ class Partial:
 
     def _start(self, header: Header) -> None:
         for entry in sorted(os.listdir(self.folder)):
-            if entry not in ("lease", "owner.json"):
+            if entry not in ("lease", "owner.json", *self._scratch):
                 platform.remove(self.folder / entry)
         platform.make_dir(self.shards)
         self._journal.write(header)
@@ -144,8 +145,17 @@ class Partial:
                 self._journal.note(entry)
             self.entries[_name(entry)] = entry
 
-    def publish(self, fields: Mapping[str, Any], base: Base | None, provenance: Mapping[str, Any]) -> str:
-        """Makes the store, or the next snapshot of it, visible; returns its fingerprint."""
+    def publish(
+        self,
+        fields: Mapping[str, Any],
+        base: Base | None,
+        provenance: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+    ) -> str:
+        """Makes the store, or the next snapshot of it, visible; returns its fingerprint.
+
+        ``files`` lie beside the manifest, whole before it is there.
+        """
         written = self.entries.values()
         splits = dict.fromkeys((*fields["splits"], *sorted({entry.split for entry in written}, key=split_rank)))
         order = {split: k for k, split in enumerate(splits)}
@@ -153,25 +163,37 @@ class Partial:
         manifest, table, hashes = build(fields, tuple(splits), entries, base)
         with platform.writing(self.out, "publishing"):
             if base is None:
-                self._lay(self.folder, manifest, table, hashes, provenance)
-                platform.remove(self.folder / "owner.json")
-                platform.remove(self._journal.path)
-                self._lock.before_rename()
-                platform.sync_dir(self.folder)
-                self._rename()
-                self._lock.release()
+                self._lay(self.folder, manifest, table, hashes, provenance, files or {})
+                self._appear()
                 return manifest.fingerprint
             for entry in entries:
                 if (self.shards / _name(entry)).exists():  # else a killed run has moved it
                     platform.rename(self.shards / _name(entry), self.out / "shards" / _name(entry))
             try:
-                self._lay(self.out, manifest, table, hashes, provenance)
+                self._lay(self.out, manifest, table, hashes, provenance, files or {})
             except OSError:
                 self._restore(base)
                 raise
         with contextlib.suppress(OSError):  # it is in the store: what stays here, the next append or gc removes
             self.close(remove=True)
         return manifest.fingerprint
+
+    def complete(self) -> bool:
+        """Ends a publication that was killed when all was written but the name; False where there is none."""
+        if self._append or not (self.folder / "store.json").exists():
+            return False
+        with platform.writing(self.out, "publishing"):
+            self._appear()
+        return True
+
+    def _appear(self) -> None:
+        """Removes what a finished store does not hold, then gives it its name."""
+        for name in (*self._scratch, "owner.json", self._journal.path.name):
+            platform.remove(self.folder / name)
+        self._lock.before_rename()
+        platform.sync_dir(self.folder)
+        self._rename()
+        self._lock.release()
 
     def _rename(self) -> None:
         """The moment a store comes into being; an error must mean that it has not."""
@@ -190,8 +212,18 @@ class Partial:
                 platform.write_file(self.out / "store.json", old)
                 platform.sync_dir(self.out)
 
-    def _lay(self, root: Path, manifest: Manifest, table: bytes, hashes: bytes, provenance: Mapping[str, Any]) -> None:
+    def _lay(
+        self,
+        root: Path,
+        manifest: Manifest,
+        table: bytes,
+        hashes: bytes,
+        provenance: Mapping[str, Any],
+        files: Mapping[str, bytes],
+    ) -> None:
         """The files beside the shards, the manifest last."""
+        for name, data in files.items():
+            platform.write_file(root / name, data)
         platform.make_dir(root / "snapshots")
         platform.sync_dir(root / "shards")
         platform.write_file(root / manifest.shards.name, table)

@@ -6,8 +6,10 @@ The same type for millrace's own format (reader.py), foreign layouts (foreign.py
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -160,6 +162,31 @@ class Store:
             raise ConfigError(f"axis {axis!r} is unknown; this store has {', '.join(self.layout.axes)}")
         return 1 + self.layout.axes.index(axis)
 
+    # Text.
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer the store was prepared with."""
+        described = None if self.manifest is None else self.manifest.tokenizer
+        if described is None or self.root.path is None:
+            raise ConfigError("this store keeps no tokenizer; only stores made by millrace prepare text do")
+        path = os.path.join(self.root.path, "tokenizer.json")
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise StoreCorrupt(f"{path} cannot be read ({error.strerror}); copy the store again", path=path) from error
+        # Named, not imported: the tokenizers stand above the store and are only there when asked for.
+        return import_module("millrace.text.load").load_tokenizer(described, data, path)
+
+    def encode(self, text: str) -> Array:
+        """The ids of a text."""
+        return self.tokenizer.encode(text)  # type: ignore[no-any-return]
+
+    def decode(self, ids: Any) -> str:
+        """The text of ids."""
+        return self.tokenizer.decode(ids)  # type: ignore[no-any-return]
+
     # Where a row lies, for explanations.
 
     def shard_name(self, shard: int) -> str:
@@ -227,7 +254,7 @@ class Store:
         return f"<Store {where}{split}: {self.num_records:,} records, {self.num_rows:,} rows; {columns}>"
 
 
-_CACHED = ("columns", "_offsets", "_starts", "cuts", "fingerprint")
+_CACHED = ("columns", "tokenizer", "_offsets", "_starts", "cuts", "fingerprint")
 
 
 def _reopen_split(parent: Store, name: str) -> Store:

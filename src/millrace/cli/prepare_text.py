@@ -1,0 +1,120 @@
+"""``millrace prepare text``: from text files to a token store."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+EXAMPLE = "millrace prepare text books/*.txt --out corpus --tokenizer gpt2"
+
+# The flags of earlier scripts, accepted as they were.
+LEGACY = {
+    "--out_dir": "--out",
+    "--tokenization": "--tokenizer",
+    "--tokens_per_shard": "--shard-tokens",
+    "--no_normalize": "--no-normalize",
+    "--no_dedup": "--no-dedup",
+}
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def count(text: str) -> int:
+    """``10M`` -> 10,000,000; ``64MiB`` -> 67,108,864."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip().replace("_", ""))
+    if match is None or match[2].upper() not in UNITS:
+        raise typer.BadParameter(f"{text!r} is not a number such as 10M or 64MiB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def modern(arguments: list[str]) -> list[str]:
+    """Arguments with the flags of earlier scripts rewritten: ``--input_files a b`` becomes ``a b``."""
+    if arguments[:2] != ["prepare", "text"]:
+        return arguments
+    return [LEGACY.get(argument, argument) for argument in arguments if argument != "--input_files"]
+
+
+def run(
+    sources: Annotated[list[str], typer.Argument(help="Files, folders or patterns; - is standard input.")],
+    out: Annotated[str, typer.Option(help="Where the store will be.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="gpt2, bytes, char, train:VOCAB, or a file (.json, .tiktoken, .model).")
+    ] = "gpt2",
+    shard_tokens: Annotated[int, typer.Option(parser=count, metavar="COUNT", help="Tokens per shard.")] = "10M",  # type: ignore[assignment]
+    val: Annotated[float, typer.Option(help="Share of documents for validation; 0 for none.")] = 0.01,
+    test: Annotated[float, typer.Option(help="Share of documents for testing.")] = 0.0,
+    val_tail: Annotated[
+        bool, typer.Option("--val-tail", help="Take the last documents for val, not by a stable hash.")
+    ] = False,
+    document: Annotated[
+        str | None, typer.Option(help="What a document is: line, blank-line, file or record.", show_default="by ending")
+    ] = None,
+    text_field: Annotated[
+        str, typer.Option(help="The field or column with the text, in JSONL, CSV and Parquet.")
+    ] = "text",
+    no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Keep the bytes as they are, for code.")] = False,
+    dedup: Annotated[str, typer.Option(help="exact, near or none.")] = "exact",
+    no_dedup: Annotated[bool, typer.Option("--no-dedup", help="The same as --dedup none.")] = False,
+    min_chars: Annotated[int, typer.Option(help="Drop documents shorter than this.")] = 1,
+    max_document: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The longest document.")] = "64MiB",  # type: ignore[assignment]
+    long_documents: Annotated[str, typer.Option(help="What to do with longer ones: stop or split.")] = "stop",
+    filter_: Annotated[
+        str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts of which it is true.")
+    ] = None,
+    on_error: Annotated[str, typer.Option(help="For unreadable documents: stop, skip or replace.")] = "stop",
+    max_ratio: Annotated[int, typer.Option(help="How much a compressed file may expand.")] = 1000,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
+    engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
+    append: Annotated[bool, typer.Option("--append", help="Add to a store that is there, as a new snapshot.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Make a token store from text files.
+
+    Documents are cleaned, deduplicated, tokenised and cut into shards. Interrupted at any time, the same command
+    continues.
+    """
+    import msgspec
+
+    from millrace.cli.console import print_json
+    from millrace.cli.text_progress import TextProgress
+    from millrace.errors import ConfigError
+    from millrace.prepare.text.prepare import prepare_text
+
+    if engine != "local":
+        raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
+    with TextProgress() as progress:
+        report = prepare_text(
+            sources, out, workers=workers, append=append, progress=progress, tokenizer=tokenizer, shard_tokens=shard_tokens,
+            val=val, test=test, val_tail=val_tail, document=document, text_field=text_field, normalize=not no_normalize,
+            dedup="none" if no_dedup else dedup, min_chars=min_chars, max_document=max_document, long_documents=long_documents,
+            filter=filter_, on_error=on_error, max_ratio=max_ratio,
+        )  # fmt: skip
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        show(report, out)
+
+
+def show(report: Any, out: str) -> None:
+    from millrace.cli.console import print_line, print_table, size
+
+    if not report.is_new:
+        print_line(f"already complete: {report.path}, fingerprint {report.fingerprint}")
+        return
+    rows = [("split", "documents", "tokens", "shards")]
+    for split, documents in report.documents.items():
+        rows.append((split, f"{documents:,}", f"{report.tokens[split]:,}", f"{report.shards.get(split, 0):,}"))
+    print_table(rows, indent="")
+    tokens = sum(report.tokens.values())
+    for reason, number in report.dropped.items():
+        print_line(f"dropped, {reason}: {number:,}")
+    seconds = max(report.seconds, 1e-9)
+    each = report.characters / max(tokens, 1)
+    print_line(f"{each:.2f} characters per token ({report.tokenizer}, by {report.engine})")
+    print_line(
+        f"read {size(report.bytes_read)} in {seconds:.1f} s: {report.bytes_read / seconds / 1e6:.1f} MB/s, "
+        f"{tokens / seconds:,.0f} tokens/s"
+    )
+    print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
+    print_line(f"next: millrace head {out}")

@@ -1,0 +1,1 @@
+"""Sources -> store: restartable, parallel, in constant memory, byte-identical for any number of workers."""

@@ -1,0 +1,150 @@
+"""Tasks in processes of this machine, one at a time each; a worker that dies costs its task a retry, not the run.
+
+Workers are spawned, hold no lock, and end when their parent does: they see the end of their pipe, also after
+kill -9. An exception travels as text with its type, never as a pickle of the user's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from millrace.errors import ConfigError, MillraceError, SourceError, StoreError
+
+Task = TypeVar("Task")
+RETRIES = 2
+
+
+class WorkerFailed(SourceError):
+    """A worker died or raised on a task; ``source`` says which input it was on."""
+
+
+def run(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int) -> Iterator[tuple[int, Any]]:
+    """(number of the task, result) as they finish. With one worker everything happens in this process."""
+    if workers < 1:
+        raise ConfigError(f"workers={workers}; expected 1 or more")
+    if workers == 1 or len(tasks) <= 1:
+        for number, task in enumerate(tasks):
+            yield number, function(task)
+        return
+    pool = _Pool(function, min(workers, len(tasks)))
+    try:
+        yield from pool.run(tasks)
+    finally:
+        pool.close()
+
+
+class _Worker:
+    def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, function, os.getpid()), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.task: int | None = None
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.process.join(timeout=2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class _Pool:
+    def __init__(self, function: Callable[[Any], Any], count: int) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._function = function
+        self._workers = [_Worker(self._context, function) for _ in range(count)]
+
+    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        waiting = list(range(len(tasks)))[::-1]
+        tries = [0] * len(tasks)
+        left = len(tasks)
+        while left:
+            for worker in self._workers:
+                if worker.task is None and waiting:
+                    worker.task = waiting.pop()
+                    worker.pipe.send(tasks[worker.task])
+            for worker in self._ready():
+                number = worker.task
+                assert number is not None
+                try:
+                    outcome, result = worker.pipe.recv()
+                except (EOFError, OSError):
+                    self._replace(worker)
+                    tries[number] += 1
+                    if tries[number] > RETRIES:
+                        raise _died(worker, tasks[number]) from None
+                    waiting.append(number)
+                    continue
+                worker.task = None
+                if outcome == "error":
+                    raise _error(result)
+                left -= 1
+                yield number, result
+
+    def _ready(self) -> list[_Worker]:
+        busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
+        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.process.join(timeout=5)
+        worker.pipe.close()
+        self._workers[self._workers.index(worker)] = _Worker(self._context, self._function)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.end()
+
+
+def _died(worker: _Worker, task: Any) -> WorkerFailed:
+    code = worker.process.exitcode
+    how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+    hint = "; it may have run out of memory" if code == -signal.SIGKILL else ""
+    return WorkerFailed(
+        f"a worker died ({how}{hint}) {RETRIES + 1} times on {task}; look at that input, or use fewer workers",
+        source=str(task),
+    )
+
+
+def _serve(pipe: Connection, function: Callable[[Any], Any], parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us by closing the pipe
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            reply: tuple[str, Any] = ("result", function(task))
+        except MillraceError as error:
+            reply = (
+                "error",
+                (type(error).__name__, str(error), {k: v for k, v in error._context.items() if _is_plain(v)}),
+            )
+        except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
+            text = "".join(traceback.format_exception(error))
+            reply = ("error", ("", f"{type(error).__name__}: {error} (on {task})\n{text}", {}))
+        try:
+            pipe.send(reply)
+        except OSError:
+            return
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _error(described: tuple[str, str, dict[str, Any]]) -> Exception:
+    """The worker's error again, as the class it was where that is one of ours."""
+    from millrace import errors
+
+    name, message, context = described
+    kind = getattr(errors, name, None) if name else None
+    if isinstance(kind, type) and issubclass(kind, MillraceError):
+        return kind(message, **context)
+    return StoreError(message) if name else RuntimeError(message)

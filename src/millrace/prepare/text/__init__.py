@@ -1,0 +1,1 @@
+"""Text files -> token store: find, cut, read, clean, hash, tokenise, deduplicate, shard."""

@@ -1,0 +1,31 @@
+"""Cleaning of documents: Unicode NFC, line ends, control characters, white space."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# Control characters but tab and newline; the byte order mark; the line and paragraph separators become newlines.
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
+LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+SPACES = re.compile("[^\\S\n]+")
+LINE_SPACES = re.compile(" ?\n ?")
+EMPTY_LINES = re.compile("\n{3,}")
+UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u2028\u2029]")
+
+
+def clean(text: str) -> str:
+    """The text in NFC, lines ended by one newline, no control characters, single spaces, at most one empty line.
+
+    >>> clean("a\\u0301  b\\t\\r\\n\\r\\n\\r\\n\\x00c ")
+    'á b\\n\\nc'
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    if UNUSUAL.search(text):
+        text = CONTROLS.sub("", LINE_ENDS.sub("\n", text))
+    text = SPACES.sub(" ", text)
+    text = LINE_SPACES.sub("\n", text)
+    if "\n\n\n" in text:
+        text = EMPTY_LINES.sub("\n\n", text)
+    return text.strip()

@@ -1,0 +1,55 @@
+"""What a user asks of the preparation of text, as one value that goes to workers and into the plan."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.errors import ConfigError
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How sources become documents: with these unchanged, finished parts of an interrupted run are kept."""
+
+    tokenizer: str = "gpt2"
+    document: str | None = None
+    text_field: str = "text"
+    normalize: bool = True
+    min_chars: int = 1
+    max_document: int = 64 << 20
+    long_documents: str = "stop"
+    filter: str | None = None
+    on_error: str = "stop"
+    max_ratio: int = 1000
+    dedup: str = "exact"
+    part_bytes: int = 16 << 20
+
+    def check(self) -> None:
+        _one_of("document", self.document, (None, "line", "blank-line", "file", "record"))
+        _one_of("long_documents", self.long_documents, ("stop", "split"))
+        _one_of("on_error", self.on_error, ("stop", "skip", "replace"))
+        _one_of("dedup", self.dedup, ("exact", "near", "none"))
+        for name in ("min_chars", "max_document", "max_ratio", "part_bytes"):
+            if getattr(self, name) < (0 if name == "min_chars" else 1):
+                raise ConfigError(f"{name}={getattr(self, name)}; expected a positive number")
+        if self.filter is not None and ":" not in self.filter:
+            raise ConfigError(f"filter={self.filter!r}; expected module:function")
+
+
+class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How documents become shards and splits; may change between runs without reading the sources again."""
+
+    shard_tokens: int = 10_000_000
+    val: float = 0.01
+    test: float = 0.0
+    val_tail: bool = False
+
+    def check(self) -> None:
+        if self.shard_tokens < 1:
+            raise ConfigError(f"shard_tokens={self.shard_tokens}; expected 1 or more tokens")
+        if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
+            raise ConfigError(f"val={self.val}, test={self.test}; expected shares from 0 that leave some for train")
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r}; expected one of {', '.join(str(a) for a in allowed if a is not None)}")

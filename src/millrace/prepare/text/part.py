@@ -1,0 +1,287 @@
+"""One part of a corpus: documents read, cleaned, hashed and tokenised into a folder of its own.
+
+Runs in a worker. The folder is renamed into place when it is whole; ``done.json`` in it says what it holds, and a
+restart keeps it only if the sizes agree.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from millrace.errors import ConfigError, SourceError
+from millrace.prepare.text.clean import clean
+from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.sources import Part, Source, check_unchanged
+from millrace.ragged import Array
+from millrace.store import platform
+from millrace.text.load import load_tokenizer
+from millrace.text.tokenizer import Tokenizer
+
+CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
+# Of every document that stays: the two halves of its hash, its source, its place there, its tokens with the end.
+DOCUMENT = np.dtype([("hash", "<u8", 2), ("source", "<i4"), ("offset", "<i8"), ("tokens", "<i8")])
+
+
+class PartTask(msgspec.Struct, frozen=True):
+    """What a worker is told; it reads the tokenizer from the folder."""
+
+    part: Part
+    sources: tuple[Source, ...]  # of this part's units, in their order
+    options: ReadOptions
+    folder: str
+    tokenizer: dict[str, Any]
+
+    def __str__(self) -> str:
+        first = self.part.units[0]
+        return f"part {self.part.number} ({self.sources[0].path!r} from {first.start}, {len(self.part.units)} ranges)"
+
+
+class PartDone(msgspec.Struct, frozen=True):
+    """What a finished part holds."""
+
+    number: int
+    documents: int
+    tokens: int
+    bytes_read: int
+    characters: int
+    dropped: dict[str, int]
+    sizes: dict[str, int]
+
+
+def part_folder(folder: str | Path, number: int) -> Path:
+    return Path(folder) / "parts" / f"{number:06d}"
+
+
+def read_done(folder: str | Path, number: int) -> PartDone | None:
+    """The report of a part that is whole on disk."""
+    path = part_folder(folder, number)
+    try:
+        done = msgspec.json.decode((path / "done.json").read_bytes(), type=PartDone)
+        intact = all((path / name).stat().st_size == size for name, size in done.sizes.items())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return done if intact else None
+
+
+def prepare_part(task: PartTask) -> PartDone:
+    """Makes one part, unless it is there already."""
+    known = read_done(task.folder, task.part.number)
+    if known is not None:
+        return known
+    final = part_folder(task.folder, task.part.number)
+    aside = final.with_name(final.name + ".tmp")
+    with platform.writing(aside):
+        platform.remove(aside)
+        platform.remove(final)
+        platform.make_dir(aside)
+        maker = _Maker(task, aside)
+        done = maker.run()
+        platform.write_file(aside / "done.json", msgspec.json.encode(done), mode=0o644)
+        platform.sync_dir(aside)
+        platform.rename(aside, final)
+    return done
+
+
+class _Maker:
+    def __init__(self, task: PartTask, folder: Path) -> None:
+        self._task, self._options = task, task.options
+        self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer))
+        self._filter = _function(task.options.filter)
+        self._tokens = _Spill(folder / "tokens.bin")
+        self._documents: list[Array] = []
+        self._quarantine: list[bytes] = []
+        self._signatures: list[Array] = []
+        self._seen: set[bytes] = set()
+        self._dropped: Counter[str] = Counter()
+        self._characters = self._bytes = 0
+        self._folder = folder
+
+    def run(self) -> PartDone:
+        for unit, source in zip(self._task.part.units, self._task.sources, strict=True):
+            check_unchanged(source)
+            for chunk in _chunks(read_documents(source, unit, self._options)):
+                self._add(unit.source, source, chunk)
+            check_unchanged(source)
+        documents = np.concatenate(self._documents) if self._documents else np.zeros(0, DOCUMENT)
+        sizes = {
+            "tokens.bin": self._tokens.finish(),
+            "documents.bin": _write(self._folder / "documents.bin", documents.tobytes()),
+        }
+        if self._signatures:
+            sizes["signatures.bin"] = _write(
+                self._folder / "signatures.bin", np.concatenate(self._signatures).tobytes()
+            )
+        if self._quarantine:
+            sizes["quarantine.jsonl"] = _write(self._folder / "quarantine.jsonl", b"".join(self._quarantine))
+        return PartDone(
+            self._task.part.number, len(documents), int(documents["tokens"].sum()), self._bytes, self._characters,
+            dict(sorted(self._dropped.items())), sizes,
+        )  # fmt: skip
+
+    def _add(self, number: int, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> None:
+        offsets, texts = [], []
+        for offset, document in chunk:
+            self._bytes += len(document.data if isinstance(document, Bad) else document)
+            text = self._usable(source, offset, document)
+            if text is None:
+                continue
+            offsets.append(offset)
+            texts.append(text)
+        hashes = [xxhash.xxh3_128_digest(text) for text in texts]
+        if self._options.dedup != "none":
+            offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
+        if texts:
+            self._store(number, offsets, texts, hashes)
+
+    def _usable(self, source: Source, offset: int, document: bytes | Bad) -> bytes | None:
+        """The document as it is tokenised, or None where it is dropped and counted."""
+        try:
+            if isinstance(document, Bad):
+                raise document
+            text = self._decoded(document, offset)
+        except Bad as bad:
+            self._set_aside(source, bad)
+            return None
+        if self._options.normalize:
+            text = clean(text)
+        if len(text) < max(self._options.min_chars, 1):
+            self._dropped["empty" if not text.strip() else "too short"] += 1
+            return None
+        if self._filter is not None and not self._filter(text):
+            self._dropped["filter"] += 1
+            return None
+        self._characters += len(text)
+        return text.encode()
+
+    def _decoded(self, document: bytes, offset: int) -> str:
+        try:
+            return document.decode()
+        except UnicodeDecodeError as error:
+            if self._options.on_error == "replace":
+                self._dropped["invalid characters replaced"] += 1
+                return document.decode(errors="replace")
+            bad = document[error.start : error.start + 8]
+            raise Bad(offset + error.start, f"invalid utf-8 ({bad.hex(' ')})", document) from None
+
+    def _set_aside(self, source: Source, bad: Bad) -> None:
+        if self._options.on_error == "stop":
+            unit = "row" if source.format in ("csv", "parquet") else "byte"
+            raise SourceError(
+                f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend it, or go on with --on-error skip",
+                source=source.path, offset=bad.offset,
+            )  # fmt: skip
+        self._dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1
+        line = {
+            "source": source.path,
+            "offset": bad.offset,
+            "reason": bad.reason,
+            "start": base64.b64encode(bad.data[:1024]).decode(),
+        }
+        self._quarantine.append(json.dumps(line).encode() + b"\n")
+
+    def _without_repeats(
+        self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
+    ) -> tuple[list[int], list[bytes], list[bytes]]:
+        """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
+        kept = []
+        for place, found in enumerate(hashes):
+            if found in self._seen:
+                self._dropped["duplicate"] += 1
+                self._dropped["duplicate bytes"] += len(texts[place])
+            else:
+                self._seen.add(found)
+                kept.append(place)
+        if len(kept) == len(texts):
+            return offsets, texts, hashes
+        return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
+
+    def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
+        ids, lengths = self._tokenizer.encode_documents(texts)
+        tokens = with_ends(ids, lengths, self._tokenizer)
+        self._tokens.write(tokens)
+        documents = np.zeros(len(texts), DOCUMENT)
+        documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
+        documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths + 1
+        self._documents.append(documents)
+        if self._options.dedup == "near":
+            from millrace.prepare.text.near import band_hashes
+
+            self._signatures.append(band_hashes(texts))
+
+
+def with_ends(ids: Array, lengths: Array, tokenizer: Tokenizer) -> Array:
+    """Each document's ids with the end-of-document id behind them, in the dtype of the store."""
+    tokens = np.empty(len(ids) + len(lengths), tokenizer.dtype)
+    ends = np.cumsum(lengths) + np.arange(len(lengths))
+    is_end = np.zeros(len(tokens), bool)
+    is_end[ends] = True
+    tokens[ends] = tokenizer.end
+    tokens[~is_end] = ids
+    return tokens
+
+
+def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple[int, bytes | Bad]]]:
+    chunk: list[tuple[int, bytes | Bad]] = []
+    size = 0
+    for entry in documents:
+        chunk.append(entry)
+        size += 64 + (len(entry[1]) if isinstance(entry[1], bytes) else 0)
+        if size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+class _Spill:
+    """A file of tokens, written as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._fd, self._size = path, platform.create(path), 0
+
+    def write(self, array: Array) -> None:
+        platform.write(self._fd, array.view(np.uint8).data, self._path)
+        self._size += array.nbytes
+
+    def finish(self) -> int:
+        platform.sync(self._fd, self._path)
+        os.close(self._fd)
+        return self._size
+
+
+def _write(path: Path, data: bytes) -> int:
+    platform.write_file(path, data, mode=0o644)
+    return len(data)
+
+
+@lru_cache(maxsize=2)
+def tokenizer_of(folder: str, described: str) -> Tokenizer:
+    """The tokenizer of a preparation, loaded once per worker."""
+    path = Path(folder) / "vocabulary.json"
+    return load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+
+
+def _function(name: str | None) -> Callable[[str], bool] | None:
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        found: Callable[[str], bool] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"--filter {name}: {error}; expected module:function that takes a text and says whether it stays"
+        ) from error
+    return found

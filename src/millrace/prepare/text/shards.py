@@ -1,0 +1,189 @@
+"""From finished parts to shards: which documents stay, in which split, and which of them make which shard.
+
+Everything is decided from the parts in their order, streaming, so the same parts make the same shards on any
+number of workers. A shard is then a pure task: copy these documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.prepare.text.dedup import find_repeats
+from millrace.prepare.text.near import BANDS
+from millrace.prepare.text.options import ShardOptions
+from millrace.prepare.text.part import DOCUMENT, PartDone, part_folder
+from millrace.ragged import Array, Int64s
+from millrace.store.layout import Column
+from millrace.store.shard import ShardEntry, ShardWriter
+
+SPLITS = ("train", "val", "test")
+DROPPED = 255
+
+
+class ShardTask(msgspec.Struct, frozen=True):
+    """Documents [first, last) of some parts, those of one split."""
+
+    split: str
+    number: int
+    pieces: tuple[tuple[int, int, int], ...]  # part, first document, last document
+    folder: str
+    columns: dict[str, tuple[str, tuple[int, ...], str, tuple[str, ...] | None]]
+    token_bytes: int
+
+    def __str__(self) -> str:
+        return f"shard {self.split}-{self.number:05d} (parts {self.pieces[0][0]} to {self.pieces[-1][0]})"
+
+
+def documents_of(folder: str | Path, number: int) -> Array:
+    return np.fromfile(part_folder(folder, number) / "documents.bin", DOCUMENT)
+
+
+class Assignment:
+    """Which split each document of each part goes to, in files of one byte per document."""
+
+    def __init__(self, folder: Path, parts: Sequence[PartDone], options: ShardOptions) -> None:
+        self._folder, self._parts, self._options = folder, parts, options
+        self.documents = dict.fromkeys(SPLITS, 0)
+        self.tokens = dict.fromkeys(SPLITS, 0)
+        self.dropped = {"documents": 0, "tokens": 0}
+
+    def path(self, number: int) -> Path:
+        return part_folder(self._folder, number) / "splits.bin"
+
+    def make(self, repeats: Array) -> None:
+        """Writes the splits of all parts; ``repeats`` marks the documents that go."""
+        kept_before, kept = 0, int(len(repeats) - repeats.sum())
+        first = 0
+        for part in self._parts:
+            documents = documents_of(self._folder, part.number)
+            gone = repeats[first : first + len(documents)]
+            first += len(documents)
+            numbers = kept_before + np.cumsum(~gone) - 1
+            kept_before += int((~gone).sum())
+            splits = self._splits(documents["hash"][:, 0], numbers, kept)
+            splits[gone] = DROPPED
+            self.path(part.number).write_bytes(splits.tobytes())
+            for k, split in enumerate(SPLITS):
+                self.documents[split] += int((splits == k).sum())
+                self.tokens[split] += int(documents["tokens"][splits == k].sum())
+            self.dropped["documents"] += int(gone.sum())
+            self.dropped["tokens"] += int(documents["tokens"][gone].sum())
+
+    def _splits(self, hashes: Array, numbers: Int64s, kept: int) -> Array:
+        """By a stable hash of the document, or the last documents; train is 0, val 1, test 2."""
+        val, test = self._options.val, self._options.test
+        if self._options.val_tail:
+            edges = [kept - round(kept * (val + test)), kept - round(kept * test)]
+            return np.searchsorted(edges, numbers, side="right").astype(np.uint8)
+        share = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return np.where(share < val, 1, np.where(share < val + test, 2, 0)).astype(np.uint8)
+
+    def check(self) -> None:
+        """A split that was asked for must not be empty."""
+        for split, share in (("val", self._options.val), ("test", self._options.test)):
+            if share > 0 and self.documents[split] == 0:
+                total = sum(self.documents.values())
+                raise ConfigError(
+                    f"split {split!r} would be empty: {share:g} of {total} documents; do without it (--{split} 0), "
+                    f"or take more (a larger --{split}, or --val-tail); what was read is kept"
+                )
+        if self.documents["train"] == 0:
+            raise ConfigError("no training documents are left; look at the counts of what was dropped, or lower --val")
+
+
+def repeated(folder: Path, parts: Sequence[PartDone], dedup: str, known: Iterator[Array] | None) -> Array:
+    """A mask over all documents: True for repeats of earlier ones, or of those ``known`` from the store appended to."""
+    total = sum(part.documents for part in parts)
+    if dedup == "none":
+        return np.zeros(total, bool)
+    width = BANDS if dedup == "near" else 1
+
+    def keys() -> Iterator[tuple[Array, Array]]:
+        for hashes in known or ():
+            yield hashes, np.full(len(hashes), -1, np.int64)
+        first = 0
+        for part in parts:
+            numbers = np.arange(first, first + part.documents)
+            first += part.documents
+            yield documents_of(folder, part.number)["hash"], numbers
+            if dedup == "near" and part.documents:
+                bands = np.fromfile(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
+                for band in range(BANDS):
+                    yield np.column_stack((bands[:, band], np.full(len(bands), band, np.uint64))), numbers
+
+    return find_repeats(keys(), total * (1 + (width if dedup == "near" else 0)), total, folder / "partitions")
+
+
+def cut_shards(
+    assignment: Assignment, folder: Path, parts: Sequence[PartDone], options: ShardOptions
+) -> dict[str, list[list[tuple[int, int, int]]]]:
+    """For every split its shards, each a list of (part, first, last): cut before the document that would pass the limit."""
+    shards: dict[str, list[list[tuple[int, int, int]]]] = {split: [] for split in SPLITS}
+    filled = dict.fromkeys(SPLITS, 0)
+    for part in parts:
+        documents = documents_of(folder, part.number)
+        splits = np.fromfile(assignment.path(part.number), np.uint8)
+        for k, split in enumerate(SPLITS):
+            mine = np.flatnonzero(splits == k)
+            ends = np.cumsum(documents["tokens"][mine])
+            at = 0
+            while at < len(mine):
+                done = int(ends[at - 1]) if at else 0
+                last = int(np.searchsorted(ends, done + options.shard_tokens - filled[split], side="right"))
+                if last <= at:
+                    if filled[split]:
+                        filled[split] = 0
+                        shards[split].append([])
+                        continue
+                    last = at + 1  # a document larger than a shard has one to itself
+                if not shards[split]:
+                    shards[split].append([])
+                shards[split][-1].append((part.number, int(mine[at]), int(mine[last - 1]) + 1))
+                filled[split] += int(ends[last - 1]) - done
+                at = last
+    return {split: [shard for shard in found if shard] for split, found in shards.items() if found}
+
+
+def write_shard(task: ShardTask) -> ShardEntry:
+    """Copies the documents of one shard out of the parts."""
+    columns = {
+        name: Column(dtype, shape, per=per, values=values) for name, (dtype, shape, per, values) in task.columns.items()
+    }
+    split = SPLITS.index(task.split)
+    with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
+        for number, first, last in task.pieces:
+            folder = part_folder(task.folder, number)
+            documents = documents_of(task.folder, number)
+            splits = np.fromfile(folder / "splits.bin", np.uint8)
+            ends = np.cumsum(documents["tokens"])
+            mine = first + np.flatnonzero(splits[first:last] == split)
+            tokens = np.fromfile(
+                folder / "tokens.bin", f"<u{task.token_bytes}", count=int(ends[last - 1] - _start(ends, first)),
+                offset=int(_start(ends, first)) * task.token_bytes,
+            )  # fmt: skip
+            arrays, offsets = _selected(documents, ends, mine, first, tokens)
+            writer.write({name: arrays[name] for name in columns}, {"rows": offsets})
+        return writer.finish()
+
+
+def _start(ends: Int64s, document: int) -> int:
+    return int(ends[document - 1]) if document else 0
+
+
+def _selected(documents: Array, ends: Int64s, mine: Int64s, first: int, tokens: Array) -> tuple[dict[str, Any], Int64s]:
+    lengths = documents["tokens"][mine]
+    starts = ends[mine] - lengths - _start(ends, first)
+    parts = [tokens[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    arrays = {
+        "tokens": np.concatenate(parts),
+        "source": np.ascontiguousarray(documents["source"][mine]),
+        "offset": np.ascontiguousarray(documents["offset"][mine]),
+        "hash": np.ascontiguousarray(documents["hash"][mine]),
+    }
+    return arrays, np.concatenate(([0], np.cumsum(lengths)))

@@ -1,0 +1,73 @@
+"""Chooses the tokenizer of a corpus: by name, by file, or made from the corpus itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import ConfigError
+from millrace.prepare.text.clean import clean
+from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.sources import Part, Source
+from millrace.text.bpe import HuggingFaceTokenizer
+from millrace.text.load import tokenizer_by_name, tokenizer_from_file
+from millrace.text.simple import CharTokenizer
+from millrace.text.tokenizer import Tokenizer
+from millrace.text.train import train_bpe
+
+CHECK_DOCUMENTS = 200  # on which the fast engine must give the ids of the slow one
+TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of parts spread over the corpus, this much in all
+
+
+def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> Tokenizer:
+    """The tokenizer ``options.tokenizer`` names; one that was made in an interrupted run is taken from ``kept``."""
+    name = options.tokenizer
+    if name == "char":
+        if kept.exists():
+            return tokenizer_from_file(kept.read_bytes(), name)
+        return CharTokenizer(
+            character for text in documents(sources, parts, options) for character in set(text.decode())
+        )
+    if name.startswith("train:"):
+        if kept.exists():
+            return HuggingFaceTokenizer(kept.read_bytes(), name)
+        size = name.removeprefix("train:")
+        if not size.isdigit():
+            raise ConfigError(f"tokenizer {name!r}; expected train:VOCAB, such as train:32000")
+        return train_bpe(sample(sources, parts, options), int(size))
+    tokenizer = tokenizer_by_name(name)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        tokenizer.check(list(islice(documents(sources, parts, options), CHECK_DOCUMENTS)))
+    return tokenizer
+
+
+def documents(
+    sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions, limit: int | None = None
+) -> Iterator[bytes]:
+    """Cleaned documents of the corpus in order; what cannot be read is left for the parts to report."""
+    for part in parts:
+        taken = 0
+        for unit in part.units:
+            for _, document in read_documents(sources[unit.source], unit, options):
+                if isinstance(document, Bad):
+                    continue
+                text = document.decode(errors="replace")
+                text = clean(text) if options.normalize else text
+                taken += len(document)
+                if text:
+                    yield text.encode()
+                if limit is not None and taken >= limit:
+                    break
+            if limit is not None and taken >= limit:
+                break
+
+
+def sample(sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> Iterator[bytes]:
+    """Documents from the beginning of every part, or of evenly spread ones where there are many."""
+    share = max(64 << 10, TRAIN_BYTES // max(1, len(parts)))
+    step = max(1, len(parts) * share // TRAIN_BYTES)
+    chosen: Any = parts[::step]
+    return documents(sources, chosen, options, share)

@@ -1,0 +1,1 @@
+"""Text <-> token ids: the tokenizers, how they are stored with a corpus, and how they are trained."""

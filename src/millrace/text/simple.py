@@ -1,0 +1,65 @@
+"""Tokenizers without a model: bytes, and single characters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from millrace.errors import ConfigError, SourceError
+from millrace.ragged import Array, Int64s
+from millrace.text.tokenizer import Tokenizer
+
+
+class BytesTokenizer(Tokenizer):
+    """One id per byte, 0 to 255; 256 ends a document."""
+
+    kind = name = "bytes"
+    vocab_size = 257
+    end = 256
+
+    def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        joined = np.frombuffer(b"".join(documents), np.uint8)
+        return joined, np.fromiter(map(len, documents), np.int64, len(documents))
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        return bytes(ids)
+
+    def to_file(self) -> bytes:
+        return json.dumps({"millrace_tokenizer": "bytes"}).encode()
+
+
+class CharTokenizer(Tokenizer):
+    """One id per character of the corpus it was made for, in the order of code points; the last id ends a document."""
+
+    kind = name = "char"
+
+    def __init__(self, characters: Iterable[str]) -> None:
+        self.characters = sorted(set(characters))
+        if not self.characters:
+            raise ConfigError("a character tokenizer of no characters; is the corpus empty?")
+        self.end = len(self.characters)
+        self.vocab_size = self.end + 1
+        points = np.array([ord(c) for c in self.characters], np.uint32)
+        # A table over code points: 4 bytes each, at most 4.5 MB.
+        self._table = np.full(int(points[-1]) + 2, -1, np.int32)
+        self._table[points] = np.arange(len(points))
+
+    def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        texts = [document.decode() for document in documents]
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        points = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
+        ids = self._table[np.minimum(points, len(self._table) - 1)]
+        if len(ids) and ids.min() < 0:
+            unknown = chr(int(points[np.argmin(ids)]))
+            raise SourceError(
+                f"character {unknown!r} is not in the vocabulary of {self.end} characters; prepare anew with all files"
+            )
+        return ids.astype(np.uint32), lengths
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        return "".join(self.characters[token] for token in ids).encode()
+
+    def to_file(self) -> bytes:
+        return json.dumps({"millrace_tokenizer": "char", "characters": "".join(self.characters)}).encode()

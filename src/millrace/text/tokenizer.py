@@ -1,0 +1,74 @@
+"""What a tokenizer is to millrace: many documents in, one array of ids out, and back again.
+
+``encode_documents`` takes many documents at once because joining them is what makes the fast engines fast.
+Ids never hold the end-of-document token; preparation adds it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError
+from millrace.identity import digest
+from millrace.ragged import Array, Int64s
+
+
+class Tokenizer(ABC):
+    """A vocabulary of ``vocab_size`` ids, ``end`` among them as the end of a document."""
+
+    kind: str
+    name: str
+    vocab_size: int
+    end: int
+
+    @abstractmethod
+    def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        """The ids of utf-8 documents one after the other, and how many each has."""
+
+    @abstractmethod
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes the ids stand for."""
+
+    @abstractmethod
+    def to_file(self) -> bytes:
+        """The contents of ``tokenizer.json``, from which ``load_tokenizer`` makes it again."""
+
+    def encode(self, text: str) -> Array:
+        """The ids of one text, in the dtype they are stored in."""
+        return self.encode_documents([text.encode()])[0].astype(self.dtype)
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """The text of ids; the end-of-document token shows as ``<|endoftext|>``."""
+        parts: list[bytes] = []
+        run: list[int] = []
+        for token in np.asarray(ids).reshape(-1).tolist():
+            if not 0 <= token < self.vocab_size:
+                raise ConfigError(f"id {token} is not in the vocabulary of {self.vocab_size}")
+            if token == self.end:
+                parts += [self.decode_bytes(run), b"<|endoftext|>"]
+                run = []
+            else:
+                run.append(token)
+        parts.append(self.decode_bytes(run))
+        return b"".join(parts).decode(errors="replace")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint16 where every id fits, else uint32."""
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "vocab_size": self.vocab_size,
+            "end": self.end,
+            "file": "tokenizer.json",
+            "hash": digest(self.to_file()),
+        }

@@ -1,0 +1,27 @@
+"""Trains a byte-level BPE vocabulary on documents of the corpus itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.errors import ConfigError
+from millrace.text.bpe import HuggingFaceTokenizer
+
+
+def train_bpe(documents: Iterable[bytes], vocab_size: int) -> HuggingFaceTokenizer:
+    """A vocabulary of ``vocab_size`` ids: ``<|endoftext|>``, the 256 bytes, and merges in the order they were learnt."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if not 257 <= vocab_size <= 1 << 20:
+        raise ConfigError(f"train:{vocab_size}; a byte-level vocabulary has 257 to {1 << 20} ids")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator((document.decode() for document in documents), trainer=trainer)
+    return HuggingFaceTokenizer(backend.to_str().encode(), f"train:{vocab_size}")
