@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,14 @@ from millrace.errors import ConfigError
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+def as_integer(name: str, value: Any) -> int:
+    """A Python integer, also of numpy's: those are no JSON, and overflow where ours do not."""
+    try:
+        return index(value)
+    except TypeError as error:
+        raise ConfigError(f"{name}={value!r}; expected an integer") from error
 
 
 def as_offsets(offsets: npt.ArrayLike, num_rows: int | None = None) -> Int64s:

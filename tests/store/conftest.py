@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,14 @@ class LaidStore:
 @pytest.fixture(scope="session")
 def laid_store() -> type[LaidStore]:
     return LaidStore
+
+
+@pytest.fixture(scope="module")
+def memory_folder() -> Iterator[Path]:
+    """A folder for very many files: in memory where there is such a place, and gone when the module is done."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="millrace-many-", dir=place) as folder:
+        yield Path(folder)
 
 
 HIDE = "import sys; sys.modules['fcntl'] = sys.modules['millrace._core'] = None\n"

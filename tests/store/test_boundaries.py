@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import tempfile
 import threading
 from pathlib import Path
 
@@ -228,19 +227,18 @@ print(json.dumps({"held": max(held), "few": few, "full": full, "after": maps(), 
 
 
 @pytest.fixture
-def many_path(laid_store):
-    """100,000 shards in memory, hard links of two pairs of files: shard k is of kind k % 2."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        store = laid_store(Path(folder, "many"), {"x": mr.Column("int16")})
-        for kind, offsets in enumerate(([0, 1, 3, 6], [0, 3, 6, 6])):
-            np.array(offsets, "<i8").tofile(f"{folder}/offsets.{kind}")
-            (np.arange(6) + 10 * kind).astype("<i2").tofile(f"{folder}/x.{kind}")
-        for k in range(SHARDS):
-            shard = str(store.add(3, 6))
-            os.mkdir(shard)
-            os.link(f"{folder}/offsets.{k % 2}", f"{shard}/offsets.i64")
-            os.link(f"{folder}/x.{k % 2}", f"{shard}/x.i16")
-        yield store.publish()
+def many_path(laid_store, memory_folder):
+    """100,000 shards, hard links of two pairs of files: shard k is of kind k % 2."""
+    store = laid_store(memory_folder / "many", {"x": mr.Column("int16")})
+    for kind, offsets in enumerate(([0, 1, 3, 6], [0, 3, 6, 6])):
+        np.array(offsets, "<i8").tofile(memory_folder / f"offsets.{kind}")
+        (np.arange(6) + 10 * kind).astype("<i2").tofile(memory_folder / f"x.{kind}")
+    for k in range(SHARDS):
+        shard = str(store.add(3, 6))
+        os.mkdir(shard)
+        os.link(f"{memory_folder}/offsets.{k % 2}", f"{shard}/offsets.i64")
+        os.link(f"{memory_folder}/x.{k % 2}", f"{shard}/x.i16")
+    return store.publish()
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors and maps are counted in /proc")

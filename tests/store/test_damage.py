@@ -121,18 +121,29 @@ def test_a_folder_of_shards_that_leads_elsewhere_is_refused(rich_copy, check):
 MANY = 2_100  # shards of two files: more than 4,096 files
 
 
-@pytest.fixture
-def many(laid_store, tmp_path):
+def fill(shard, folder):
+    shard.mkdir()
+    for name in ("offsets.i64", "x.i16"):
+        os.link(folder / name, shard / name)
+
+
+@pytest.fixture(scope="module")
+def shared_many(laid_store, memory_folder):
     """Shards of three records and six rows each, all hard links of two files."""
-    store = laid_store(tmp_path / "many", {"x": mr.Column("int16")})
-    np.array([0, 1, 3, 6], "<i8").tofile(tmp_path / "offsets.i64")
-    np.arange(6, dtype="<i2").tofile(tmp_path / "x.i16")
+    store = laid_store(memory_folder / "many", {"x": mr.Column("int16")})
+    np.array([0, 1, 3, 6], "<i8").tofile(memory_folder / "offsets.i64")
+    np.arange(6, dtype="<i2").tofile(memory_folder / "x.i16")
     for _ in range(MANY):
-        shard = store.add(3, 6)
-        shard.mkdir()
-        for name in ("offsets.i64", "x.i16"):
-            os.link(tmp_path / name, shard / name)
+        fill(store.add(3, 6), memory_folder)
     return store.publish()
+
+
+@pytest.fixture
+def many(shared_many, memory_folder):
+    """The same, to damage shard train-01000."""
+    yield shared_many
+    shutil.rmtree(shared_many / "shards" / "train-01000")
+    fill(shared_many / "shards" / "train-01000", memory_folder)
 
 
 TOUCH = """

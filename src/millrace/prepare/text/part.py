@@ -7,6 +7,7 @@ restart keeps it only if the sizes agree.
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import json
 import os
@@ -24,15 +25,17 @@ from millrace.errors import ConfigError, SourceError
 from millrace.prepare.text.clean import clean
 from millrace.prepare.text.documents import Bad, read_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Part, Source, check_unchanged
+from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
 from millrace.ragged import Array
 from millrace.store import platform
+from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.load import load_tokenizer
 from millrace.text.tokenizer import Tokenizer
 
 CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
-# Of every document that stays: the two halves of its hash, its source, its place there, its tokens with the end.
-DOCUMENT = np.dtype([("hash", "<u8", 2), ("source", "<i4"), ("offset", "<i8"), ("tokens", "<i8")])
+MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
+# Of every document that stays: the two halves of its hash, its source, its place there, its tokens with the end, its bytes.
+DOCUMENT = np.dtype([("hash", "<u8", 2), ("source", "<i4"), ("offset", "<i8"), ("tokens", "<i8"), ("bytes", "<i8")])
 
 
 class PartTask(msgspec.Struct, frozen=True):
@@ -43,6 +46,7 @@ class PartTask(msgspec.Struct, frozen=True):
     options: ReadOptions
     folder: str
     tokenizer: dict[str, Any]
+    engine: str = ""  # on which the run decided, by comparing them on its documents
 
     def __str__(self) -> str:
         first = self.part.units[0]
@@ -87,8 +91,8 @@ def prepare_part(task: PartTask) -> PartDone:
         platform.remove(aside)
         platform.remove(final)
         platform.make_dir(aside)
-        maker = _Maker(task, aside)
-        done = maker.run()
+        with contextlib.closing(_Maker(task, aside)) as maker:
+            done = maker.run()
         platform.write_file(aside / "done.json", msgspec.json.encode(done), mode=0o644)
         platform.sync_dir(aside)
         platform.rename(aside, final)
@@ -98,12 +102,13 @@ def prepare_part(task: PartTask) -> PartDone:
 class _Maker:
     def __init__(self, task: PartTask, folder: Path) -> None:
         self._task, self._options = task, task.options
-        self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer))
+        self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer), task.engine)
         self._filter = _function(task.options.filter)
         self._tokens = _Spill(folder / "tokens.bin")
-        self._documents: list[Array] = []
+        self._documents = _Spill(folder / "documents.bin")
+        self._signatures = _Spill(folder / "signatures.bin") if task.options.dedup == "near" else None
         self._quarantine: list[bytes] = []
-        self._signatures: list[Array] = []
+        self._num_documents = self._num_tokens = 0
         self._seen: set[bytes] = set()
         self._dropped: Counter[str] = Counter()
         self._characters = self._bytes = 0
@@ -112,24 +117,31 @@ class _Maker:
     def run(self) -> PartDone:
         for unit, source in zip(self._task.part.units, self._task.sources, strict=True):
             check_unchanged(source)
-            for chunk in _chunks(read_documents(source, unit, self._options)):
+            for chunk in _chunks(self._read(source, unit)):
                 self._add(unit.source, source, chunk)
             check_unchanged(source)
-        documents = np.concatenate(self._documents) if self._documents else np.zeros(0, DOCUMENT)
-        sizes = {
-            "tokens.bin": self._tokens.finish(),
-            "documents.bin": _write(self._folder / "documents.bin", documents.tobytes()),
-        }
-        if self._signatures:
-            sizes["signatures.bin"] = _write(
-                self._folder / "signatures.bin", np.concatenate(self._signatures).tobytes()
-            )
+        sizes = {"tokens.bin": self._tokens.finish(), "documents.bin": self._documents.finish()}
+        if self._signatures is not None:
+            sizes["signatures.bin"] = self._signatures.finish()
         if self._quarantine:
             sizes["quarantine.jsonl"] = _write(self._folder / "quarantine.jsonl", b"".join(self._quarantine))
         return PartDone(
-            self._task.part.number, len(documents), int(documents["tokens"].sum()), self._bytes, self._characters,
+            self._task.part.number, self._num_documents, self._num_tokens, self._bytes, self._characters,
             dict(sorted(self._dropped.items())), sizes,
         )  # fmt: skip
+
+    def _read(self, source: Source, unit: Unit) -> Iterator[tuple[int, bytes | Bad]]:
+        try:
+            yield from read_documents(source, unit, self._options)
+        except OSError as error:  # else it would pass for a failure to write
+            raise SourceError(
+                f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again", source=source.path
+            ) from error
+
+    def close(self) -> None:
+        for spill in (self._tokens, self._documents, self._signatures):
+            if spill is not None:
+                spill.close()
 
     def _add(self, number: int, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> None:
         offsets, texts = [], []
@@ -160,11 +172,22 @@ class _Maker:
         if len(text) < max(self._options.min_chars, 1):
             self._dropped["empty" if not text.strip() else "too short"] += 1
             return None
-        if self._filter is not None and not self._filter(text):
+        if self._filter is not None and not self._stays(source, offset, text):
             self._dropped["filter"] += 1
             return None
         self._characters += len(text)
         return text.encode()
+
+    def _stays(self, source: Source, offset: int, text: str) -> bool:
+        assert self._filter is not None
+        try:
+            return bool(self._filter(text))
+        except Exception as error:
+            where = f"{source.path!r} from {offset}"
+            raise SourceError(
+                f"--filter {self._options.filter} raised {type(error).__name__} on the document of {where}: {error}",
+                source=source.path, offset=offset,
+            ) from error  # fmt: skip
 
     def _decoded(self, document: bytes, offset: int) -> str:
         try:
@@ -202,8 +225,9 @@ class _Maker:
                 self._dropped["duplicate"] += 1
                 self._dropped["duplicate bytes"] += len(texts[place])
             else:
-                self._seen.add(found)
                 kept.append(place)
+                if len(self._seen) < MAX_SEEN:
+                    self._seen.add(found)
         if len(kept) == len(texts):
             return offsets, texts, hashes
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
@@ -215,11 +239,14 @@ class _Maker:
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths + 1
-        self._documents.append(documents)
-        if self._options.dedup == "near":
+        documents["bytes"] = [len(text) for text in texts]
+        self._documents.write(documents)
+        self._num_documents += len(documents)
+        self._num_tokens += len(tokens)
+        if self._signatures is not None:
             from millrace.prepare.text.near import band_hashes
 
-            self._signatures.append(band_hashes(texts))
+            self._signatures.write(band_hashes(texts))
 
 
 def with_ends(ids: Array, lengths: Array, tokenizer: Tokenizer) -> Array:
@@ -247,19 +274,24 @@ def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple
 
 
 class _Spill:
-    """A file of tokens, written as they come."""
+    """A file of tokens or of what is known of documents, written as they come."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._fd, self._size = path, platform.create(path), 0
 
     def write(self, array: Array) -> None:
-        platform.write(self._fd, array.view(np.uint8).data, self._path)
+        platform.write(self._fd, array.reshape(-1).view(np.uint8).data, self._path)
         self._size += array.nbytes
 
     def finish(self) -> int:
         platform.sync(self._fd, self._path)
-        os.close(self._fd)
+        self.close()
         return self._size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _write(path: Path, data: bytes) -> int:
@@ -268,10 +300,13 @@ def _write(path: Path, data: bytes) -> int:
 
 
 @lru_cache(maxsize=2)
-def tokenizer_of(folder: str, described: str) -> Tokenizer:
-    """The tokenizer of a preparation, loaded once per worker."""
+def tokenizer_of(folder: str, described: str, engine: str) -> Tokenizer:
+    """The tokenizer of a preparation, loaded once per worker, on the engine the run decided on."""
     path = Path(folder) / "vocabulary.json"
-    return load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+    tokenizer = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+    if isinstance(tokenizer, HuggingFaceTokenizer) and engine == "tokenizers":
+        tokenizer.give_up_fast()
+    return tokenizer
 
 
 def _function(name: str | None) -> Callable[[str], bool] | None:

@@ -23,7 +23,7 @@ from millrace.prepare.text import shards as sharding
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
 from millrace.prepare.text.sources import Source, cut_parts, find_sources
-from millrace.prepare.text.vocabulary import choose_tokenizer
+from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer
 from millrace.ragged import Array
 from millrace.store import gc, platform
 from millrace.store.layout import MAX_DICTIONARY, Column, Layout
@@ -164,6 +164,7 @@ class _Preparation:
             tokenizer = load_tokenizer(described, data, str(self._out / "tokenizer.json"))
         else:
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
+        check_engine(tokenizer, sources, parts, self._reading)
         with platform.writing(path):
             platform.write_file(path, tokenizer.to_file(), mode=0o644)
         return tokenizer
@@ -177,12 +178,13 @@ class _Preparation:
                 self._reading,
                 str(self._partial.folder),
                 tokenizer.describe(),
+                getattr(tokenizer, "engine", ""),
             )
             for part in parts
         ]
         total = sum(source.size for source in sources)
         done: dict[int, PartDone] = {}
-        for number, result in local.run(prepare_part, tasks, self._workers):
+        for number, result in local.run(prepare_part, tasks, self._workers, apart=self._reading.filter is not None):
             done[number] = result
             read = sum(part.bytes_read for part in done.values())
             self._progress("read", read, total, {

@@ -19,6 +19,7 @@ from millrace.text.tokenizer import Tokenizer
 from millrace.text.train import train_bpe
 
 CHECK_DOCUMENTS = 200  # on which the fast engine must give the ids of the slow one
+CHECK_CHARS = 10_000  # of each; the slow engine needs 200 bytes of memory per byte
 TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of parts spread over the corpus, this much in all
 
 
@@ -38,10 +39,16 @@ def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part
         if not size.isdigit():
             raise ConfigError(f"tokenizer {name!r}; expected train:VOCAB, such as train:32000")
         return train_bpe(sample(sources, parts, options), int(size))
-    tokenizer = tokenizer_by_name(name)
+    return tokenizer_by_name(name)
+
+
+def check_engine(
+    tokenizer: Tokenizer, sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions
+) -> None:
+    """Where the fast engine and the slow one differ on the first documents, the slow one is used."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        tokenizer.check(list(islice(documents(sources, parts, options), CHECK_DOCUMENTS)))
-    return tokenizer
+        first = islice(documents(sources, parts, options), CHECK_DOCUMENTS)
+        tokenizer.check([document.decode()[:CHECK_CHARS].encode() for document in first])
 
 
 def documents(
