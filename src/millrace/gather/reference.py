@@ -228,6 +228,7 @@ class _Rows:
         self._length = int(stops[0] - starts[0]) if len(starts) else 0
         # Equal lengths within their shards, as windows are: then a batch is one index into a strided view.
         self._is_regular = offsets is None and bool(np.all(stops - starts == self._length) and np.all(stops <= ends))
+        self._is_regular &= len(column.starts) > 1
         self._starts, self._stops, self._inside = starts, stops, stops <= ends
         self._whole: dict[int, Array | None] = {}
         self._strided: dict[int, Array] = {}
@@ -248,7 +249,7 @@ class _Rows:
         shards, begins, ends = self._places
         whole = self._whole
         for shard in set(shards[first:last]) - whole.keys():
-            whole[shard] = self._column.whole(shard)
+            whole[shard] = self._column.whole(shard) if len(self._column.starts) > 1 else None
         found: list[Array] = []
         for k in range(first, last):
             mapped, end = whole[shards[k]], ends[k]

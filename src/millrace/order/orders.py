@@ -16,7 +16,7 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.order.hashing import round_keys
 from millrace.order.permute import num_rounds, permute, unpermute
-from millrace.ragged import Int64s
+from millrace.ragged import Int64s, as_integer
 
 MAX_POSITION = (1 << 63) - 1
 
@@ -28,12 +28,12 @@ class Order(ABC):
     """
 
     def __init__(self, n: int, seed: int | None = None) -> None:
-        if not 1 <= n <= MAX_POSITION:
+        self.n = as_integer("n", n)
+        self.seed = None if seed is None else as_integer("seed", seed)
+        if not 1 <= self.n <= MAX_POSITION:
             raise ConfigError(f"n={n}; an order has 1 to 2^63 - 1 samples")
-        if seed is not None and not 0 <= seed < 1 << 64:
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed={seed}; expected 0 to 2^64 - 1")
-        self.n = int(n)
-        self.seed = seed
 
     def __len__(self) -> int:
         return self.n
@@ -110,7 +110,7 @@ class Shuffled(Order):
 
     def __init__(self, n: int, seed: int = 0) -> None:
         super().__init__(n, seed)
-        self._rounds = num_rounds(n)
+        self._rounds = num_rounds(self.n)
 
     def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
         return _by_stream(inside, epochs, self.n, int(self.seed or 0), 0)
@@ -148,10 +148,10 @@ class BlockShuffled(Order):
 
     def __init__(self, n: int, *, block: int = 256, window: int = 64, seed: int = 0) -> None:
         super().__init__(n, seed)
-        if block < 1 or window < 1 or block * window > MAX_POSITION:
-            raise ConfigError(f"block={block}, window={window}; expected 1 or more samples and blocks")
-        self.block, self.window = int(block), int(window)
+        self.block, self.window = as_integer("block", block), as_integer("window", window)
         self._size = self.block * self.window  # samples of a full window
+        if self.block < 1 or self.window < 1 or self._size > MAX_POSITION:
+            raise ConfigError(f"block={block}, window={window}; expected 1 or more samples and blocks")
         self._full = self.n // self.block  # full blocks
 
     def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:

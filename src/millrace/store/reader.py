@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -91,27 +92,33 @@ class Folder:
     def read(self, name: str, num_bytes: int, expected_hash: str | None = None) -> bytes:
         """A whole small file, its size checked before a byte is read."""
         where = os.path.join(self.path, name)
-        try:
-            status = self.stat(name)
-            if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
-                found = status.st_size if stat.S_ISREG(status.st_mode) else "not a plain file"
+        with self.opened(name, where) as (fd, size):
+            if size != num_bytes:
                 raise StoreCorrupt(
-                    f"{where} has {found} bytes, expected {num_bytes}; copy or prepare the store again",
-                    path=where, expected=num_bytes, found=found,
+                    f"{where} has {size} bytes, expected {num_bytes}; copy or prepare the store again",
+                    path=where, expected=num_bytes, found=size,
                 )  # fmt: skip
-            fd = self.open(name)
-        except OSError as error:
-            raise unreadable(where, error) from error
-        try:
             data = platform.pread(fd, num_bytes, 0)
-        finally:
-            os.close(fd)
         if expected_hash is not None and (found := manifests.digest(data)) != expected_hash:
             raise StoreCorrupt(
                 f"{where} has hash {found}, expected {expected_hash}; copy or prepare the store again",
                 path=where, expected=expected_hash, found=found,
             )  # fmt: skip
         return data
+
+    @contextlib.contextmanager
+    def opened(self, name: str, where: str) -> Iterator[tuple[int, int]]:
+        """A descriptor and its size: asked of what was opened, since an append may replace the name meanwhile."""
+        try:
+            if not stat.S_ISREG(self.stat(name).st_mode):
+                raise StoreCorrupt(f"{where} is not a plain file; copy or prepare the store again", path=where)
+            fd = self.open(name)
+        except OSError as error:
+            raise unreadable(where, error) from error
+        try:
+            yield fd, os.fstat(fd).st_size
+        finally:
+            os.close(fd)
 
     def manifest(self, snapshot: str | None) -> tuple[Manifest, Array]:
         """The manifest (of a pinned snapshot, if named) and its shard table, both checked."""
@@ -120,14 +127,17 @@ class Folder:
         name = "store.json" if snapshot is None else f"snapshots/{snapshot}.json"
         where = os.path.join(self.path, name)
         try:
-            status = self.stat(name)
+            self.stat(name)
         except OSError as error:
             raise StoreNotFound(
                 f"{where} is not there; the snapshot was removed or belongs to another store", path=where
             ) from error
-        if not stat.S_ISREG(status.st_mode) or status.st_size > manifests.MAX_MANIFEST_BYTES:
-            raise StoreCorrupt(f"{where} is no plain file of at most {manifests.MAX_MANIFEST_BYTES} bytes", path=where)
-        manifest = manifests.decode(self.read(name, status.st_size), where)
+        with self.opened(name, where) as (fd, size):
+            if size > manifests.MAX_MANIFEST_BYTES:
+                raise StoreCorrupt(
+                    f"{where} has {size} bytes; expected at most {manifests.MAX_MANIFEST_BYTES} bytes", path=where
+                )
+            manifest = manifests.decode(platform.pread(fd, size, 0), where)
         if snapshot is not None and manifest.fingerprint != snapshot:
             raise StoreCorrupt(f"{where} holds snapshot {manifest.fingerprint}; expected {snapshot}", path=where)
         data = self.read(manifest.shards.name, manifest.shards.bytes)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from millrace.errors import ConfigError
 from millrace.gather.reference import Field
-from millrace.ragged import Spans
+from millrace.ragged import Spans, as_integer
 from millrace.view.view import StoreLike, View, row_column, store_spec
 
 
@@ -25,6 +25,7 @@ class Blocks(View):
     """
 
     def __init__(self, store: StoreLike, *, length: int, stride: int | None = None, column: str | None = None) -> None:
+        length, stride = as_integer("length", length), None if stride is None else as_integer("stride", stride)
         if length < 1 or (stride is not None and stride < 1):
             raise ConfigError(f"length={length}, stride={stride}; both count tokens: expected 1 or more")
         if store.cuts is not None:

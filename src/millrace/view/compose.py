@@ -84,6 +84,7 @@ class Concat(View):
         for number, found in enumerate(shapes):
             if found != shapes[0]:
                 raise ConfigError(f"view {number} delivers {found}, view 0 {shapes[0]}; Concat needs the same of all")
+        _check_dictionaries(self)
         self._ends = np.cumsum([len(view) for view in views])
 
     def __len__(self) -> int:
@@ -128,11 +129,34 @@ class Concat(View):
             self.fields, views, {k: self.views[k].located(inside[views == k]) for k in np.unique(views).tolist()}
         )
 
-    def unused_rows(self) -> int:
-        return sum(view.unused_rows() for view in self.views)
+    def unused_rows(self) -> int | None:
+        each = [view.unused_rows() for view in self.views]
+        return None if None in each else sum(rows or 0 for rows in each)
 
     def spec(self) -> dict[str, Any]:
         return {"view": "concat", "of": [view.spec() for view in self.views]}
+
+
+def _leaves(view: View) -> list[View]:
+    if isinstance(view, Subset):
+        return _leaves(view.view)
+    return [leaf for part in view.views for leaf in _leaves(part)] if isinstance(view, Concat) else [view]
+
+
+def _check_dictionaries(view: Concat) -> None:
+    """Codes are delivered, so they must mean the same everywhere; a dictionary that another continues is fine."""
+    longest: dict[str, tuple[str, ...]] = {}
+    for leaf in _leaves(view):
+        for field in leaf.fields:
+            column = leaf.store.layout.columns.get(field.column)
+            mine = (column.values if column is not None else None) or ()
+            known = longest.get(field.name, ())
+            short, longest[field.name] = sorted((mine, known), key=len)
+            if longest[field.name][: len(short)] != short:
+                raise ConfigError(
+                    f"dictionary column {field.name!r} stands for {list(mine)} in one view and {list(known)} in another, "
+                    "so that codes differ; prepare both with the same values="
+                )
 
 
 class _LocatedConcat(Located):
@@ -155,12 +179,8 @@ class _LocatedConcat(Located):
             if field.axis is not None and field.length is None and field.pad is None:
                 out[field.name] = _interleave(field, views, parts, allocate)
                 continue
-            tail = next((part.shape[1:] for part in parts.values()), field.tail)
-            array = (
-                allocate(field.name, (last - first, *tail), field.dtype)
-                if not field.is_text
-                else np.empty(last - first, object)
-            )
+            shape = (last - first, *(n or 0 for n in field.shape))
+            array = np.empty(shape, object) if field.is_text else allocate(field.name, shape, field.dtype)
             for k, part in parts.items():
                 array[views == k] = part
             out[field.name] = array

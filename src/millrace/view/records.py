@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from millrace.errors import ConfigError
 from millrace.gather.reference import Field
-from millrace.ragged import Int64s, Spans
+from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.view import StoreLike, View, column_field, store_spec
 
 
@@ -29,6 +29,7 @@ class Records(View):
     def __init__(self, store: StoreLike, *, columns: Sequence[str] | None = None, pad: int | None = None) -> None:
         if store.cuts is not None:
             raise ConfigError(f"split {store.split_name!r} is a split by time, which cuts records; use Windows")
+        pad = None if pad is None else as_integer("pad", pad)
         if pad is not None and pad < 1:
             raise ConfigError(f"pad={pad}; expected 1 or more rows")
         if columns is not None and not len(columns):
@@ -50,6 +51,9 @@ class Records(View):
 
     def records(self, samples: npt.ArrayLike) -> Int64s:
         return self._checked(samples)
+
+    def unused_rows(self) -> int:
+        return 0
 
     def spec(self) -> dict[str, Any]:
         return {"view": "records", **store_spec(self.store), "columns": self._chosen, "pad": self.pad}

@@ -22,7 +22,14 @@ def from_spec(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.Arra
 
     ``arrays`` holds the ids of subsets by their hash, as ``view_arrays`` collects them.
     """
-    kind = spec.get("view")
+    try:
+        return _rebuilt(spec, store, arrays)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"this is no spec of a view: {spec}: {error!r}") from error
+
+
+def _rebuilt(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.ArrayLike] | None) -> View:
+    kind = spec["view"]
     if kind == "subset":
         ids = (arrays or {}).get(spec["ids"])
         if ids is None:
@@ -39,10 +46,7 @@ def from_spec(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.Arra
     if kind not in _LEAVES:
         raise ConfigError(f"view {kind!r} is unknown; expected one of {', '.join((*_LEAVES, 'subset', 'concat'))}")
     options = {key: value for key, value in spec.items() if key not in ("view", "store", "split")}
-    try:
-        return _LEAVES[kind](_part(spec, store), **options)
-    except TypeError as error:
-        raise ConfigError(f"the spec of a {kind} view is {dict(spec)}: {error}") from error
+    return _LEAVES[kind](_part(spec, store), **options)
 
 
 def _part(spec: Mapping[str, Any], store: Any) -> Any:

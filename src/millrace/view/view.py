@@ -77,7 +77,8 @@ class View(ABC):
 
     def records(self, samples: npt.ArrayLike) -> Int64s:
         """The record each sample starts in."""
-        starts = self.spans(samples).starts
+        spans = self.spans(samples)
+        starts = spans.starts if spans.offsets is None else spans.starts[spans.offsets[:-1]]
         return np.minimum(np.searchsorted(self.store.offsets, starts, side="right") - 1, self.store.num_records - 1)
 
     def located(self, samples: Int64s) -> Located:
@@ -111,29 +112,35 @@ class View(ABC):
         if isinstance(key, slice):
             rows = range(len(self))[key]
             key = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
-        samples = self._checked(np.asarray(key, np.int64) if len(key) else np.zeros(0, np.int64))
+        samples = self._checked(key)
         return self.located(samples).fill(0, len(samples))
 
     def _checked(self, samples: npt.ArrayLike) -> Int64s:
         """Sample numbers as int64, negative ones from the end, refused outside the view."""
         array, length = np.asarray(samples), len(self)
-        if array.dtype == bool or array.dtype.kind not in "iu" or array.ndim != 1:
-            raise IndexError(f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers")
+        if array.shape == (0,):
+            return np.zeros(0, np.int64)  # an empty list has no type of its own
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise IndexError(
+                f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers (for a mask see Subset)"
+            )
+        low, high = int(array.min()), int(array.max())  # before the cast, which wraps large uint64
+        if low < -length or high >= length:
+            raise IndexError(f"sample {low if low < -length else high} is out of range; the view has {length}")
         array = array.astype(np.int64)
-        if len(array) and (array.min() < -length or array.max() >= length):
-            bad = array.min() if array.min() < -length else array.max()
-            raise IndexError(f"sample {bad} is out of range; the view has {length}")
-        return np.where(array < 0, array + length, array) if len(array) and array.min() < 0 else array
+        return np.where(array < 0, array + length, array) if low < 0 else array
 
-    def unused_rows(self) -> int:
-        """Rows of the store (or of its split) that no sample covers."""
-        return 0
+    def unused_rows(self) -> int | None:
+        """Rows of the store (or of its split) that no sample covers; None where the view does not know."""
+        return None
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{field.name} {field.dtype}{_shape(field)}" for field in self.fields)
         sizes = [_num_bytes(field) for field in self.fields]
         each = "ragged" if None in sizes else f"{sum(size or 0 for size in sizes):,} bytes each"
-        return f"<{type(self).__name__}: {len(self):,} samples; {fields}; {each}; {self.unused_rows():,} rows never delivered>"
+        unused = self.unused_rows()
+        never = "" if unused is None else f"; {unused:,} rows never delivered"
+        return f"<{type(self).__name__}: {len(self):,} samples; {fields}; {each}{never}>"
 
 
 def _shape(field: Field) -> str:

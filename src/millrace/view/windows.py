@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.ragged import Int64s, Spans
+from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.view import StoreLike, View, column_field, row_column, store_spec
 
 
@@ -42,6 +42,8 @@ class Windows(View):
         target: Sequence[str | int] | None = None,
         column: str | None = None,
     ) -> None:
+        lookback, horizon = as_integer("lookback", lookback), as_integer("horizon", horizon)
+        stride, lead = as_integer("stride", stride), as_integer("lead", lead)
         if lookback < 1 or horizon < 1 or stride < 1 or lead < 0:
             raise ConfigError(
                 f"lookback={lookback}, horizon={horizon}, stride={stride}, lead={lead}; expected 1 or more rows each, lead 0 too"
@@ -57,7 +59,7 @@ class Windows(View):
         self.features = _feature_names(store, self.column, values.tail[0])
         self.target = _feature_numbers(target, self.features, values.tail[0])
         y = replace(values, name="y", first=lookback + lead, length=horizon)
-        if self.target is not None and not values.is_single:
+        if self.target is not None and not (values.is_single and self.target == (0,)):
             y = replace(y, tail=(len(self.target),), items=self.target)
         self.fields = (values, y)
 
@@ -138,7 +140,7 @@ def _feature_names(store: StoreLike, column: str, count: int) -> list[str] | Non
 def _feature_numbers(target: Sequence[str | int] | None, names: list[str] | None, count: int) -> tuple[int, ...] | None:
     if target is None:
         return None
-    if isinstance(target, (str, int)):
+    if isinstance(target, (str, int, np.integer)):
         target = [target]
     numbers = []
     for wanted in target:
@@ -152,8 +154,8 @@ def _feature_numbers(target: Sequence[str | int] | None, names: list[str] | None
                 raise ConfigError(f"target {wanted!r} is unknown; {known}")
             numbers.append(names.index(wanted))
         else:
-            if not 0 <= wanted < count:
-                raise ConfigError(f"target {wanted} is out of range; there are features 0 to {count - 1}")
+            if not isinstance(wanted, (int, np.integer)) or not 0 <= wanted < count:
+                raise ConfigError(f"target {wanted!r} is out of range; there are features 0 to {count - 1}")
             numbers.append(int(wanted))
     if not numbers:
         raise ConfigError("target=[] names nothing to predict; leave it out for every feature")

@@ -1,0 +1,207 @@
+"""Subset and Concat against lists of the items of the views they are made of."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millrace as mr
+
+RECORDS = {
+    "hits": mr.Column("float16", (2,)),
+    "image": mr.Column("uint8", axis="image"),
+    "label": mr.Column("int64", per="record"),
+    "key": mr.Column("string", per="record"),
+}
+RAGGED = ("hits", "image")
+
+
+def events(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "hits": rng.integers(0, 50, (rng.integers(0, 4), 2)).astype(np.float16),
+            "image": rng.integers(0, 255, rng.integers(0, 3)).astype(np.uint8),
+            "label": int(rng.integers(100)),
+            "key": f"é{seed}-{k}"[: rng.integers(5)],
+        }
+        for k in range(count)
+    ]
+
+
+def as_items(records, pad=None):
+    found = []
+    for record in records:
+        item = {**record, "hits": record["hits"].astype(np.float32), "label": np.int64(record["label"])}
+        for name in RAGGED if pad else ():
+            dense = np.zeros((pad, *item[name].shape[1:]), item[name].dtype)
+            dense[: len(item[name])] = item[name][:pad]
+            item[name] = dense
+        found.append(item)
+    return found
+
+
+def blocks(rows, length=3, dtype=np.uint16):
+    return mr.Blocks(mr.from_arrays({"tokens": np.arange(rows).astype(dtype)}), length=length)
+
+
+def blocks_items(rows, length=3):
+    starts = range(0, rows - length, length)
+    return [{"x": np.arange(s, s + length), "y": np.arange(s + 1, s + 1 + length)} for s in starts]
+
+
+def blocks_spans(rows, length=3):
+    return [(s, s + length + 1) for s in range(0, rows - length, length)]
+
+
+# Subset.
+
+
+@given(rows=st.integers(0, 40), data=st.data())
+def test_a_subset_is_the_samples_chosen_in_their_order_and_as_often(check_view, rows, data):
+    view, items, spans = blocks(rows), blocks_items(rows), blocks_spans(rows)
+    ids = data.draw(st.lists(st.integers(0, len(items) - 1)) if items else st.just([]))
+    for chosen in (ids, np.array(ids, np.uint32), tuple(ids)):
+        check_view(mr.Subset(view, chosen), [items[i] for i in ids], [spans[i] for i in ids])
+    inner = data.draw(st.lists(st.integers(0, len(ids) - 1)) if ids else st.just([]))
+    again = mr.Subset(mr.Subset(view, ids), inner)
+    check_view(again, [items[ids[i]] for i in inner], [spans[ids[i]] for i in inner])
+
+
+@given(mask=st.lists(st.booleans(), max_size=12))
+def test_a_mask_keeps_the_samples_where_it_is_true(check_view, mask):
+    rows = 3 * len(mask) + 1
+    view, items, spans = blocks(rows), blocks_items(rows), blocks_spans(rows)
+    kept = [i for i, keep in enumerate(mask) if keep]
+    subset = mr.Subset(view, np.array(mask, bool))
+    check_view(subset, [items[i] for i in kept], [spans[i] for i in kept])
+    assert subset.ids.tolist() == kept
+
+
+@given(count=st.integers(0, 8), pad=st.none() | st.integers(1, 3), data=st.data())
+def test_a_subset_of_records_keeps_their_columns_together(stores, check_view, count, pad, data):
+    records = events(count)
+    store = stores.make(data.draw(st.sampled_from(stores.where)), RECORDS, records)
+    ids = data.draw(st.lists(st.integers(0, count - 1)) if count else st.just([]))
+    subset = mr.Subset(mr.Records(store, pad=pad), ids)
+    items = as_items(records, pad)
+    check_view(subset, [items[i] for i in ids], ragged=() if pad else RAGGED)
+    assert subset.records(np.arange(len(ids))).tolist() == ids
+
+
+def test_a_subset_stays_what_it_was_when_the_ids_are_changed():
+    ids = np.array([2, 0])
+    subset = mr.Subset(blocks(20), ids)
+    ids[0] = 1
+    assert subset.spans([0]).starts.tolist() == [6]
+    with pytest.raises(ValueError, match="read-only"):
+        subset.ids[0] = 1
+
+
+@pytest.mark.parametrize(
+    "ids", [[-1], [6], [0.5], [[0]], ["a"], np.ones(5, bool), np.ones((6, 1), bool), np.array([1 << 63], np.uint64)],
+    ids=str,
+)  # fmt: skip
+def test_ids_that_are_no_samples_are_refused(ids):
+    assert len(blocks(20)) == 6
+    with pytest.raises(mr.ConfigError):
+        mr.Subset(blocks(20), ids)
+
+
+# Concat.
+
+
+@given(sizes=st.lists(st.integers(0, 25), min_size=1, max_size=4))
+def test_a_concat_is_one_view_after_the_other(check_view, sizes):
+    view = mr.Concat([blocks(rows) for rows in sizes])
+    items = [item for rows in sizes for item in blocks_items(rows)]
+    check_view(view, items, [span for rows in sizes for span in blocks_spans(rows)])
+    owners = [k for k, rows in enumerate(sizes) for _ in blocks_items(rows)]
+    numbers = [i for rows in sizes for i in range(len(blocks_items(rows)))]
+    views, inside = view.parts(np.arange(len(view)))
+    assert (views.tolist(), inside.tolist()) == (owners, numbers)
+
+
+@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=3), pad=st.none() | st.integers(1, 3), data=st.data())
+def test_a_concat_of_ragged_records_from_several_stores(stores, check_view, counts, pad, data):
+    each = [events(count, seed) for seed, count in enumerate(counts)]
+    views = [
+        mr.Records(stores.make(data.draw(st.sampled_from(stores.where)), RECORDS, records), pad=pad) for records in each
+    ]
+    view = mr.Concat(views)
+    items = [item for records in each for item in as_items(records, pad)]
+    check_view(view, items, ragged=() if pad else RAGGED)
+    assert view.records(np.arange(len(view))).tolist() == [i for count in counts for i in range(count)]
+    spans = view.spans(np.arange(len(view)), "image")
+    assert spans.lengths.tolist() == [len(record["image"]) for records in each for record in records]
+
+
+@given(data=st.data())
+def test_any_run_of_located_samples_can_be_filled(data):
+    records = [events(4, 1), events(3, 2)]
+    stores = [mr.from_arrays({"x": np.concatenate([r["hits"] for r in each])}, ends(each)) for each in records]
+    view = mr.Concat([mr.Records(store) for store in stores])
+    samples = np.array(data.draw(st.lists(st.integers(0, 6), max_size=12)), np.int64)
+    located = view.located(samples)
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(samples))] * 2)))
+    found, whole = located.fill(first, last)["x"], view[samples]["x"]
+    assert [item.tolist() for item in found] == [whole[i].tolist() for i in range(first, last)]
+
+
+def ends(records):
+    return np.cumsum([0, *(len(record["hits"]) for record in records)])
+
+
+def test_a_concat_of_subsets_of_concats(check_view):
+    inner = mr.Concat([blocks(10), blocks(20)])  # 3 and 6 samples
+    view = mr.Concat([mr.Subset(inner, [8, 0, 3]), blocks(7)])
+    items = blocks_items(10) + blocks_items(20)
+    check_view(view, [items[8], items[0], items[3], *blocks_items(7)])
+    assert len(view.stores) == 3
+
+
+def test_views_of_different_tokens_but_equal_items_may_be_joined():
+    view = mr.Concat([blocks(10, dtype=np.uint16), blocks(10, dtype=np.uint32)])
+    assert view[[0, 3]]["x"].tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: blocks(9, length=4),
+        lambda: mr.Records(mr.from_arrays({"tokens": np.arange(4)})),
+        lambda: mr.Windows(mr.from_arrays({"values": np.arange(9)}), lookback=3, horizon=3),
+    ],
+)
+def test_views_of_other_shapes_cannot_be_joined(other):
+    with pytest.raises(mr.ConfigError, match="view 1 delivers"):
+        mr.Concat([blocks(9), other()])
+    with pytest.raises(mr.ConfigError, match="no views"):
+        mr.Concat([])
+
+
+def of_classes(values, codes):
+    column = mr.Column("dictionary", per="record", values=values)
+    return {"x": mr.Column("int64"), "class": column}, [{"x": [code], "class": values[code]} for code in codes]
+
+
+def test_codes_of_different_dictionaries_are_not_mixed(stores):
+    def view(*values):
+        return mr.Records(stores.make("memory", *of_classes(values, range(len(values)))))
+
+    grown = mr.Concat([view("cat", "dog"), view("cat", "dog", "otter")])  # appended to: codes keep their meaning
+    assert grown[:]["class"].tolist() == [0, 1, 0, 1, 2]
+    with pytest.raises(mr.ConfigError, match="'class'"):
+        mr.Concat([view("cat", "dog"), view("dog", "cat")])
+    with pytest.raises(mr.ConfigError, match="'class'"):
+        mr.Concat([mr.Subset(grown, [0]), view("cat", "dog", "mouse")])
+
+
+# What a repr may claim.
+
+
+def test_repr_counts_the_rows_of_all_parts_and_claims_nothing_of_a_subset():
+    view = mr.Concat([blocks(12), blocks(15)])
+    assert "7 samples" in repr(view)
+    assert "4 rows never delivered" in repr(view)  # rows 10, 11 and 13, 14
+    assert "never delivered" not in repr(mr.Subset(view, [0]))

@@ -1,0 +1,205 @@
+"""Records against the records that were written: every dtype, several axes, padding, and what is left unread."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millrace as mr
+
+# dtype stored -> dtype delivered: frameworks compute in these
+DELIVERED = {
+    "bool": "bool", "int8": "int8", "uint8": "uint8", "int16": "int16", "uint16": "int64", "int32": "int32",
+    "uint32": "int64", "int64": "int64", "uint64": "uint64", "float16": "float32", "bfloat16": "float32",
+    "float32": "float32", "float64": "float64", "dictionary": "int32",
+}  # fmt: skip
+WORDS = ("cat", "dog", "otter")
+CAPTIONS = ["", "a", "日本語", "\0", "x" * 30]
+
+
+@st.composite
+def columns(draw):
+    """Row columns on one to three axes, record columns, strings, in any order of declaration."""
+    dtypes = st.sampled_from(list(DELIVERED))
+    tails = st.sampled_from([(), (2,), (2, 3)])
+    places = [{"axis": axis} for axis in ("rows", "image", "sound")[: draw(st.integers(1, 3))]]
+    places += draw(st.lists(st.sampled_from([*places, {"per": "record"}]), max_size=4))
+    made = {"key": mr.Column("string", per="record")} if draw(st.booleans()) else {}
+    for number, place in enumerate(places):
+        dtype = draw(dtypes)
+        values = WORDS if dtype == "dictionary" else None
+        made[f"c{number}"] = mr.Column(dtype, draw(tails), values=values, **place)
+    return dict(draw(st.permutations(list(made.items()))))
+
+
+def value(column, count, rng):
+    """Items to store, small enough to be exact in every dtype."""
+    shape = (count, *column.shape)
+    if column.dtype == "dictionary":
+        return np.array(WORDS, object)[rng.integers(0, len(WORDS), shape)]
+    numbers = rng.integers(0, 100, shape)
+    if column.dtype == "bool":
+        return numbers % 2 == 0
+    return numbers.astype("float32" if column.dtype == "bfloat16" else column.dtype)
+
+
+def make_records(columns, count, seed):
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        lengths = {axis: int(rng.integers(0, 5)) for axis in ("rows", "image", "sound")}
+        record = {}
+        for name, column in columns.items():
+            if column.dtype == "string":
+                record[name] = CAPTIONS[rng.integers(len(CAPTIONS))]
+            elif column.axis is None:
+                record[name] = value(column, 1, rng)[0]
+            else:
+                record[name] = value(column, lengths[column.axis], rng)
+        made.append(record)
+    return made
+
+
+def delivered(column, stored):
+    if column.dtype == "string":
+        return stored
+    if column.dtype == "dictionary":
+        codes = np.array([WORDS.index(word) for word in np.asarray(stored, object).reshape(-1)], np.int32)
+        return codes.reshape(np.shape(stored))
+    return np.asarray(stored).astype(DELIVERED[column.dtype])
+
+
+def expected(columns, records, names, pad=None):
+    """Items, row columns first; padded ones cut or filled with zeros."""
+    rows = [name for name in names if columns[name].axis is not None]
+    items = []
+    for record in records:
+        item = {name: delivered(columns[name], record[name]) for name in [*rows, *(n for n in names if n not in rows)]}
+        for name in rows if pad else ():
+            dense = np.zeros((pad, *columns[name].shape), item[name].dtype)
+            kept = item[name][:pad]
+            dense[: len(kept)] = kept
+            item[name] = dense
+        items.append(item)
+    return items, rows
+
+
+@given(
+    columns=columns(),
+    count=st.integers(0, 9),
+    seed=st.integers(0, 99),
+    pad=st.none() | st.integers(1, 6),
+    data=st.data(),
+)
+def test_records_come_whole_ragged_or_padded(stores, check_view, columns, count, seed, pad, data):
+    records = make_records(columns, count, seed)
+    store = stores.make(data.draw(st.sampled_from(stores.where)), columns, records)
+    chosen = data.draw(st.none() | st.lists(st.sampled_from(list(columns)), min_size=1, unique=True))
+    view = mr.Records(store, columns=chosen, pad=pad)
+    items, rows = expected(columns, records, chosen or list(columns), pad)
+    axes = {column.axis: name for name, column in reversed(columns.items()) if column.axis is not None}
+    ends = {axis: np.cumsum([0, *(len(record[name]) for record in records)]) for axis, name in axes.items()}
+    first = next(column.axis for column in columns.values() if column.axis is not None)
+    check_view(view, items, list(pairwise(ends[first].tolist())), ragged=() if pad else rows)
+    for axis in axes:
+        spans = view.spans(np.arange(count), axis)
+        assert (spans.starts.tolist(), spans.stops.tolist()) == (ends[axis][:-1].tolist(), ends[axis][1:].tolist())
+    assert view.records(np.arange(count)).tolist() == list(range(count))
+    assert "0 rows never delivered" in repr(view)
+
+
+@given(columns=columns(), splits=st.lists(st.sampled_from(["train", "val"]), max_size=8), data=st.data())
+def test_records_of_a_split_are_its_own_numbered_from_0(stores, check_view, columns, splits, data):
+    records = make_records(columns, len(splits), 1)
+    store = stores.make(data.draw(st.sampled_from(stores.where)), columns, records, splits=splits)
+    for name in store.splits:
+        mine = [record for record, split in zip(records, splits, strict=True) if split == name]
+        items, rows = expected(columns, mine, list(columns))
+        check_view(mr.Records(store.split(name)), items, ragged=rows)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_half_float_is_widened_exactly(tmp_path, dtype):
+    bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    with np.errstate(invalid="ignore"):
+        if dtype == "float16":
+            stored = bits.view(np.float16)
+            wide = stored.astype(np.float32)
+        else:
+            wide = (bits.astype(np.uint32) << 16).view(np.float32)
+            wide, stored = wide[~np.isnan(wide)], wide[~np.isnan(wide)]
+    with mr.StoreWriter(tmp_path / "store", columns={"x": mr.Column(dtype)}) as writer:
+        writer.append({"x": stored})
+    found = mr.Records(mr.open_store(tmp_path / "store"))[0]["x"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, wide)
+    assert np.array_equal(np.signbit(found), np.signbit(wide))
+
+
+# Only what is asked for is read.
+
+WIDE = {
+    "hits": mr.Column("float32", (2,)),
+    "image": mr.Column("uint8", axis="image"),
+    "label": mr.Column("int64", per="record"),
+    "key": mr.Column("string", per="record"),
+    "class": mr.Column("dictionary", per="record", values=WORDS),
+}
+
+
+def open_then_delete(path, keep):
+    """A store all of whose column and offsets files but these are gone, since it was opened."""
+    records = make_records(WIDE, 12, 4)
+    with mr.StoreWriter(path, columns=WIDE, shard_bytes=100) as writer:
+        for record in records:
+            writer.append(record)
+    store = mr.open_store(path)
+    assert store.num_shards > 3
+    for file in (path / "shards").rglob("*.*"):
+        if file.is_file() and file.name not in keep:
+            file.unlink()
+    return store, records
+
+
+@pytest.mark.parametrize(
+    ("chosen", "files"),
+    [
+        (["hits"], ["offsets.i64", "hits.f32"]),
+        (["image"], ["offsets.image.i64", "image.u8"]),
+        (["label", "class"], ["label.i64", "class.i32"]),
+        (["key"], ["offsets.key.i64", "key.utf8"]),
+        (["label", "hits"], ["offsets.i64", "hits.f32", "label.i64"]),
+    ],
+    ids=str,
+)
+def test_only_the_files_of_the_columns_asked_for_are_touched(tmp_path, check_view, chosen, files):
+    store, records = open_then_delete(tmp_path / "store", files)
+    items, rows = expected(WIDE, records, chosen)
+    check_view(mr.Records(store, columns=chosen), items, ragged=rows)
+    with pytest.raises(mr.StoreCorrupt):
+        mr.Records(store)[:]
+
+
+def test_windows_touch_their_column_and_offsets_only(tmp_path):
+    store, records = open_then_delete(tmp_path / "store", {"offsets.i64", "hits.f32"})
+    view = mr.Windows(store, lookback=1, horizon=1, column="hits")
+    assert len(view[:]["x"]) == sum(max(0, len(record["hits"]) - 1) for record in records)
+
+
+# What is refused.
+
+
+def test_unknown_columns_none_and_no_padding_are_refused():
+    store = mr.from_arrays({"x": np.zeros(3)})
+    for wrong in ({"columns": ["x", "y"]}, {"columns": []}, {"pad": 0}, {"pad": -1}):
+        with pytest.raises(mr.ConfigError):
+            mr.Records(store, **wrong)
+
+
+def test_a_split_by_time_has_no_whole_records():
+    store = mr.from_arrays({"x": np.arange(6), "cuts": [[2], [1]]}, [0, 4, 6], cuts=mr.Cuts(("train", "val")))
+    assert len(mr.Records(store)) == 2
+    with pytest.raises(mr.ConfigError, match="split 'train' is a split by time"):
+        mr.Records(store.split("train"))
