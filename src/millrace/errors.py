@@ -23,6 +23,7 @@ single line. A message gives the thing, its value, what was expected, and the re
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 
@@ -122,6 +123,13 @@ class LeaseLost(QueueError):
     """Somebody else holds the ticket now."""
 
 
+def _free_bytes(path: str) -> int:
+    """What is left on the disk of a path, or of the nearest folder above it that is there."""
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return shutil.disk_usage(path).free
+
+
 def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
     """The error for a write the system refused, with what the user does next."""
     code = error.errno or 0
@@ -134,5 +142,6 @@ def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
         27: "raise the file size limit (ulimit -f)",
     }
     remedy = remedies.get(code, "check the disk")
-    message = f"{doing} {path}: {os.strerror(code)}; {remedy}, then run the same command again"
+    free = f" ({_free_bytes(path):,} bytes are free)" if code == 28 else ""
+    message = f"{doing} {path}: {os.strerror(code)}{free}; {remedy}, then run the same command again"
     return StoreWriteFailed(message, path=path, errno=code)

@@ -99,12 +99,13 @@ class _Maker:
         with self._lock:
             plan = self._plans.get(number)
             if plan is None:
+                # Threads may still be on the one before; those before that are done with, or made again.
+                needed = number if self._transform is None else number - 1
+                for old in [known for known in self._plans if known < needed]:
+                    del self._plans[old]
                 total = self._line.num_batches
                 last = (number + 1) * size if total is None else min((number + 1) * size, total)
                 plan = self._plans[number] = self._line.plan(number * size, last)
-                # Threads may still be on the one before; those before that are done with, or made again.
-                for old in [known for known in self._plans if known < number - 1]:
-                    del self._plans[old]
             return plan
 
     def _transformed(self, number: int, batch: Batch, marks: dict[str, Any]) -> Batch:

@@ -30,8 +30,12 @@ class Stage:
         ]
         # Runs at garbage collection and at interpreter exit, whichever comes first.
         self._finish = weakref.finalize(self, _finish, shared, self._threads)
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # Ctrl-C, or no more threads to be had
+            self._finish()
+            raise
 
     def take(self, batch: int) -> Any:
         """The next batch, which is number ``batch``; raises what its transform raised."""
@@ -81,8 +85,8 @@ def _work(shared: _Shared) -> None:
             outcome = (None, error)
         with shared.changed:
             shared.done[batch] = outcome
+            del outcome  # else this thread would hold the batch's slot until it makes another
             shared.changed.notify_all()
-        del outcome  # else this thread would hold the batch's slot until it makes another
 
 
 def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
@@ -94,5 +98,5 @@ def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
         shared.changed.notify_all()
     deadline = time.monotonic() + JOIN_S
     for thread in threads:
-        if thread is not threading.current_thread():
+        if thread.is_alive() and thread is not threading.current_thread():
             thread.join(timeout=max(0.0, deadline - time.monotonic()))

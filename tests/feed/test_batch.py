@@ -1,0 +1,130 @@
+"""A batch is a dict that frameworks may take apart and rebuild, with marks that stay where they can."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import millrace as mr
+
+
+def batch_of(n=7):
+    lengths = np.arange(n) % 4
+    hits = mr.Ragged(np.arange(lengths.sum() * 2.0).reshape(-1, 2), np.concatenate(([0], np.cumsum(lengths))))
+    values = {"x": np.arange(n * 3).reshape(n, 3), "hits": hits, "key": np.array([f"k{i}" for i in range(n)], object)}
+    marks = {"positions": np.arange(10, 10 + n), "samples": np.arange(n)[::-1], "valid": np.arange(n) < n - 2}
+    return mr.Batch(values, **marks)
+
+
+def assert_marks_equal(one, other):
+    for mark in ("positions", "samples", "valid"):
+        assert np.array_equal(getattr(one, mark), getattr(other, mark))
+
+
+def test_names_are_keys_and_attributes():
+    batch = batch_of()
+    assert batch.x is batch["x"]
+    assert batch.hits is batch["hits"]
+    assert list(batch) == ["x", "hits", "key"]
+    assert isinstance(batch, dict)
+    batch["new"] = batch.x * 2
+    assert batch.new[0].tolist() == [0, 2, 4]
+    with pytest.raises(AttributeError, match="the batch has no 'z'; it has x, hits, key, new"):
+        batch.z  # noqa: B018
+    assert not hasattr(batch, "z")
+    assert getattr(batch, "z", None) is None
+
+
+def test_num_samples_counts_padding_too():
+    assert batch_of(5).num_samples == 5
+    assert mr.Batch({"x": np.zeros((4, 2))}).num_samples == 4
+    assert mr.Batch().num_samples == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_micro_is_contiguous_views_that_make_the_whole(count):
+    batch = batch_of()
+    parts = batch.micro(count)
+    assert len(parts) == count
+    sizes = [part.num_samples for part in parts]
+    assert sum(sizes) == 7
+    assert max(sizes) - min(sizes) <= 1
+    for name in ("x", "key"):
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), batch[name])
+        assert all(np.shares_memory(part[name], batch[name]) for part in parts)
+    for mark in ("positions", "samples", "valid"):
+        assert np.array_equal(np.concatenate([getattr(part, mark) for part in parts]), getattr(batch, mark))
+    items = [item for part in parts for item in part.hits]
+    assert [item.tolist() for item in items] == [item.tolist() for item in batch.hits]
+    for part in parts:
+        assert isinstance(part, mr.Batch)
+        assert len(part.hits) == part.num_samples
+        assert part.hits.offsets[0] == 0
+        assert np.shares_memory(part.hits.values, batch.hits.values) or not part.hits.values.size
+
+
+@pytest.mark.parametrize("count", [0, -1, 8])
+def test_micro_of_more_parts_than_samples_is_refused(count):
+    with pytest.raises(mr.ConfigError, match=rf"micro\({count}\) of a batch of 7"):
+        batch_of().micro(count)
+
+
+def test_micro_of_a_batch_without_marks():
+    parts = mr.Batch({"x": np.arange(5)}).micro(2)
+    assert [part.x.tolist() for part in parts] == [[0, 1], [2, 3, 4]]
+    assert parts[0].positions is None
+
+
+def test_a_framework_can_rebuild_it_from_a_mapping():
+    batch = batch_of()
+    rebuilt = type(batch)({name: value for name, value in batch.items()})  # noqa: C416 - as pin_memory does
+    assert type(rebuilt) is mr.Batch
+    assert dict(rebuilt) == dict(batch)
+    assert rebuilt.positions is rebuilt.samples is rebuilt.valid is None
+    assert type(batch)(batch.items()) == rebuilt
+    assert type(batch)() == {}
+
+
+def test_copies_keep_the_marks():
+    batch = batch_of()
+    shallow, deep = copy.copy(batch), copy.deepcopy(batch)
+    for copied in (shallow, deep):
+        assert type(copied) is mr.Batch
+        assert list(copied) == list(batch)
+        assert_marks_equal(copied, batch)
+    assert shallow.x is batch.x
+    assert not np.shares_memory(deep.x, batch.x)
+    shallow.update(x=0)
+    assert batch.x is not shallow.x
+
+
+def test_torch_converts_it_with_its_marks():
+    import torch
+    from torch.utils.data import default_convert
+
+    batch = mr.Batch({"x": np.arange(4.0)}, positions=np.arange(4), samples=np.arange(4), valid=np.ones(4, bool))
+    converted = default_convert(batch)
+    assert type(converted) is mr.Batch
+    assert isinstance(converted.x, torch.Tensor)
+    assert_marks_equal(converted, batch)
+
+
+def test_the_repr_names_every_field():
+    text = repr(batch_of())
+    assert text == "<Batch of 7: x int64[7, 3], hits ragged of 9 rows, key object[7]>"
+    assert repr(mr.Batch({"names": ["a", "b"]})) == "<Batch of 2: names list[2]>"
+    assert repr(mr.Batch()) == "<Batch of 0: >"
+
+
+def test_tensors_have_micro_and_repr_too():
+    import torch
+
+    store = mr.from_arrays({"hits": np.arange(12.0), "label": [0, 1, 2, 3]}, offsets=[0, 3, 3, 8, 12])
+    (batch,) = mr.Feed(mr.Records(store), batch=4, order=mr.Sequential(4), epochs=1, device="cpu")
+    assert repr(batch) == "<Batch of 4: hits ragged of 12 rows, label torch.int64[4]>"
+    first, second = batch.micro(2)
+    assert isinstance(second.hits.values, torch.Tensor)
+    assert second.hits.values.tolist() == list(range(3, 12))
+    assert [item.tolist() for item in first.hits] == [[0, 1, 2], []]
+    assert second.label.tolist() == [2, 3]
+    assert second.label.data_ptr() == batch.label.data_ptr() + 16

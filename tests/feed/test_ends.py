@@ -1,0 +1,203 @@
+"""However a loop ends, the process ends by itself, with its exit code, quietly, and no thread is left (fault L8).
+
+Each script runs in an interpreter of its own; a hang is a failure by timeout.
+"""
+
+import signal
+
+import pytest
+
+LIVE = """
+feed = feed_of({transform})
+for batch in feed:
+    if batch.positions[0] == 20:
+        assert threads()
+        break
+assert threads() == [], threads()
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("transform", ["quick", "slow", "fail"])
+def test_break(run, transform):
+    assert run(LIVE.format(transform=transform)) == (7, "", "")
+
+
+def test_an_exception_in_the_loop(run):
+    code, out, err = run("""
+feed = feed_of(slow)
+try:
+    for batch in feed:
+        raise ValueError("mine")
+finally:
+    print(threads())
+""")
+    assert (code, out) == (1, "[]\n")
+    assert err.count("Traceback") == 1
+    assert err.endswith("ValueError: mine\n")
+
+
+def test_an_exception_in_the_transform(run):
+    code, out, err = run("""
+feed = feed_of(fail)
+try:
+    for batch in feed:
+        print(batch.positions[0], end=" ")
+finally:
+    print(threads())
+""")
+    assert (code, out) == (1, "0 4 8 12 16 20 24 28 32 36 []\n")
+    assert err.count("Traceback") == 2  # the cause and StageFailed, not one per thread
+    assert "KeyError: 'my bug'" in err
+    assert "StageFailed: the transform raised at position 40" in err
+
+
+def test_with_closes_whatever_happens(run):
+    code, out, err = run("""
+try:
+    with feed_of(slow) as feed:
+        kept = iter(feed)
+        next(kept)
+        raise SystemExit(9)
+finally:
+    print(threads())
+""")
+    assert (code, out, err) == (9, "[]\n", "")
+
+
+def test_garbage_collection_ends_the_threads(run):
+    script = """
+feed = feed_of(slow)
+iterator = iter(feed)
+next(iterator)
+cycle = [iterator, feed]
+cycle.append(cycle)
+assert len(threads()) == 3
+del iterator, cycle, feed
+gc.collect()
+assert threads() == [], threads()
+sys.exit(4)
+"""
+    assert run(script) == (4, "", "")
+
+
+def test_ctrl_c_while_a_transform_works(run):
+    """It ends as Python ends on Ctrl-C, with one traceback."""
+    code, out, err = run(
+        """
+def work(batch, rng):
+    os.write(1, b"working\\n" if batch.positions[0] == 0 else b"")
+    time.sleep(0.3)
+    return batch
+
+try:
+    for batch in feed_of(work, depth=1):
+        time.sleep(0.2)
+finally:
+    print(threads())
+""",
+        interrupt_at="working",
+    )
+    assert code == -signal.SIGINT
+    assert out == "[]\n"
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_ctrl_c_while_a_transform_never_returns(run):
+    """Twelve threads that cannot be ended must not keep the program, nor one after the other delay its end."""
+    code, out, err = run(
+        """
+try:
+    for batch in feed_of(stuck, workers=12, depth=12):
+        pass
+except KeyboardInterrupt:
+    sys.exit(130)
+""",
+        interrupt_at="stuck",
+    )
+    assert (code, err) == (130, "")
+    assert set(out.split()) <= {"stuck"}
+
+
+def test_ctrl_c_that_is_caught_leaves_a_feed_to_go_on_with(run):
+    code, out, err = run(
+        """
+feed, hang = None, True
+
+def work(batch, rng):
+    if hang and batch.positions[0] == 8:
+        while feed.position < 8:
+            time.sleep(0.01)
+        print("now", flush=True)
+        while hang:
+            time.sleep(0.01)
+    return batch
+
+feed = feed_of(work, workers=1)
+try:
+    for batch in feed:
+        pass
+except KeyboardInterrupt:
+    hang = False
+    print(feed.state_dict()["position"], next(iter(feed)).positions.tolist())
+""",
+        interrupt_at="now",
+    )
+    assert (code, err) == (0, "")
+    assert out == "8 [8, 9, 10, 11]\n"
+
+
+def test_threads_that_cannot_all_be_started_are_not_left(run):
+    code, out, err = run("""
+start, count = threading.Thread.start, 0
+
+def start_two(thread):
+    global count
+    count += 1
+    if count == 3:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+
+threading.Thread.start = start_two
+feed = feed_of(quick)
+try:
+    iter(feed)
+except RuntimeError as error:
+    print(error, threads(), next(iter(feed)).positions.tolist())
+""")
+    assert (code, out, err) == (0, "can't start new thread [] [0, 1, 2, 3]\n", "")
+
+
+@pytest.mark.parametrize("transform", ["None", "quick", "slow", "stuck"])
+@pytest.mark.parametrize("code", [0, 5])
+def test_the_interpreter_ends_with_a_live_iterator(run, transform, code):
+    script = f"""
+feed = feed_of({transform})
+iterator = iter(feed)
+if {transform} is not stuck:
+    next(iterator)
+sys.exit({code})
+"""
+    found, _, err = run(script)
+    assert (found, err) == (code, "")
+
+
+def test_the_interpreter_ends_by_an_error_with_a_live_iterator(run):
+    code, _, err = run("iterator = iter(feed_of(slow))\nnext(iterator)\n1 / 0\n")
+    assert code == 1
+    assert err.count("Traceback") == 1
+
+
+def test_close_from_another_thread_ends_a_waiting_loop(run):
+    code, out, err = run("""
+feed = feed_of(stuck, workers=1)
+threading.Timer(0.3, feed.close).start()
+try:
+    for batch in feed:
+        pass
+except mr.FeedError as error:
+    print(error)
+""")
+    assert (code, err) == (0, "")
+    assert "the feed was closed while a batch was awaited" in out
