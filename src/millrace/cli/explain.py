@@ -61,7 +61,8 @@ def explain_run(path: str, step: int) -> Any:
             )
         stores[fingerprint] = open_pinned(where, fingerprint, open_store)
     view = from_spec(start["view"], stores, journal.arrays(path))
-    return describe(view, order_from_spec(start["order"]), position, position + start["batch"], step - 1)
+    end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
+    return describe(view, order_from_spec(start["order"]), position, end, step - 1)
 
 
 def open_pinned(where: str, fingerprint: str, open_store: Any) -> Any:

@@ -85,7 +85,8 @@ class Feed:
     # The line.
 
     @property
-    def _stop(self) -> int | None:
+    def stop(self) -> int | None:
+        """The position at which a finite feed ends."""
         return None if self.epochs is None else self.epochs * self.order.n
 
     def line(self, start: int, stop: int | None) -> Line:
@@ -93,13 +94,13 @@ class Feed:
 
     def __len__(self) -> int:
         """Batches from where it was constructed or restored to its end, however far the loop is."""
-        total = self.line(self._origin, self._stop).num_batches
+        total = self.line(self._origin, self.stop).num_batches
         if total is None:
             raise TypeError("an endless feed has no length; give epochs=, or use by_epoch()")
         return total
 
     def __iter__(self) -> Iteration:
-        return self.iterate(self._stop)
+        return self.iterate(self.stop)
 
     def iterate(self, stop: int | None) -> Iteration:
         """An iterator from where the feed stands to ``stop``; only one may be live."""
@@ -136,7 +137,7 @@ class Feed:
         """The state after this many batches since construction or restore, for frameworks that read ahead."""
         if batches < 0:
             raise ConfigError(f"state_at({batches}); expected 0 or more batches")
-        position = self.line(self._origin, self._stop).end(batches)
+        position = self.line(self._origin, self.stop).end(batches)
         return cursor.write(position, self.view, self.order, self.seed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -148,7 +149,7 @@ class Feed:
 
     def explain(self, batch: int) -> Explanation:
         """What batch number ``batch`` since construction or restore holds, over all ranks: samples, rows, sources."""
-        line = self.line(self._origin, self._stop)
+        line = self.line(self._origin, self.stop)
         if batch < 0 or (line.num_batches is not None and batch >= line.num_batches):
             raise ConfigError(f"batch {batch} is outside the feed; it has {line.num_batches} batches")
         return describe(self.view, self.order, line.end(batch), line.end(batch + 1), batch)
@@ -191,7 +192,7 @@ class EpochLoader:
 
     @property
     def _end(self) -> int:
-        n, stop = self._feed.order.n, self._feed._stop
+        n, stop = self._feed.order.n, self._feed.stop
         end = (self._feed.position // n + 1) * n
         return end if stop is None else min(end, stop)
 
@@ -204,3 +205,9 @@ class EpochLoader:
 
     def __iter__(self) -> Iteration:
         return self._feed.iterate(self._end)
+
+    def state_at(self, batches: int) -> dict[str, Any]:
+        """The feed's state after this many batches of the live pass, for frameworks that read ahead."""
+        live = self._feed.live
+        line = self._feed.line(self._feed.position, self._end) if live is None else live.line
+        return cursor.write(line.end(batches), self._feed.view, self._feed.order, self._feed.seed)

@@ -27,7 +27,7 @@ class Iteration:
     """The iterator of a feed. It ends by exhaustion, ``close()`` or garbage collection."""
 
     def __init__(self, feed: Feed, line: Line) -> None:
-        self._feed, self._line, self._count = feed, line, 0
+        self._feed, self.line, self._count = feed, line, 0
         self.total = line.num_batches
         self._process = os.getpid()
         self._convert = _to_torch if feed.device == "cpu" else None
@@ -60,7 +60,7 @@ class Iteration:
             self.close()
             raise
         self._count += 1
-        self._feed.position = self._line.end(self._count)
+        self._feed.position = self.line.end(self._count)
         return batch
 
     def close(self) -> None:

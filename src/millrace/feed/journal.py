@@ -32,6 +32,7 @@ def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
         "step": _steps_before(folder, feed.position) + 1,
         "position": feed.position,
         "batch": feed.batch,
+        "stop": feed.stop,
         "seed": feed.seed,
         "stores": {store.fingerprint: store.path for store in feed.view.stores},
         "view": feed.view.spec(),
@@ -39,7 +40,8 @@ def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
     }
     for key, ids in view_arrays(feed.view).items():
         if not (folder / f"ids-{key}.npy").exists():
-            np.save(folder / f"ids-{key}.npy", ids)
+            np.save(folder / f"ids-{key}.tmp.npy", ids)
+            os.replace(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
     with open(folder / NAME, "a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # a line torn by a kill would swallow this one
@@ -48,7 +50,8 @@ def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
 
 def arrays(run: str | os.PathLike[str]) -> dict[str, Any]:
     """The ids of subsets a run used, by hash, as ``from_spec`` wants them."""
-    return {path.stem.removeprefix("ids-"): np.load(path) for path in sorted(Path(run).glob("ids-*.npy"))}
+    paths = [path for path in sorted(Path(run).glob("ids-*.npy")) if not path.name.endswith(".tmp.npy")]
+    return {path.stem.removeprefix("ids-"): np.load(path) for path in paths}
 
 
 def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -57,7 +60,10 @@ def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if not path.exists():
         raise ConfigError(f"{path} is not there; the run was started without run=, so its steps are not known")
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}); the steps of this run are no longer known") from error
 
 
 def _steps_before(folder: Path, position: int) -> int:
@@ -78,4 +84,7 @@ def start_of_step(run: str | os.PathLike[str], step: int) -> tuple[dict[str, Any
     if not known:
         raise ConfigError(f"step {step} is before the first start of {run}")
     last = known[-1]
-    return last, last["position"] + (step - last["step"]) * last["batch"]
+    position = last["position"] + (step - last["step"]) * last["batch"]
+    if last["stop"] is not None and position >= last["stop"]:
+        raise ConfigError(f"step {step} is after the end of the run {run}, which stops at position {last['stop']}")
+    return last, position

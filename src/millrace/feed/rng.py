@@ -43,12 +43,8 @@ class Rng:
         size = high - low
         if not 1 <= size < 1 << 63 or not low >= -(1 << 63) or high > 1 << 63:
             raise ConfigError(f"integers({low}, {high}); expected low < high within int64")
-        bits = self._bits(tail)
-        if size <= 1 << 32:
-            scaled = ((bits >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)
-        else:
-            scaled = bits % np.uint64(size)
-        return scaled.astype(np.int64) + np.int64(low)
+        # Of 64 bits the remainder is biased by at most size / 2^64; 32 bits by multiply and shift would show near 2^32.
+        return (self._bits(tail) % np.uint64(size)).astype(np.int64) + np.int64(low)
 
     def normal(self, *tail: int) -> Array:
         """Standard normal float64, (n, *tail), by the inverse distribution: equal bits on every CPU."""

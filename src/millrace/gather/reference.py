@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s, Ragged, Spans
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,25 @@ def _short(value: Any) -> str:
     return text if len(text) < 100 else text[:97] + "..."
 
 
-def check_plan(path: Path, plan: Mapping[str, Any], folder: Path) -> None:
-    """Writes the plan of a new run; a run that continues must have the same one."""
+def check_plan(
+    path: Path, plan: Mapping[str, Any], folder: Path, allow: Callable[[Any, Any], Any] = lambda old, new: old
+) -> None:
+    """Writes the plan of a new run; a run that continues must have the same one.
+
+    ``allow(old, new)`` is the old plan with those changes of the new one that leave finished work as it is.
+    """
     plain = json.loads(json.dumps(plan))
     if path.exists():
-        changed = differences(json.loads(path.read_bytes()), plain)
+        old = json.loads(path.read_bytes())
+        if old == plain:
+            return
+        changed = differences(allow(old, plain), plain)
         if changed:
             more = f" and {len(changed) - MAX_SHOWN} more" if len(changed) > MAX_SHOWN else ""
             raise ConfigError(
                 f"{folder} was begun with other sources or options: {'; '.join(changed[:MAX_SHOWN])}{more}; "
                 "run it with those to continue, or remove that folder to start anew"
             )
-        return
     with platform.writing(path):
         platform.write_file(path, json.dumps(plain, indent=1).encode(), mode=0o644)
         platform.sync_dir(path.parent)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
+from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 
 BLOCK_BYTES = 4 << 20  # one hash per block: damage is located to this, and a download is checked by it

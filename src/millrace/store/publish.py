@@ -228,7 +228,7 @@ class Partial:
         platform.sync_dir(root / "shards")
         platform.write_file(root / manifest.shards.name, table)
         platform.write_file(root / manifest.hashes.name, hashes)
-        line = json.dumps({**describe_run(), **provenance}, allow_nan=False) + "\n"
+        line = json.dumps({**describe_run(), "fingerprint": manifest.fingerprint, **provenance}, allow_nan=False) + "\n"
         old = (root / "provenance.json").read_bytes() if (root / "provenance.json").exists() else b""
         platform.write_file(root / "provenance.json", old + line.encode())
         data = manifests.encode(manifest)

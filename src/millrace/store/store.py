@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from millrace.errors import ConfigError, StoreCorrupt
+from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.store.columns import ColumnArray, DictionaryColumn, StringColumn
 from millrace.store.layout import Layout

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.text.tokenizer import Tokenizer
 
@@ -113,6 +113,7 @@ class HuggingFaceTokenizer(Tokenizer):
             raise ConfigError(f"tokenizer {name}: not a tokenizer.json ({error})") from error
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._backend.encode_special_tokens = plain_special
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         found = next((vocabulary[candidate] for candidate in END_NAMES if candidate in vocabulary), None)
         top = max(vocabulary.values(), default=-1)
@@ -133,9 +134,13 @@ class HuggingFaceTokenizer(Tokenizer):
         slow = self._slow(plain)
         fast = self._fast.encode_documents(plain)
         if not all(np.array_equal(a, b) for a, b in zip(slow, fast, strict=True)):
-            self._fast, self.engine = None, "tokenizers"
+            self.give_up_fast()
             return False
         return True
+
+    def give_up_fast(self) -> None:
+        """From here on everything runs on Hugging Face's tokenizers."""
+        self._fast, self.engine = None, "tokenizers"
 
     def _has_added(self, document: bytes) -> bool:
         return any(token in document for token in self._added)

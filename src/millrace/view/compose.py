@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.gather.reference import Allocate, Field, Located, new_array
 from millrace.identity import digest
+from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Ragged, Spans
 from millrace.view.view import View
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.gather.reference import Field, Located
 from millrace.identity import canonical, digest
+from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans
 
 # What is delivered for what is stored: frameworks compute in these. Everything else stays as it is.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
+from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.view import StoreLike, View, column_field, row_column, store_spec
 

@@ -6,290 +6,181 @@ the slice reads on past its end to finish it.
 
 from __future__ import annotations
 
-import io
-import json
+import math
 import re
-import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
+
+import msgspec
 
 from millrace.errors import SourceError
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.records import Bad, Document, csv_documents, json_documents, parquet_documents
 from millrace.prepare.text.sources import Source, Unit
+from millrace.prepare.text.streams import open_source
+
+__all__ = ["Bad", "read_documents"]
 
 BLOCK = 1 << 20
-BLANK = re.compile(rb"\n\r?\n(?:\r?\n)*")
-LINE = re.compile(rb"\n")
+MARK = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
-class Bad(Exception):
-    """One document that cannot be used; the policy decides what happens. ``offset`` is within the source."""
+class Framing(msgspec.Struct, frozen=True):
+    """What ends a document, and what may stand before the next: line ends, possessive so that a run costs no memory."""
 
-    def __init__(self, offset: int, reason: str, data: bytes) -> None:
-        super().__init__(reason)
-        self.offset, self.reason, self.data = offset, reason, data
+    end: re.Pattern[bytes]
+    gap: re.Pattern[bytes]
 
 
-def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator[tuple[int, bytes | Bad]]:
+BLANK_LINE = Framing(re.compile(rb"\n\r?\n"), re.compile(rb"\n*+(?:\r\n\n*+)*+"))
+LINE = Framing(re.compile(rb"\n"), re.compile(rb"\n*+"))
+LONGEST_END = 3
+
+
+def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator[tuple[int, Document]]:
     """Documents of a unit, or what is wrong with one."""
     if source.format == "parquet":
-        yield from _parquet(source, unit, options)
-        return
-    with open_source(source, options) as file:
-        if source.format == "csv":
-            yield from _csv(source, file, options)
-        elif source.document == "file":
-            yield from _whole(source, file, options)
-        else:
-            boundary = BLANK if source.document == "blank-line" else LINE
-            framed = _framed(source, file, unit, boundary, options)
-            yield from _json_lines(framed, options) if source.format == "jsonl" else framed
-
-
-def open_source(source: Source, options: ReadOptions) -> IO[bytes]:
-    if source.compression is None:
-        return open(source.path, "rb")
-    return io.BufferedReader(_Inflated(source, options), BLOCK)
-
-
-class _Inflated(io.RawIOBase):
-    """A decompressed stream: all members, an error instead of an early end, and a cap on its expansion."""
-
-    def __init__(self, source: Source, options: ReadOptions) -> None:
-        super().__init__()
-        self._source, self._raw = source, open(source.path, "rb")  # noqa: SIM115 - closed by close()
-        self._limit = max(1 << 30, source.size * options.max_ratio)
-        self._make = _decompressor(source)
-        self._inflate = self._make()
-        self._out, self._is_fresh = 0, True
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data:
-            if self._inflate.eof:
-                rest = self._inflate.unused_data or self._raw.read(64 << 10)
-                if not rest:
-                    return 0
-                self._inflate, self._is_fresh = self._make(), True
-                data = self._step(rest, len(buffer))
-            elif getattr(self._inflate, "needs_input", True) and not getattr(self._inflate, "unconsumed_tail", b""):
-                rest = self._raw.read(64 << 10)
-                if not rest:
-                    if self._is_fresh and self._out == 0 and self._source.size == 0:
-                        return 0
-                    raise self._error("it ends in the middle of a compressed member; it was cut short: copy it again")
-                data = self._step(rest, len(buffer))
+        yield from parquet_documents(source, unit, options)
+    elif source.format == "csv":
+        yield from csv_documents(source, options)
+    else:
+        with open_source(source, options) as file:
+            if source.document == "file":
+                yield from _whole(source, file, options)
+            elif source.format == "jsonl":
+                yield from json_documents(_framed(source, file, unit, LINE, options), options)
             else:
-                data = self._step(getattr(self._inflate, "unconsumed_tail", b""), len(buffer))
-        self._out += len(data)
-        if self._out > self._limit:
-            raise self._error(f"it expands to more than {self._limit} bytes; if that is right, raise --max-ratio")
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _step(self, data: bytes, limit: int) -> bytes:
-        try:
-            self._is_fresh = False
-            inflated: bytes = self._inflate.decompress(data, limit)
-            return inflated
-        except (zlib.error, OSError, ValueError, EOFError, RuntimeError) as error:
-            raise self._error(f"it is damaged: {error}") from error
-        except Exception as error:
-            if type(error).__name__ != "ZstdError":
-                raise
-            raise self._error(f"it is damaged: {error}") from error
-
-    def _error(self, problem: str) -> SourceError:
-        where = self._raw.tell()
-        return SourceError(
-            f"{self._source.path!r}, near compressed byte {where}: {problem}", source=self._source.path, offset=where
-        )
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
+                framing = BLANK_LINE if source.document == "blank-line" else LINE
+                yield from _framed(source, file, unit, framing, options)
 
 
-def _decompressor(source: Source) -> Any:
-    if source.compression == "gzip":
-        return lambda: zlib.decompressobj(wbits=31)
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        try:
-            from backports import zstd  # type: ignore[no-redef, unused-ignore]
-        except ImportError as error:
-            raise SourceError(f"{source.path!r} needs zstd; pip install millrace[text]", source=source.path) from error
-    return zstd.ZstdDecompressor
-
-
-def _whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tuple[int, bytes | Bad]]:
+def _whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tuple[int, bytes]]:
     data = file.read(options.max_document + 1)
-    if len(data) > options.max_document:
-        if options.long_documents == "stop":
-            raise _too_long(source, 0, options)
-        offset = 0
-        while data:
-            cut = data[: options.max_document]
-            yield offset, cut
-            offset += len(cut)
-            data = data[len(cut) :] + file.read(options.max_document + 1 - (len(data) - len(cut)))
-        return
-    yield 0, _without_mark(data, source, 0)
+    offset = _start(source, data)
+    data = data[offset:] + file.read(offset)
+    while len(data) > options.max_document:
+        cut = _cut(source, offset, data, 0, options)
+        yield offset, data[:cut]
+        offset += cut
+        data = data[cut:] + file.read(options.max_document + 1 - (len(data) - cut))
+    yield offset, data
 
 
-def _without_mark(data: bytes, source: Source, offset: int) -> bytes:
-    if offset == 0 and data.startswith(UTF16):
+def _start(source: Source, head: bytes) -> int:
+    """Where the text of a file starts: behind its byte order mark."""
+    if head.startswith(UTF16):
         raise SourceError(
             f"{source.path!r} looks like UTF-16; convert it: iconv -f utf-16 -t utf-8", source=source.path, offset=0
         )
-    return data.removeprefix(b"\xef\xbb\xbf") if offset == 0 else data
+    return len(MARK) if head.startswith(MARK) else 0
+
+
+class _Window:
+    """The stretch of a file in hand: read on at its end, dropped at its front."""
+
+    def __init__(self, file: IO[bytes], base: int, options: ReadOptions) -> None:
+        self._file, self._most = file, options.max_document
+        self.base, self.data = base, b""
+        if base:
+            file.seek(base)
+
+    def read_on(self, keep: int) -> bool:
+        """Drops what stands before ``keep`` and reads more; False at the end of the file."""
+        kept = self.data[keep:]
+        # Twice as much as there is, so that a long document is not copied again and again.
+        more = self._file.read(max(BLOCK, min(len(kept), self._most)))
+        self.base, self.data = self.base + keep, kept + more
+        return bool(more)
+
+    def skip(self, gap: re.Pattern[bytes], at: int) -> int:
+        """Where the next document starts, or the end of the data where there is none."""
+        while True:
+            at = _end(gap, self.data, at)
+            if self.data[at : at + 2] not in (b"", b"\r"):
+                return at
+            if not self.read_on(at):
+                return 0
+            at = 0
+
+
+def _end(gap: re.Pattern[bytes], data: bytes, at: int) -> int:
+    match = gap.match(data, at)
+    assert match is not None
+    return match.end()
 
 
 def _framed(
-    source: Source, file: IO[bytes], unit: Unit, boundary: re.Pattern[bytes], options: ReadOptions
-) -> Iterator[tuple[int, bytes | Bad]]:
-    """Documents between boundaries that start in [unit.start, unit.stop)."""
-    stop = source.size + (1 << 62) if unit.stop < 0 else unit.stop
-    base = max(0, unit.start - 3)  # a boundary that ends at the start has at most three bytes before it
-    if base:
-        file.seek(base)
-    data = _read_more(file, b"", options)
-    start = 0  # of the document in hand, within data
-    if unit.start:
-        found = None
-        while found is None:
-            found = next(
-                (m for m in boundary.finditer(data) if base + m.end() >= unit.start and m.end() < len(data)), None
-            )
-            if found is None:
-                keep = data[-3:]
-                more = _read_more(file, keep, options)
-                if len(more) == len(keep):
-                    return  # no document starts here
-                base, data = base + len(data) - len(keep), more
-        start = found.end()
-    while base + start < stop:
-        match = boundary.search(data, start)
-        # A match that touches the end of what was read may go on in what was not.
-        while match is None or match.end() == len(data):
-            if match is None and len(data) - start > options.max_document:
-                break
-            seen = max(start, len(data) - 3)
-            longer = _read_more(file, data[start:], options)
-            base, seen, start, grown = base + start, seen - start, 0, len(longer) > len(data) - start
-            data = longer
-            if not grown:
-                match = boundary.search(data, seen)
-                break
-            match = boundary.search(data, seen)
-        end = len(data) if match is None else match.start()
-        if end - start > options.max_document:
-            if options.long_documents == "stop":
-                raise _too_long(source, base + start, options)
-            end = start + options.max_document
-            yield base + start, _without_mark(data[start:end], source, base + start)
-            start = end
-            continue
-        if end > start:
-            yield base + start, _without_mark(data[start:end], source, base + start)
-        if match is None:
+    source: Source, file: IO[bytes], unit: Unit, framing: Framing, options: ReadOptions
+) -> Iterator[tuple[int, bytes]]:
+    """Documents that start in [unit.start, unit.stop)."""
+    stop = math.inf if unit.stop < 0 else unit.stop
+    window = _Window(file, max(0, unit.start - LONGEST_END), options)
+    at = _first(source, window, unit.start, stop, framing)
+    is_begun = False  # a long document is cut, wherever it goes on
+    while at < len(window.data) and (is_begun or window.base + at < stop):
+        match, is_last = framing.end.search(window.data, at), False
+        while match is None and not is_last and len(window.data) - at <= options.max_document + LONGEST_END:
+            seen = max(0, len(window.data) - at - LONGEST_END)
+            is_last, at = not window.read_on(at), 0
+            match = framing.end.search(window.data, seen)
+        end = len(window.data) if match is None else match.start()
+        if framing is BLANK_LINE and (match is not None or is_last):
+            end = _without_line_end(window.data, at, end, is_last=match is None)
+        is_begun = end - at > options.max_document
+        if is_begun:
+            end = _cut(source, window.base + at, window.data, at, options)
+        yield window.base + at, window.data[at:end]
+        if is_begun:
+            at = end
+        elif match is None:
             return
-        start = match.end()
-
-
-def _read_more(file: IO[bytes], data: bytes, options: ReadOptions) -> bytes:
-    # Twice as much as there is, so that a long document is not copied again and again.
-    return data + file.read(max(BLOCK, min(len(data), options.max_document)))
-
-
-def _too_long(source: Source, offset: int, options: ReadOptions) -> SourceError:
-    return SourceError(
-        f"{source.path!r}: the document at byte {offset} is longer than {options.max_document} bytes; raise --max-document, "
-        "or cut such documents with --long-documents split",
-        source=source.path, offset=offset,
-    )  # fmt: skip
-
-
-def _json_lines(lines: Iterator[tuple[int, bytes | Bad]], options: ReadOptions) -> Iterator[tuple[int, bytes | Bad]]:
-    for offset, line in lines:
-        assert isinstance(line, bytes)
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            text = record[options.text_field]
-            if not isinstance(text, str):
-                raise TypeError(f"{options.text_field!r} is {type(text).__name__}, expected a string")
-            yield offset, text.encode()
-        except KeyError:
-            yield (
-                offset,
-                Bad(
-                    offset,
-                    f"no field {options.text_field!r}; it has {sorted(record)[:8]}; choose one with --text-field",
-                    line,
-                ),
-            )
-        except (ValueError, TypeError, RecursionError, UnicodeEncodeError) as error:
-            yield offset, Bad(offset, f"not a JSON object with text: {error}", line)
-
-
-def _csv(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tuple[int, bytes | Bad]]:
-    import pyarrow
-    from pyarrow import csv
-
-    parsing = csv.ParseOptions(newlines_in_values=True)
-    reading = csv.ReadOptions(block_size=8 << 20)
-    converting = csv.ConvertOptions(column_types={options.text_field: pyarrow.string()})
-    try:
-        reader = csv.open_csv(file, read_options=reading, parse_options=parsing, convert_options=converting)
-        _check_field(source, reader.schema.names, options)
-        row = 0
-        for batch in reader:
-            yield from _texts(batch.column(options.text_field), row, options)
-            row += batch.num_rows
-    except pyarrow.ArrowException as error:
-        raise SourceError(f"{source.path!r} is not readable CSV: {error}", source=source.path) from error
-
-
-def _parquet(source: Source, unit: Unit, options: ReadOptions) -> Iterator[tuple[int, bytes | Bad]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(source.path) as file:
-            _check_field(source, file.schema_arrow.names, options)
-            row = sum(file.metadata.row_group(k).num_rows for k in range(unit.start))
-            for batch in file.iter_batches(batch_size=1024, row_groups=[unit.start], columns=[options.text_field]):
-                yield from _texts(batch.column(0), row, options)
-                row += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
-        raise SourceError(f"{source.path!r}, row group {unit.start}: {error}", source=source.path) from error
-
-
-def _check_field(source: Source, names: list[str], options: ReadOptions) -> None:
-    if options.text_field not in names:
-        raise SourceError(
-            f"{source.path!r} has no column {options.text_field!r}; it has {', '.join(names[:12])}; choose one with --text-field",
-            source=source.path,
-        )
-
-
-def _texts(column: Any, first: int, options: ReadOptions) -> Iterator[tuple[int, bytes | Bad]]:
-    for place, text in enumerate(column.to_pylist()):
-        if isinstance(text, str):
-            yield first + place, text.encode()
-        elif text is None:
-            yield first + place, Bad(first + place, f"{options.text_field!r} is null", b"")
         else:
-            yield (
-                first + place,
-                Bad(
-                    first + place, f"{options.text_field!r} is {type(text).__name__}, expected text", str(text).encode()
-                ),
-            )
+            at = window.skip(framing.gap, match.end())
+
+
+def _without_line_end(data: bytes, at: int, end: int, is_last: bool) -> int:
+    """The end of a document less that of its last line, which the last document of a file may have."""
+    if is_last and not data.endswith(b"\n", at, end):
+        return end
+    end -= is_last
+    return end - data.endswith(b"\r", at, end)
+
+
+def _first(source: Source, window: _Window, start: int, stop: float, framing: Framing) -> int:
+    """The first document at or after ``start``, as a place in the window; its end where none starts before ``stop``."""
+    at = 0
+    if window.base == 0:
+        while window.read_on(0) and len(window.data) < len(MARK):
+            pass
+        at = window.skip(framing.gap, _start(source, window.data))
+        if window.base + at >= start:
+            return at
+    while window.base + at < stop:
+        match = framing.end.search(window.data, at)
+        if match is not None:
+            at = window.skip(framing.gap, match.end())
+            if window.base + at >= start:
+                return at
+        elif window.read_on(max(at, len(window.data) - LONGEST_END)):
+            at = 0
+        else:
+            break
+    return len(window.data)
+
+
+def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions) -> int:
+    """Where a document that is too long is cut: between characters."""
+    cutting = options.long_documents == "split" and source.format == "text"
+    if not cutting:
+        remedy = ", or cut such documents with --long-documents split" if source.format == "text" else ""
+        raise SourceError(
+            f"{source.path!r}: the document at byte {offset} is longer than {options.max_document} bytes; "
+            f"raise --max-document{remedy}",
+            source=source.path, offset=offset,
+        )  # fmt: skip
+    cut = at + options.max_document
+    for earlier in range(cut, max(at, cut - 4), -1):
+        if data[earlier] & 0xC0 != 0x80:  # not the inside of a character
+            return earlier
+    return cut

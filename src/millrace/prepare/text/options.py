@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from millrace.errors import ConfigError
@@ -33,6 +36,17 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name}={getattr(self, name)}; expected a positive number")
         if self.filter is not None and ":" not in self.filter:
             raise ConfigError(f"filter={self.filter!r}; expected module:function")
+
+
+def loosened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The old options with those changes to the new ones that only stop at less: what was read stays as it is."""
+    kept = dict(old)
+    if old["on_error"] == "stop":
+        kept["on_error"] = new["on_error"]
+    if old["long_documents"] == "stop" and new["max_document"] >= old["max_document"]:
+        kept["max_document"], kept["long_documents"] = new["max_document"], new["long_documents"]
+    kept["max_ratio"] = max(old["max_ratio"], new["max_ratio"])
+    return kept
 
 
 class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):

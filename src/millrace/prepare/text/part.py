@@ -34,8 +34,17 @@ from millrace.text.tokenizer import Tokenizer
 
 CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
-# Of every document that stays: the two halves of its hash, its source, its place there, its tokens with the end, its bytes.
-DOCUMENT = np.dtype([("hash", "<u8", 2), ("source", "<i4"), ("offset", "<i8"), ("tokens", "<i8"), ("bytes", "<i8")])
+# Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
+DOCUMENT = np.dtype(
+    [
+        ("hash", "<u8", 2),
+        ("source", "<i4"),
+        ("offset", "<i8"),
+        ("tokens", "<i8"),
+        ("bytes", "<i8"),
+        ("characters", "<i8"),
+    ]
+)
 
 
 class PartTask(msgspec.Struct, frozen=True):
@@ -60,7 +69,6 @@ class PartDone(msgspec.Struct, frozen=True):
     documents: int
     tokens: int
     bytes_read: int
-    characters: int
     dropped: dict[str, int]
     sizes: dict[str, int]
 
@@ -108,10 +116,9 @@ class _Maker:
         self._documents = _Spill(folder / "documents.bin")
         self._signatures = _Spill(folder / "signatures.bin") if task.options.dedup == "near" else None
         self._quarantine: list[bytes] = []
-        self._num_documents = self._num_tokens = 0
+        self._num_documents = self._num_tokens = self._bytes = 0
         self._seen: set[bytes] = set()
         self._dropped: Counter[str] = Counter()
-        self._characters = self._bytes = 0
         self._folder = folder
 
     def run(self) -> PartDone:
@@ -126,7 +133,7 @@ class _Maker:
         if self._quarantine:
             sizes["quarantine.jsonl"] = _write(self._folder / "quarantine.jsonl", b"".join(self._quarantine))
         return PartDone(
-            self._task.part.number, self._num_documents, self._num_tokens, self._bytes, self._characters,
+            self._task.part.number, self._num_documents, self._num_tokens, self._bytes,
             dict(sorted(self._dropped.items())), sizes,
         )  # fmt: skip
 
@@ -135,7 +142,8 @@ class _Maker:
             yield from read_documents(source, unit, self._options)
         except OSError as error:  # else it would pass for a failure to write
             raise SourceError(
-                f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again", source=source.path
+                f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again",
+                source=source.path,
             ) from error
 
     def close(self) -> None:
@@ -163,7 +171,7 @@ class _Maker:
         try:
             if isinstance(document, Bad):
                 raise document
-            text = self._decoded(document, offset)
+            text = self._decoded(source, offset, document)
         except Bad as bad:
             self._set_aside(source, bad)
             return None
@@ -175,7 +183,6 @@ class _Maker:
         if self._filter is not None and not self._stays(source, offset, text):
             self._dropped["filter"] += 1
             return None
-        self._characters += len(text)
         return text.encode()
 
     def _stays(self, source: Source, offset: int, text: str) -> bool:
@@ -189,7 +196,7 @@ class _Maker:
                 source=source.path, offset=offset,
             ) from error  # fmt: skip
 
-    def _decoded(self, document: bytes, offset: int) -> str:
+    def _decoded(self, source: Source, offset: int, document: bytes) -> str:
         try:
             return document.decode()
         except UnicodeDecodeError as error:
@@ -197,14 +204,15 @@ class _Maker:
                 self._dropped["invalid characters replaced"] += 1
                 return document.decode(errors="replace")
             bad = document[error.start : error.start + 8]
-            raise Bad(offset + error.start, f"invalid utf-8 ({bad.hex(' ')})", document) from None
+            place = offset if source.has_rows else offset + error.start
+            raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
 
     def _set_aside(self, source: Source, bad: Bad) -> None:
         if self._options.on_error == "stop":
-            unit = "row" if source.format in ("csv", "parquet") else "byte"
+            unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
             raise SourceError(
                 f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend it, or go on with --on-error skip",
-                source=source.path, offset=bad.offset,
+                source=source.path, **{name: bad.offset},
             )  # fmt: skip
         self._dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1
         line = {
@@ -240,6 +248,7 @@ class _Maker:
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths + 1
         documents["bytes"] = [len(text) for text in texts]
+        documents["characters"] = [len(text) if text.isascii() else len(text.decode()) for text in texts]
         self._documents.write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
@@ -265,7 +274,7 @@ def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple
     size = 0
     for entry in documents:
         chunk.append(entry)
-        size += 64 + (len(entry[1]) if isinstance(entry[1], bytes) else 0)
+        size += 64 + len(entry[1].data if isinstance(entry[1], Bad) else entry[1])
         if size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
@@ -277,13 +286,16 @@ class _Spill:
     """A file of tokens or of what is known of documents, written as they come."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._fd, self._size = path, platform.create(path), 0
+        self._path, self._fd, self._size = path, -1, 0
 
     def write(self, array: Array) -> None:
+        if self._fd < 0:
+            self._fd = platform.create(self._path)
         platform.write(self._fd, array.reshape(-1).view(np.uint8).data, self._path)
         self._size += array.nbytes
 
     def finish(self) -> int:
+        self.write(np.zeros(0, np.uint8))
         platform.sync(self._fd, self._path)
         self.close()
         return self._size

@@ -6,6 +6,7 @@ written in workers again. Killed at any time, the same call continues: whole par
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -16,14 +17,14 @@ from typing import Any
 
 import msgspec
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.text import shards as sharding
-from millrace.prepare.text.options import ReadOptions, ShardOptions
+from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
 from millrace.prepare.text.sources import Source, cut_parts, find_sources
-from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer
+from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
 from millrace.ragged import Array
 from millrace.store import gc, platform
 from millrace.store.layout import MAX_DICTIONARY, Column, Layout
@@ -33,7 +34,9 @@ from millrace.store.reader import read_base
 from millrace.text.load import load_tokenizer
 from millrace.text.tokenizer import Tokenizer
 
-SCRATCH = ("parts", "plan.json", "stdin.txt", "partitions", "vocabulary.json")
+SCRATCH = ("parts", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
+PLAN_VERSION = 1  # of what parts hold: another one does not continue them
+STDIN = "-"
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -100,38 +103,59 @@ class _Preparation:
         self._workers, self._append, self._progress = workers, append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
+        self._spooled: str | None = None
+        self._is_mine = False  # what lies in the folder was begun with this plan
 
     def run(self) -> TextReport:
-        stdin = "-" in self._paths
+        stdin = STDIN in self._paths
         sources = [] if stdin else find_sources(self._paths, self._reading.document)
         if not self._append and not stdin and (self._out / "store.json").exists():
             return self._finished(sources)
         self._partial.acquire()
         try:
             if self._partial.complete():
-                return self._finished(sources)
+                return self._finished(None if stdin else sources)
             if stdin:
-                self._paths = [str(_spool(self._partial.folder)) if path == "-" else path for path in self._paths]
+                self._spooled = str(_spool(self._partial.folder))
+                self._paths = [self._spooled if path == STDIN else path for path in self._paths]
                 sources = find_sources(self._paths, self._reading.document)
             return self._prepare(sources)
+        except MillraceError:
+            if self._is_mine and not any((self._partial.folder / "parts").glob("*[0-9]/done.json")):
+                self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
+            raise
         finally:
             self._partial.close(remove=False)
 
-    def _plan(self, sources: Sequence[Source]) -> dict[str, Any]:
-        described = {source.path: [source.size, source.mtime_ns, source.ends] for source in sources}
-        return {"options": msgspec.to_builtins(self._reading), "sources": described}
+    def _name(self, source: Source) -> str:
+        """What a source is called in the store: standard input is not the file it was spooled to."""
+        return STDIN if source.path == self._spooled else source.path
 
-    def _finished(self, sources: Sequence[Source]) -> TextReport:
+    def _plan(self, sources: Sequence[Source]) -> dict[str, Any]:
+        described = {self._name(source): [source.size, source.mtime_ns, source.ends] for source in sources}
+        plan = {
+            "version": PLAN_VERSION, "options": msgspec.to_builtins(self._reading), "sources": described,
+            "order": list(described), "tokenizer": file_identity(self._reading.tokenizer),
+        }  # fmt: skip
+        return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
+
+    def _whole_plan(self, sources: Sequence[Source]) -> dict[str, Any]:
+        return {**self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
+
+    def _already(self, base: Any, report: Mapping[str, Any]) -> TextReport:
+        """All there is to append is in the store."""
+        self._partial.close(remove=True)
+        return TextReport(str(self._out), base.manifest.fingerprint, False, **report, seconds=0.0)
+
+    def _finished(self, sources: Sequence[Source] | None) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""
         store = open_store(self._out)
-        lines = (
-            (self._out / "provenance.json").read_bytes().splitlines()
-            if (self._out / "provenance.json").exists()
-            else []
-        )
-        made = msgspec.json.decode(lines[0]) if lines else {}
-        plan = {**self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
-        changed = differences(made.get("plan") or {}, msgspec.json.decode(msgspec.json.encode(plan)))
+        made = self._made(first=True)
+        plan = self._whole_plan(sources or ())
+        before = made.get("plan") or {}
+        if sources is None:
+            before = {**before, "sources": plan["sources"], "order": plan["order"]}
+        changed = differences(before, plan)
         if changed:
             raise ConfigError(
                 f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "
@@ -139,19 +163,43 @@ class _Preparation:
             )
         return TextReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
 
+    def _made(self, *, first: bool) -> dict[str, Any]:
+        """What the first run, or the last append, said of itself."""
+        path = self._out / "provenance.json"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return json.loads(lines[0 if first else -1]) if lines else {}
+
     def _prepare(self, sources: list[Source]) -> TextReport:
         folder, base = self._partial.folder, read_base(self._out) if self._append else None
-        check_plan(folder / "plan.json", self._plan(sources), folder)
+
+        def allow(old: Any, new: Any) -> Any:
+            return (
+                {**old, "options": loosened(old["options"], new["options"])}
+                if old.get("version") == PLAN_VERSION
+                else old
+            )
+
+        made = self._made(first=False) if base is not None else {}
+        if base is not None and made.get("fingerprint") == base.manifest.fingerprint:
+            if not differences(made["plan"], self._whole_plan(sources)):
+                return self._already(base, made["report"])  # also where it was killed at its very end
+        check_plan(folder / "plan.json", self._plan(sources), folder, allow)
+        self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
         tokenizer = self._tokenizer(sources, parts, base)
         done = self._read(sources, parts, tokenizer)
-        known = None if base is None or self._reading.dedup == "none" else _known_hashes(self._out)
-        repeats = sharding.repeated(folder, done, self._reading.dedup, known)
         assignment = sharding.Assignment(folder, done, self._cutting)
-        assignment.make(repeats)
+        with platform.writing(folder):
+            assignment.make(self._repeats(done, base))
         if not self._append:
             assignment.check()
         return self._publish(sources, done, assignment, tokenizer, base)
+
+    def _repeats(self, done: Sequence[PartDone], base: Any) -> Array:
+        folder, dedup = self._partial.folder, self._reading.dedup
+        if base is None:
+            return sharding.repeated(folder, done, dedup)
+        return sharding.repeated(folder, done, dedup, _known_hashes(self._out), base.manifest.totals.records)
 
     def _tokenizer(self, sources: list[Source], parts: Sequence[Any], base: Any) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""
@@ -170,7 +218,8 @@ class _Preparation:
         return tokenizer
 
     def _read(self, sources: list[Source], parts: Sequence[Any], tokenizer: Tokenizer) -> list[PartDone]:
-        platform.make_dir(self._partial.folder / "parts")
+        with platform.writing(self._partial.folder):
+            platform.make_dir(self._partial.folder / "parts")
         tasks = [
             PartTask(
                 part,
@@ -201,11 +250,14 @@ class _Preparation:
         tokenizer: Tokenizer,
         base: Any,
     ) -> TextReport:
-        columns = _columns(sources, tokenizer, base)
+        if base is not None and not any(assignment.documents.values()):
+            return self._already(base, self._report(done, assignment, {}, tokenizer))
+        columns = _columns([self._name(source) for source in sources], tokenizer, base)
         sources_of = _source_codes(sources, columns["source"])
         if sources_of is not None:
             raise ConfigError(sources_of)
         plan = {"read": self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
+        check_plan(self._partial.folder / "cut.json", plan["shards"], self._partial.folder)
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
@@ -222,7 +274,7 @@ class _Preparation:
             "kind": "text", "columns": columns, "splits": tuple(dict.fromkeys((*known, *splits))),
             "tokenizer": tokenizer.describe(), "meta": {"report": report} if base is None else base.manifest.meta,
         }  # fmt: skip
-        provenance = {"plan": {**self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}, "report": report}
+        provenance = {"plan": self._whole_plan(sources), "report": report}
         files = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         quarantine = _quarantine(self._partial.folder, done)
         if quarantine:
@@ -258,13 +310,14 @@ class _Preparation:
                 dropped[reason] = dropped.get(reason, 0) + count
         if assignment.dropped["documents"]:
             dropped["duplicate"] = dropped.get("duplicate", 0) + assignment.dropped["documents"]
+            dropped["duplicate bytes"] = dropped.get("duplicate bytes", 0) + assignment.dropped["bytes"]
         return {
             "documents": {split: count for split, count in assignment.documents.items() if count},
             "tokens": {split: count for split, count in assignment.tokens.items() if count},
             "shards": {split: len(shards) for split, shards in planned.items()},
             "dropped": dict(sorted(dropped.items())),
             "bytes_read": sum(part.bytes_read for part in done),
-            "characters": sum(part.characters for part in done),
+            "characters": assignment.characters,
             "tokenizer": tokenizer.name,
             "engine": getattr(tokenizer, "engine", tokenizer.kind),
         }
@@ -282,9 +335,9 @@ def _spool(folder: Path) -> Path:
     return path
 
 
-def _columns(sources: Sequence[Source], tokenizer: Tokenizer, base: Any) -> dict[str, Column]:
+def _columns(names: Sequence[str], tokenizer: Tokenizer, base: Any) -> dict[str, Column]:
     known: tuple[str, ...] = () if base is None else tuple(base.manifest.columns["source"].values or ())
-    values = tuple(dict.fromkeys((*known, *(source.path for source in sources))))
+    values = tuple(dict.fromkeys((*known, *names)))
     return {
         "tokens": Column(tokenizer.dtype),
         "source": Column("dictionary", per="record", values=values),

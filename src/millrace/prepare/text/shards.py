@@ -6,7 +6,7 @@ number of workers. A shard is then a pure task: copy these documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from millrace.store.shard import ShardEntry, ShardWriter
 
 SPLITS = ("train", "val", "test")
 DROPPED = 255
+STEP = 1 << 20  # documents looked at in one go: a large compressed file makes a part of many millions
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -41,7 +42,12 @@ class ShardTask(msgspec.Struct, frozen=True):
 
 
 def documents_of(folder: str | Path, number: int) -> Array:
-    return np.fromfile(part_folder(folder, number) / "documents.bin", DOCUMENT)
+    return _mapped(part_folder(folder, number) / "documents.bin", DOCUMENT)
+
+
+def _mapped(path: Path, dtype: Any) -> Array:
+    """A file of a part; mapped, since a part may be larger than memory."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
 
 
 class Assignment:
@@ -51,7 +57,8 @@ class Assignment:
         self._folder, self._parts, self._options = folder, parts, options
         self.documents = dict.fromkeys(SPLITS, 0)
         self.tokens = dict.fromkeys(SPLITS, 0)
-        self.dropped = {"documents": 0, "tokens": 0}
+        self.characters = 0
+        self.dropped = {"documents": 0, "bytes": 0}
 
     def path(self, number: int) -> Path:
         return part_folder(self._folder, number) / "splits.bin"
@@ -61,19 +68,27 @@ class Assignment:
         kept_before, kept = 0, int(len(repeats) - repeats.sum())
         first = 0
         for part in self._parts:
-            documents = documents_of(self._folder, part.number)
-            gone = repeats[first : first + len(documents)]
-            first += len(documents)
-            numbers = kept_before + np.cumsum(~gone) - 1
-            kept_before += int((~gone).sum())
-            splits = self._splits(documents["hash"][:, 0], numbers, kept)
-            splits[gone] = DROPPED
-            self.path(part.number).write_bytes(splits.tobytes())
-            for k, split in enumerate(SPLITS):
-                self.documents[split] += int((splits == k).sum())
-                self.tokens[split] += int(documents["tokens"][splits == k].sum())
-            self.dropped["documents"] += int(gone.sum())
-            self.dropped["tokens"] += int(documents["tokens"][gone].sum())
+            all_documents = documents_of(self._folder, part.number)
+            with open(self.path(part.number), "wb") as file:
+                for start in range(0, len(all_documents), STEP):
+                    documents = all_documents[start : start + STEP]
+                    gone = repeats[first : first + len(documents)]
+                    first += len(documents)
+                    numbers = kept_before + np.cumsum(~gone) - 1
+                    kept_before += int((~gone).sum())
+                    splits = self._splits(documents["hash"][:, 0], numbers, kept)
+                    splits[gone] = DROPPED
+                    file.write(splits.tobytes())
+                    self._count(documents, splits)
+
+    def _count(self, documents: Array, splits: Array) -> None:
+        gone = splits == DROPPED
+        for k, split in enumerate(SPLITS):
+            self.documents[split] += int((splits == k).sum())
+            self.tokens[split] += int(documents["tokens"][splits == k].sum())
+        self.characters += int(documents["characters"][~gone].sum())
+        self.dropped["documents"] += int(gone.sum())
+        self.dropped["bytes"] += int(documents["bytes"][gone].sum())
 
     def _splits(self, hashes: Array, numbers: Int64s, kept: int) -> Array:
         """By a stable hash of the document, or the last documents; train is 0, val 1, test 2."""
@@ -86,6 +101,8 @@ class Assignment:
 
     def check(self) -> None:
         """A split that was asked for must not be empty."""
+        if not any(self.documents.values()):
+            raise ConfigError("no documents are left: the sources are empty, or all was dropped; look at them")
         for split, share in (("val", self._options.val), ("test", self._options.test)):
             if share > 0 and self.documents[split] == 0:
                 total = sum(self.documents.values())
@@ -97,27 +114,31 @@ class Assignment:
             raise ConfigError("no training documents are left; look at the counts of what was dropped, or lower --val")
 
 
-def repeated(folder: Path, parts: Sequence[PartDone], dedup: str, known: Iterator[Array] | None) -> Array:
+def repeated(
+    folder: Path, parts: Sequence[PartDone], dedup: str, known: Iterable[Array] = (), num_known: int = 0
+) -> Array:
     """A mask over all documents: True for repeats of earlier ones, or of those ``known`` from the store appended to."""
     total = sum(part.documents for part in parts)
     if dedup == "none":
         return np.zeros(total, bool)
-    width = BANDS if dedup == "near" else 1
+    entries = total * (1 + BANDS if dedup == "near" else 1) + num_known
 
     def keys() -> Iterator[tuple[Array, Array]]:
-        for hashes in known or ():
+        for hashes in known:
             yield hashes, np.full(len(hashes), -1, np.int64)
         first = 0
         for part in parts:
             numbers = np.arange(first, first + part.documents)
             first += part.documents
-            yield documents_of(folder, part.number)["hash"], numbers
+            hashes = documents_of(folder, part.number)["hash"]
+            for start in range(0, part.documents, STEP):
+                yield hashes[start : start + STEP], numbers[start : start + STEP]
             if dedup == "near" and part.documents:
-                bands = np.fromfile(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
+                bands = _mapped(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
                 for band in range(BANDS):
                     yield np.column_stack((bands[:, band], np.full(len(bands), band, np.uint64))), numbers
 
-    return find_repeats(keys(), total * (1 + (width if dedup == "near" else 0)), total, folder / "partitions")
+    return find_repeats(keys(), entries, total, folder / "partitions")
 
 
 def cut_shards(
@@ -128,7 +149,7 @@ def cut_shards(
     filled = dict.fromkeys(SPLITS, 0)
     for part in parts:
         documents = documents_of(folder, part.number)
-        splits = np.fromfile(assignment.path(part.number), np.uint8)
+        splits = _mapped(assignment.path(part.number), np.uint8)
         for k, split in enumerate(SPLITS):
             mine = np.flatnonzero(splits == k)
             ends = np.cumsum(documents["tokens"][mine])
@@ -160,30 +181,23 @@ def write_shard(task: ShardTask) -> ShardEntry:
         for number, first, last in task.pieces:
             folder = part_folder(task.folder, number)
             documents = documents_of(task.folder, number)
-            splits = np.fromfile(folder / "splits.bin", np.uint8)
-            ends = np.cumsum(documents["tokens"])
-            mine = first + np.flatnonzero(splits[first:last] == split)
-            tokens = np.fromfile(
-                folder / "tokens.bin", f"<u{task.token_bytes}", count=int(ends[last - 1] - _start(ends, first)),
-                offset=int(_start(ends, first)) * task.token_bytes,
-            )  # fmt: skip
-            arrays, offsets = _selected(documents, ends, mine, first, tokens)
+            start = int(documents["tokens"][:first].sum())
+            is_mine = _mapped(folder / "splits.bin", np.uint8)[first:last] == split
+            tokens = _mapped(folder / "tokens.bin", f"<u{task.token_bytes}")[start:]
+            arrays, offsets = _selected(documents[first:last], is_mine, tokens)
             writer.write({name: arrays[name] for name in columns}, {"rows": offsets})
         return writer.finish()
 
 
-def _start(ends: Int64s, document: int) -> int:
-    return int(ends[document - 1]) if document else 0
-
-
-def _selected(documents: Array, ends: Int64s, mine: Int64s, first: int, tokens: Array) -> tuple[dict[str, Any], Int64s]:
-    lengths = documents["tokens"][mine]
-    starts = ends[mine] - lengths - _start(ends, first)
-    parts = [tokens[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+def _selected(documents: Array, is_mine: Array, tokens: Array) -> tuple[dict[str, Any], Int64s]:
+    stops = np.cumsum(documents["tokens"])[is_mine]
+    mine = documents[is_mine]
+    lengths = mine["tokens"]
+    parts = [tokens[stop - length : stop] for stop, length in zip(stops.tolist(), lengths.tolist(), strict=True)]
     arrays = {
         "tokens": np.concatenate(parts),
-        "source": np.ascontiguousarray(documents["source"][mine]),
-        "offset": np.ascontiguousarray(documents["offset"][mine]),
-        "hash": np.ascontiguousarray(documents["hash"][mine]),
+        "source": np.ascontiguousarray(mine["source"]),
+        "offset": np.ascontiguousarray(mine["offset"]),
+        "hash": np.ascontiguousarray(mine["hash"]),
     }
     return arrays, np.concatenate(([0], np.cumsum(lengths)))

@@ -29,13 +29,19 @@ ENDS = 64 << 10  # bytes of either end that stand for a file's contents in the p
 class Source(msgspec.Struct, frozen=True):
     """One file: what it holds, and how to know it again."""
 
-    path: str
+    path: str  # as it is shown and stored: bytes that are not utf-8 as \\xNN
     format: str  # text, jsonl, csv, parquet
     document: str  # line, blank-line, file, record
     compression: str | None
     size: int
     mtime_ns: int
     ends: str
+    location: str  # as the system knows it
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a place in it is a row, not a byte."""
+        return self.format in ("csv", "parquet")
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -60,12 +66,21 @@ def find_sources(paths: Sequence[str], document: str | None) -> list[Source]:
         found += _expand(argument)
     if not found:
         raise ConfigError(
-            f"no files in {', '.join(paths)}; give files, folders or patterns of text, JSONL, CSV or Parquet"
+            f"no files in {', '.join(map(repr, paths))}; give files, folders or patterns of text, JSONL, CSV or Parquet"
         )
-    twice = {path for path in found if found.count(path) > 1} if len(found) < 1000 else set()
-    if len(set(found)) != len(found):
-        raise ConfigError(f"a file is given twice: {sorted(twice)[:3]}; name each once")
-    return [_describe(path, document) for path in found]
+    sources = [_describe(path, document) for path in found]
+    known: dict[object, str] = {}
+    for source in sources:
+        status = os.stat(source.location)
+        for name in ((status.st_dev, status.st_ino), source.path):
+            if name in known:
+                raise ConfigError(f"a file is given twice: {known[name]!r} and {source.path!r}; name each once")
+            known[name] = source.path
+    return sources
+
+
+def _printable(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _expand(argument: str) -> list[str]:
@@ -75,31 +90,40 @@ def _expand(argument: str) -> list[str]:
         return [argument]
     matches = sorted(glob.glob(argument, recursive=True), key=os.fsencode)
     if not matches:
-        raise ConfigError(f"{argument} does not exist and matches nothing; check the path")
-    return [path for match in matches for path in (_walk(match) if os.path.isdir(match) else [match])]
+        raise ConfigError(f"{argument!r} does not exist and matches nothing; check the path")
+    # ** matches a folder as well as what is in it.
+    return list(
+        dict.fromkeys(path for match in matches for path in (_walk(match) if os.path.isdir(match) else [match]))
+    )
 
 
 def _walk(folder: str) -> list[str]:
     """Files below a folder whose ending is known, by name; other files are left alone."""
     found = []
-    for name in sorted(os.listdir(folder), key=os.fsencode):
+    try:
+        names = sorted(os.listdir(folder), key=os.fsencode)
+    except OSError as error:
+        raise SourceError(f"{folder!r} cannot be read: {error.strerror}", source=_printable(folder)) from error
+    for name in names:
         path = os.path.join(folder, name)
         if name.startswith("."):
             continue
         mode = os.lstat(path).st_mode
         if stat.S_ISLNK(mode):
             if not os.path.exists(path):
-                raise SourceError(f"{path!r} is a broken or circular link; remove it", source=path)
+                raise SourceError(f"{path!r} is a broken or circular link; remove it", source=_printable(path))
             mode = os.stat(path).st_mode
             if stat.S_ISDIR(mode):
                 raise SourceError(
-                    f"{path!r} is a link to a folder, which could be a loop; name that folder itself", source=path
+                    f"{path!r} is a link to a folder, which could be a loop; name that folder itself",
+                    source=_printable(path),
                 )
         if stat.S_ISDIR(mode):
             found += _walk(path)
         elif not stat.S_ISREG(mode):
             raise SourceError(
-                f"{path!r} is not a plain file (a pipe, socket or device); remove it from the folder", source=path
+                f"{path!r} is not a plain file (a pipe, socket or device); remove it from the folder",
+                source=_printable(path),
             )
         elif _kind(path)[0] is not None:
             found.append(path)
@@ -120,13 +144,15 @@ def _describe(path: str, document: str | None) -> Source:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError(f"{path!r} is not a plain file; give a file, or - for standard input", source=path)
+            raise SourceError(
+                f"{path!r} is not a plain file; give a file, or - for standard input", source=_printable(path)
+            )
         with open(path, "rb") as file:
             head = file.read(ENDS)
             file.seek(max(0, status.st_size - ENDS))
             ends = xxhash.xxh3_128_hexdigest(head + file.read(ENDS))
     except OSError as error:
-        raise SourceError(f"{path!r} cannot be read: {error.strerror}", source=path) from error
+        raise SourceError(f"{path!r} cannot be read: {error.strerror}", source=_printable(path)) from error
     kind, compression, ending = _kind(path)
     default = "record" if kind in ("jsonl", "csv", "parquet") else "file" if ending in WHOLE else "blank-line"
     if default == "record":
@@ -135,13 +161,22 @@ def _describe(path: str, document: str | None) -> Source:
         raise ConfigError(f"--document record for {path!r}; only JSONL, CSV and Parquet have records")
     if kind == "parquet" and compression:
         raise ConfigError(f"{path!r}: Parquet is compressed inside; unpack it first")
-    return Source(path, kind or "text", document or default, compression, status.st_size, status.st_mtime_ns, ends)
+    return Source(
+        _printable(path),
+        kind or "text",
+        document or default,
+        compression,
+        status.st_size,
+        status.st_mtime_ns,
+        ends,
+        path,
+    )
 
 
 def check_unchanged(source: Source) -> None:
     """A source must be what it was when the plan was made."""
     try:
-        status = os.stat(source.path)
+        status = os.stat(source.location)
     except OSError as error:
         raise SourceError(
             f"{source.path!r} has gone since the plan was made ({error.strerror}); bring it back, then run again",
@@ -190,10 +225,21 @@ def _units(number: int, source: Source, part_bytes: int) -> list[tuple[Unit, int
 
 
 def _row_groups(number: int, source: Source) -> list[tuple[Unit, int]]:
-    from pyarrow import ArrowException, parquet
+    pyarrow = arrow(source)
+    from pyarrow import parquet
 
     try:
-        metadata: Any = parquet.ParquetFile(source.path).metadata
-    except (ArrowException, OSError) as error:
+        with parquet.ParquetFile(source.location) as file:
+            metadata = file.metadata
+    except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{source.path!r} is not readable Parquet: {error}", source=source.path) from error
     return [(Unit(number, k, k + 1), metadata.row_group(k).total_byte_size) for k in range(metadata.num_row_groups)]
+
+
+def arrow(source: Source) -> Any:
+    """pyarrow, which CSV and Parquet need."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise SourceError(f"{source.path!r} needs pyarrow; pip install millrace[text]", source=source.path) from error
+    return pyarrow

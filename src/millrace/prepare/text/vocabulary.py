@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import ConfigError
+from millrace.identity import digest
 from millrace.prepare.text.clean import clean
 from millrace.prepare.text.documents import Bad, read_documents
 from millrace.prepare.text.options import ReadOptions
@@ -42,9 +43,15 @@ def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part
     return tokenizer_by_name(name)
 
 
-def check_engine(
-    tokenizer: Tokenizer, sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions
-) -> None:
+def file_identity(name: str) -> str | None:
+    """A hash of the files a tokenizer's name stands for: they must not change between a run and its restart."""
+    path = Path(name)
+    beside = path.with_suffix(".json")  # the pattern of a .tiktoken file
+    found = [file.read_bytes() for file in (path, beside) if file.is_file()] if path.is_file() else []
+    return digest(*found) if found else None
+
+
+def check_engine(tokenizer: Tokenizer, sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> None:
     """Where the fast engine and the slow one differ on the first documents, the slow one is used."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         first = islice(documents(sources, parts, options), CHECK_DOCUMENTS)

@@ -1,0 +1,95 @@
+"""Opens a source as a stream of bytes, decompressed where it is compressed."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from typing import Any
+
+from millrace.errors import SourceError
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.sources import Source
+
+BUFFER = 1 << 20
+FREE_EXPANSION = 1 << 30  # bytes any file may expand to, however small it is
+
+
+def open_source(source: Source, options: ReadOptions) -> io.BufferedReader:
+    """The bytes of a source; closing it closes the file."""
+    if source.compression is None:
+        return open(source.location, "rb")
+    return io.BufferedReader(_Inflated(source, options), BUFFER)
+
+
+class _Inflated(io.RawIOBase):
+    """A decompressed stream: all members, an error instead of an early end, and a cap on its expansion."""
+
+    def __init__(self, source: Source, options: ReadOptions) -> None:
+        super().__init__()
+        self._source, self._make = source, _decompressor(source)
+        self._raw = open(source.location, "rb")  # noqa: SIM115 - closed by close()
+        self._limit = max(FREE_EXPANSION, source.size * options.max_ratio)
+        self._inflate = self._make()
+        self._out = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            if self._inflate.eof:
+                rest = self._inflate.unused_data or self._raw.read(64 << 10)
+                if not rest:
+                    return 0
+                self._inflate = self._make()
+                data = self._step(rest, len(buffer))
+            elif getattr(self._inflate, "needs_input", True) and not getattr(self._inflate, "unconsumed_tail", b""):
+                rest = self._raw.read(64 << 10)
+                if not rest:
+                    if self._source.size == 0:
+                        return 0
+                    raise self._error("it ends in the middle of a compressed member; it was cut short: copy it again")
+                data = self._step(rest, len(buffer))
+            else:
+                data = self._step(getattr(self._inflate, "unconsumed_tail", b""), len(buffer))
+        self._out += len(data)
+        if self._out > self._limit:
+            raise self._error(f"it expands to more than {self._limit} bytes; if that is right, raise --max-ratio")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _step(self, data: bytes, limit: int) -> bytes:
+        try:
+            inflated: bytes = self._inflate.decompress(data, limit)
+            return inflated
+        except (zlib.error, OSError, ValueError, EOFError, RuntimeError) as error:
+            raise self._error(f"it is damaged: {error}") from error
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":
+                raise
+            raise self._error(f"it is damaged: {error}") from error
+
+    def _error(self, problem: str) -> SourceError:
+        where = self._raw.tell()
+        return SourceError(
+            f"{self._source.path!r}, near compressed byte {where}: {problem}", source=self._source.path, offset=where
+        )
+
+    def close(self) -> None:
+        if hasattr(self, "_raw"):
+            self._raw.close()
+        super().close()
+
+
+def _decompressor(source: Source) -> Any:
+    if source.compression == "gzip":
+        return lambda: zlib.decompressobj(wbits=31)
+    try:
+        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        try:
+            from backports import zstd  # type: ignore[no-redef, unused-ignore]
+        except ImportError as error:
+            raise SourceError(f"{source.path!r} needs zstd; pip install millrace[text]", source=source.path) from error
+    return zstd.ZstdDecompressor
