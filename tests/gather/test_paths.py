@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.gather.reference import _Rows
+from millrace.gather.rows import Rows
 
 
 def by_slices():
     """Gathers without the fancy index."""
-    return mock.patch.object(_Rows, "_indexed", return_value=False)
+    return mock.patch.object(Rows, "_indexed", return_value=False)
 
 
 def equal_batches(one, other):
@@ -54,13 +54,13 @@ def test_both_paths_are_taken(kit):
     store = kit.memory(kit.records([(8, 0)] * 4), 2)
     view = mr.Windows(store, lookback=2, horizon=1, column="plain")
     taken = []
-    original = _Rows._indexed
+    original = Rows._indexed
 
     def noting(rows, first, last, out):
         taken.append(original(rows, first, last, out))
         return taken[-1]
 
-    with mock.patch.object(_Rows, "_indexed", noting):
+    with mock.patch.object(Rows, "_indexed", noting):
         view[np.arange(64) % len(view)]
         assert taken
         assert all(taken)
