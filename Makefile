@@ -30,13 +30,15 @@ test: setup servers check
 
 # The core suite once more as on a platform without flock, memfd, madvise and without a compiler.
 hidden: .venv/ready
-	MILLRACE_TEST_HIDE=1 $(PY) -m pytest -n 2 -q tests/store tests/property
+	MILLRACE_TEST_HIDE=1 $(PY) -m pytest -n 2 -q tests/store tests/property tests/golden tests/view tests/gather tests/feed tests/resume
 
 demo: setup
 	.venv/bin/millrace demo
 
 bench: setup
 	$(PY) -m benchmarks.store
+	$(PY) -m benchmarks.feed
+	$(PY) -m benchmarks.prepare_text
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers

@@ -1,12 +1,13 @@
 """Installs the sdist and the wheel of a folder in fresh environments and runs the command line from each."""
 
+import os
 import subprocess
 import sys
 import tempfile
 import venv
 from pathlib import Path
 
-CHECK = "import millrace, millrace._core; print(millrace.__version__, millrace.__file__)"
+CHECK = "import millrace, millrace._core; print(millrace.__version__, millrace._core.Map)"
 
 dist = Path(sys.argv[1])
 packages = [*dist.glob("*.whl"), *dist.glob("*.tar.gz")]
@@ -20,3 +21,14 @@ for package in packages:
         subprocess.run([python, "-c", CHECK], check=True, cwd=folder)
         subprocess.run([f"{folder}/bin/millrace", "demo"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
         print(f"{package.name}: installs and runs")
+
+# Without a compiler the install succeeds, the twins serve, and doctor says so.
+with tempfile.TemporaryDirectory(prefix="millrace-dist-") as folder:
+    venv.create(folder, with_pip=True)
+    source = next(dist.glob("*.tar.gz"))
+    install = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", "-c", "constraints.txt", source]
+    subprocess.run(install, check=True, env={**os.environ, "CC": "/bin/false"})
+    said = subprocess.run([f"{folder}/bin/millrace", "doctor"], check=True, cwd=folder, capture_output=True, text=True).stdout
+    assert "C core      not built" in said, said
+    subprocess.run([f"{folder}/bin/millrace", "demo"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    print(f"{source.name}: installs and runs without a compiler")

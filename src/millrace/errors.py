@@ -22,6 +22,7 @@ single line. A message gives the thing, its value, what was expected, and the re
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 from typing import Any
@@ -123,6 +124,13 @@ class LeaseLost(QueueError):
     """Somebody else holds the ticket now."""
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name
+        return str(os.getuid())
+
+
 def _free_bytes(path: str) -> int:
     """What is left on the disk of a path, or of the nearest folder above it that is there."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
@@ -143,5 +151,6 @@ def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
     }
     remedy = remedies.get(code, "check the disk")
     free = f" ({_free_bytes(path):,} bytes are free)" if code == 28 else ""
-    message = f"{doing} {path}: {os.strerror(code)}{free}; {remedy}, then run the same command again"
+    who = f" for user {_user()}" if code in (1, 13) else ""
+    message = f"{doing} {path}: {os.strerror(code)}{who}{free}; {remedy}, then run the same command again"
     return StoreWriteFailed(message, path=path, errno=code)

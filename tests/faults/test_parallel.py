@@ -100,9 +100,11 @@ def test_resumed_run_may_write_and_add_a_shard_again(tmp_path, parallel, serial)
 
 def test_two_shards_of_one_number_are_refused(tmp_path, parallel):
     with mr.StoreWriter(tmp_path / "out", columns=parallel.COLUMNS) as writer:
-        writer.add(parallel.fill(writer.shard(0), 1))
-        other = parallel.fill(writer.shard(0), 2)
+        first, second = writer.shard(0), writer.shard(0)
+        writer.add(parallel.fill(first, 1))
+        with pytest.raises(mr.ConfigError, match="use each number once"):
+            writer.shard(0)
         with pytest.raises(mr.ConfigError, match="train-00000 was added twice"):
-            writer.add(other)
+            writer.add(parallel.fill(second, 2))
         writer.abort()
     assert os.listdir(tmp_path) == []

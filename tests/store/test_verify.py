@@ -112,9 +112,16 @@ def test_a_file_of_another_size_is_damage_not_an_exception(original: Path, tmp_p
         path.unlink()
     else:
         os.truncate(path, path.stat().st_size + (8 if how == "long" else -1))
-    report = verify_store(tmp_path / "store")
-    assert {damage.shard for damage in report.damage} == {"train-00001"}
-    assert any("x.f32" in damage.path for damage in report.damage)
+    assert [(damage.shard, damage.path) for damage in verify_store(tmp_path / "store").damage] == [
+        ("train-00001", str(path))
+    ]
+
+
+def test_a_missing_shard_is_one_damage(original: Path, tmp_path: Path) -> None:
+    shutil.copytree(original, tmp_path / "store")
+    folder = tmp_path / "store" / "shards" / "train-00001"
+    shutil.rmtree(folder)
+    assert [damage.path for damage in verify_store(tmp_path / "store").damage] == [str(folder)]
 
 
 def test_progress_adds_up_to_every_byte(original: Path) -> None:

@@ -21,7 +21,6 @@ def run(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for mac
 
 
 def examine() -> dict[str, Any]:
-    import importlib.util
     import os
     import platform as python_platform
     from importlib.metadata import PackageNotFoundError, version
@@ -35,7 +34,7 @@ def examine() -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    has_core = importlib.util.find_spec("millrace._core") is not None
+    has_core = platform.HAS_CORE
     optional = ("numpy", "torch", "pyarrow", "tokenizers", "redis", "matplotlib")
     return {
         "millrace": __version__,

@@ -37,6 +37,7 @@ def describe(store: Any) -> dict[str, Any]:
         "kind": store.kind,
         "fingerprint": store.fingerprint,
         "parent": None if manifest is None else manifest.parent,
+        "snapshots": [] if manifest is None else snapshots(store.path),
         "records": store.num_records,
         "rows": {axis: store.axis_rows(axis) for axis in store.axes if axis not in layout.columns},
         "shards": store.num_shards,
@@ -56,6 +57,15 @@ def describe(store: Any) -> dict[str, Any]:
         "cuts": None if store.time_cuts is None else {"column": store.time_cuts.column, "gap": store.time_cuts.gap},
         "meta": dict(store.meta),
     }
+
+
+def snapshots(path: str) -> list[str]:
+    """The fingerprints ``--snapshot`` and ``open_store(snapshot=)`` can open."""
+    import os
+
+    return sorted(
+        name.removesuffix(".json") for name in os.listdir(os.path.join(path, "snapshots")) if name.endswith(".json")
+    )
 
 
 def _describe_split(store: Any, name: str) -> dict[str, Any]:
@@ -81,6 +91,9 @@ def show(facts: dict[str, Any]) -> None:
         ("size", f"{size(facts['bytes'])} in {facts['shards']:,} shards"),
         ("fingerprint", facts["fingerprint"] + (f" (continues {facts['parent']})" if facts["parent"] else "")),
     ])  # fmt: skip
+    for snapshot in facts["snapshots"]:
+        if len(facts["snapshots"]) > 1:
+            print_line(f"  snapshot {snapshot}{' (this one)' if snapshot == facts['fingerprint'] else ''}")
     print_line("columns")
     table = [("name", "dtype", "shape", "per", "items")]
     for name, column in facts["columns"].items():

@@ -32,7 +32,15 @@ def modern(arguments: list[str]) -> list[str]:
     """Arguments with the flags of earlier scripts rewritten: ``--input_files a b`` becomes ``a b``."""
     if arguments[:2] != ["prepare", "text"]:
         return arguments
-    return [LEGACY.get(argument, argument) for argument in arguments if argument != "--input_files"]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    found = []
+    for argument in arguments[:end]:
+        flag, equals, value = argument.partition("=")
+        if flag == "--input_files":
+            found += [value] if equals else []
+        else:
+            found.append(LEGACY.get(flag, flag) + equals + value)
+    return found + arguments[end:]
 
 
 def run(
@@ -99,6 +107,10 @@ def run(
 def show(report: Any, out: str) -> None:
     from millrace.cli.console import print_line, print_table, size
 
+    if not report.is_new and not report.documents:
+        dropped = ", ".join(f"{reason}: {number:,}" for reason, number in report.dropped.items())
+        print_line(f"nothing to add to {report.path}, fingerprint {report.fingerprint} ({dropped})")
+        return
     if not report.is_new:
         print_line(f"already complete: {report.path}, fingerprint {report.fingerprint}")
         return

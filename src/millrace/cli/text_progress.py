@@ -18,7 +18,7 @@ class TextProgress:
     """Called as (stage, done, total, facts); stage "read" counts bytes, "write" shards."""
 
     def __init__(self) -> None:
-        self._started = self._said = time.monotonic()
+        self._started = self._said = self._stage_began = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
         self._stage = ""
@@ -45,10 +45,13 @@ class TextProgress:
             self._bar.stop()
 
     def __call__(self, stage: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
+        if stage != self._stage:
+            self._stage, self._started = stage, self._stage_began
+            if self._bar is not None:
+                self._task = self._bar.add_task(stage, total=total, facts="")
+        self._stage_began = time.monotonic()  # the next stage begins where the last call of this one was
         text = self._facts(stage, done, facts)
         if self._bar is not None:
-            if stage != self._stage:
-                self._stage, self._task = stage, self._bar.add_task(stage, total=total, facts=text)
             self._bar.update(self._task, completed=done, facts=text)
         elif time.monotonic() - self._said >= EVERY_S:
             self._said = time.monotonic()
@@ -61,7 +64,8 @@ class TextProgress:
         seconds = max(time.monotonic() - self._started, 1e-9)
         repeats = facts["repeats"] / max(facts["documents"] + facts["repeats"], 1)
         return (
-            f"{size(done)}, {done / seconds / 1e6:.1f} MB/s, {facts['tokens'] / seconds:,.0f} tokens/s, "
+            f"{facts['files']:,} of {facts['all_files']:,} files, {size(facts['bytes'])}, "
+            f"{facts['bytes'] / seconds / 1e6:.1f} MB/s, {facts['tokens'] / seconds:,.0f} tokens/s, "
             f"{repeats:.1%} repeats, {size(_memory())} memory"
         )
 

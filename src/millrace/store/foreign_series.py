@@ -187,7 +187,7 @@ def _numbers(where: str, key: str, values: Any, features: list[str]) -> list[flo
 
 def _refuse_pickles(folder: str, where: str) -> None:
     for name in list_folder(folder):
-        if not name.endswith((".joblib", ".pkl")):
+        if not (name.endswith(".joblib") or (name.endswith(".pkl") and "scal" in name.lower())):
             continue
         path = os.path.join(folder, name)
         raise ConfigError(

@@ -17,6 +17,9 @@ from millrace.store.manifest import Manifest
 from millrace.store.reader import missing
 from millrace.store.shard import shard_name
 
+# What millrace itself writes; anything else in the folder is not ours to delete.
+_SNAPSHOT = re.compile(r"[0-9a-f]{32}\.json(\.tmp)?")
+_SHARD = re.compile(r".+-[0-9]{5,}(\.tmp)?")
 _TABLE = re.compile(r"(shards|hashes)(-[0-9a-f]{16})?\.bin|.*\.tmp")
 
 
@@ -64,9 +67,11 @@ def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: C
             manifest, (out / manifest.shards.name).read_bytes(), str(out / manifest.shards.name)
         )
         shards |= {shard_name(manifest.splits[row[0]], row[1]) for row in table[:, :2].tolist()}
-    doomed = [out / "snapshots" / name for name in sorted(os.listdir(out / "snapshots")) if name not in names]
+    snapshots = [name for name in sorted(os.listdir(out / "snapshots")) if _SNAPSHOT.fullmatch(name)]
+    doomed = [out / "snapshots" / name for name in snapshots if name not in names]
     doomed += [out / name for name in sorted(os.listdir(out)) if _TABLE.fullmatch(name) and name not in tables]
-    doomed += [out / "shards" / name for name in sorted(os.listdir(out / "shards")) if name not in shards]
+    folders = [name for name in sorted(os.listdir(out / "shards")) if _SHARD.fullmatch(name)]
+    doomed += [out / "shards" / name for name in folders if name not in shards]
     freed = sum(_size(path) for path in doomed)
     if not dry_run:
         with platform.writing(out, "removing from"):
@@ -82,7 +87,7 @@ def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: C
 def _chain(out: Path) -> list[Manifest]:
     """The current manifest and its ancestors that are still there, newest first, then any others."""
     found: dict[str, Manifest] = {}
-    for path in sorted((out / "snapshots").glob("*.json")):
+    for path in sorted(path for path in (out / "snapshots").glob("*.json") if _SNAPSHOT.fullmatch(path.name)):
         manifest = manifests.decode(path.read_bytes(), str(path))
         found[manifest.fingerprint] = manifest
     current = manifests.decode((out / "store.json").read_bytes(), str(out / "store.json"))

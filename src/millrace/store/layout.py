@@ -122,7 +122,8 @@ def dtype_name(dtype: Any) -> str:
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     try:
-        name = np.dtype(dtype).name
+        found = np.dtype(dtype)
+        name = found.name if found.isnative or found.str.startswith("<") else str(dtype)  # big-endian is refused
     except TypeError:
         name = str(dtype)
     name = "string" if name.startswith("str") else name

@@ -21,7 +21,7 @@ from millrace.errors import ConfigError, StoreCorrupt, StoreTooNew
 from millrace.identity import canonical as canonical
 from millrace.identity import digest as digest
 from millrace.ragged import Array, Int64s
-from millrace.store.layout import MAX_ITEMS, Column, Layout, check_name, num_blocks
+from millrace.store.layout import DTYPES, MAX_ITEMS, Column, Layout, check_name, num_blocks
 
 VERSION = 1
 KINDS = ("records", "series", "text")
@@ -89,6 +89,8 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, k
 
 
 def as_column(entry: ColumnEntry) -> Column:
+    if entry.dtype not in DTYPES:
+        raise ConfigError(f"dtype {entry.dtype!r}; expected one of {', '.join(DTYPES)}")
     return Column(entry.dtype, entry.shape, per=entry.per, axis=entry.axis, values=entry.values)
 
 
@@ -136,6 +138,10 @@ def decode(data: bytes, path: str) -> Manifest:
     if isinstance(version, int) and version > VERSION:
         raise StoreTooNew(
             f"{path} has format version {version}; this millrace reads up to {VERSION}: upgrade", path=path
+        )
+    if body.get("codec") is not None:
+        raise StoreTooNew(
+            f"{path}: $.codec is {body['codec']}; this millrace reads uncompressed stores: upgrade", path=path
         )
     try:
         manifest = msgspec.convert(body, Manifest)
@@ -199,8 +205,11 @@ def _check(manifest: Manifest) -> None:
         raise ConfigError(f"$.version is {manifest.version}; expected {VERSION}")
     if manifest.kind not in KINDS:
         raise ConfigError(f"$.kind is {manifest.kind!r}; expected one of {', '.join(KINDS)}")
-    if manifest.codec is not None:
-        raise ConfigError(f"$.codec is {manifest.codec}; this version reads uncompressed stores only")
+    for name, entry in manifest.columns.items():
+        try:
+            as_column(entry)
+        except ConfigError as error:
+            raise ConfigError(f"$.columns.{name}: {error}") from error
     if manifest.axes != (axes := manifest.layout.axes):
         raise ConfigError(f"$.axes is {list(manifest.axes)}; the columns make {list(axes)}")
     for name in manifest.splits:

@@ -188,7 +188,7 @@ def _declare(name: str, value: Any, axes: dict[str, Int64s], per: str | None) ->
                 )
             shared = name
             axes[name] = value.offsets
-        return Column(value.values.dtype, value.values.shape[1:], axis=shared), value.values
+        return Column(value.values.dtype.newbyteorder("="), value.values.shape[1:], axis=shared), value.values
     rows, records = int(axes["rows"][-1]), len(axes["rows"]) - 1
     if per is None:
         if len(value) not in (rows, records):
@@ -196,7 +196,7 @@ def _declare(name: str, value: Any, axes: dict[str, Int64s], per: str | None) ->
         per = "row" if len(value) == rows else "record"
     if value.dtype == object:
         return Column("string" if per == "record" else "dictionary", per=per), value
-    return Column(value.dtype, value.shape[1:], per=per), value
+    return Column(value.dtype.newbyteorder("="), value.shape[1:], per=per), value
 
 
 def from_pandas(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from millrace.ragged import Array, Int64s
+from millrace.errors import ConfigError
+from millrace.ragged import Array, Int64s, as_offsets
 from millrace.store.layout import Layout
 
 
@@ -51,3 +53,52 @@ def part(
         start, stop = (first, last) if axis is None else (int(offsets[axis][first]), int(offsets[axis][last]))
         columns[name] = array[start:stop]
     return columns, local
+
+
+PIECE_BYTES = 16 << 20  # what is cast at a time: a large array is never converted whole
+
+
+def pieces(layout: Layout, columns: Mapping[str, Any], offsets: Any) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """A large batch of records in pieces of about 16 MiB; a small or faulty one as it is, for ``Normaliser`` to judge."""
+    given = dict(offsets) if isinstance(offsets, Mapping) else {layout.primary: offsets}
+    arrays = [value for value in columns.values() if isinstance(value, np.ndarray)]
+    if sum(array.nbytes for array in arrays) <= PIECE_BYTES or not _fits(layout, columns, given):
+        yield columns, offsets
+        return
+    edges = {axis: as_offsets(array) for axis, array in given.items()}
+    sizes = np.zeros(len(edges[layout.primary]) - 1, np.int64)
+    for name, value in columns.items():
+        axis = layout.columns[name].axis
+        each = value.nbytes // max(len(value), 1) if isinstance(value, np.ndarray) else 64
+        sizes += each if axis is None else np.diff(edges[axis]) * each
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(ends):
+        done = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, done + PIECE_BYTES, side="right")))
+        local = {axis: array[first : last + 1] - array[first] for axis, array in edges.items()}
+        some = {}
+        for name, value in columns.items():
+            axis = layout.columns[name].axis
+            start, stop = (first, last) if axis is None else edges[axis][[first, last]].tolist()
+            some[name] = value[start:stop]
+        yield some, local
+        first = last
+
+
+def _fits(layout: Layout, columns: Mapping[str, Any], offsets: Mapping[str, Any]) -> bool:
+    """Whether names and lengths agree, so that records can be cut out by their offsets."""
+    row_axes = {column.axis for column in layout.columns.values() if column.axis is not None}
+    if columns.keys() != layout.columns.keys() or offsets.keys() != row_axes:
+        return False
+    try:
+        edges = {axis: as_offsets(array) for axis, array in offsets.items()}
+    except ConfigError:
+        return False
+    records = {len(array) - 1 for array in edges.values()}
+    lengths = {name: len(value) for name, value in columns.items() if hasattr(value, "__len__") and np.ndim(value) > 0}
+    wanted = {
+        name: edges[c.axis][-1] if c.axis is not None else len(edges[layout.primary]) - 1
+        for name, c in layout.columns.items()
+    }
+    return len(records) == 1 and lengths == wanted

@@ -33,7 +33,8 @@ O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 O_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 HAS_DIR_FD = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
 # A map from mmap.mmap holds a descriptor before Python 3.13; ours and the newer ones hold none.
-MAPS_HOLD_DESCRIPTORS = not hasattr(_core, "Map") and sys.version_info < (3, 13)
+HAS_CORE = hasattr(_core, "Map")  # a folder of C sources alone is not the core
+MAPS_HOLD_DESCRIPTORS = not HAS_CORE and sys.version_info < (3, 13)
 
 before_write: Callable[[str, str], None] | None = None
 """Called as (operation, path) before each change of the disk; only ``millrace.testing`` sets it."""

@@ -140,8 +140,18 @@ class Folder:
             manifest = manifests.decode(platform.pread(fd, size, 0), where)
         if snapshot is not None and manifest.fingerprint != snapshot:
             raise StoreCorrupt(f"{where} holds snapshot {manifest.fingerprint}; expected {snapshot}", path=where)
-        data = self.read(manifest.shards.name, manifest.shards.bytes)
+        try:
+            data = self.read(manifest.shards.name, manifest.shards.bytes)
+        except StoreCorrupt:
+            if snapshot is None and self._fingerprint_now() != manifest.fingerprint:
+                return self.manifest(None)  # a newer snapshot was committed and this one collected meanwhile
+            raise
         return manifest, manifests.check_table(manifest, data, os.path.join(self.path, manifest.shards.name))
+
+    def _fingerprint_now(self) -> str:
+        where = os.path.join(self.path, "store.json")
+        with self.opened("store.json", where) as (fd, size):
+            return manifests.decode(platform.pread(fd, size, 0), where).fingerprint
 
 
 def unreadable(path: str, error: OSError) -> StoreError:
@@ -164,7 +174,12 @@ def missing(path: str) -> StoreNotFound:
             f"{path} is not finished ({path}.partial is there); run the same command again to continue", path=path
         )
     if os.path.exists(path):
-        return StoreNotFound(f"{path} holds no store and no layout that millrace knows; see docs/format.md", path=path)
+        seen = sorted(os.listdir(path))[:4] if os.path.isdir(path) else []
+        found = f" (it has {', '.join(seen)}, ...; a single data file in it may open by itself)" if seen else ""
+        return StoreNotFound(
+            f"{path} holds no store and no layout that millrace knows{found}; docs/guide/stores.md lists them",
+            path=path,
+        )
     return StoreNotFound(f"{path} does not exist; check the path", path=path)
 
 
@@ -239,15 +254,21 @@ class DiskShards:
             expected=expected, found=found,
         )  # fmt: skip
 
-    def open(self, shard: int, file: int) -> int:
-        """A descriptor of one file, its size checked again: mapping a shorter one could be a SIGBUS."""
-        self.check(shard)
-        name = self.layout.files[file].name
+    def open(self, shard: int, file: int, *, alone: bool = False) -> int:
+        """A descriptor of one file, its size checked again: mapping a shorter one could be a SIGBUS.
+
+        ``alone`` leaves the other files of the shard unchecked.
+        """
+        if not alone:
+            self.check(shard)
+        name, expected = self.layout.files[file].name, int(self._bytes[shard, file])
         try:
             fd = self._folder.open(f"shards/{self.name(shard)}/{name}")
+        except FileNotFoundError as error:
+            raise self._corrupt(shard, name, f"{expected} bytes", "nothing") from error
         except OSError as error:
             raise unreadable(self._path(shard, name), error) from error
-        size, expected = os.fstat(fd).st_size, int(self._bytes[shard, file])
+        size = os.fstat(fd).st_size
         if size != expected:
             os.close(fd)
             raise self._corrupt(shard, name, f"{expected} bytes", f"{size} bytes")

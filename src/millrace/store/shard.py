@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from millrace.errors import ConfigError
-from millrace.ragged import Array, Int64s
+from millrace.ragged import Array, Int64s, as_offsets
 from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES, Column, File, Layout
 
@@ -42,7 +42,7 @@ def shard_name(split: str, number: int) -> str:
 class ShardWriter:
     """Appends whole records to one shard of a store that is being written.
 
-    ``columns`` in ``write`` hold storage dtypes and bytes for strings, as ``normalise`` (writer.py) makes them.
+    ``columns`` in ``write`` hold storage dtypes and bytes for strings, as ``Normaliser`` (values.py) makes them.
     """
 
     def __init__(self, shards: Path, split: str, number: int, columns: Mapping[str, Column]) -> None:
@@ -52,6 +52,7 @@ class ShardWriter:
         self._aside = self._final.with_name(self._final.name + ".tmp")
         self._rows = [0] * len(self._layout.axes)
         self._files: list[ColumnFile] = []
+        self._is_finished = False
 
     def _open(self) -> None:
         platform.remove(self._aside)
@@ -64,6 +65,7 @@ class ShardWriter:
 
     def write(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
         """Appends records: each axis' offsets start at 0 and count the rows given here."""
+        self._check(columns, offsets)
         with platform.writing(self._aside):
             if not self._files:
                 self._open()
@@ -75,8 +77,30 @@ class ShardWriter:
                 self._files[self._layout.file_of[name]].append(array)
         self.num_records += len(offsets[self._layout.primary]) - 1
 
+    def _check(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
+        """What is written must make whole records: a shard that does not open is found out too late."""
+        if self._is_finished:
+            raise ConfigError(f"shard {self._final.name} is finished; take another number for more records")
+        if set(columns) != set(self._layout.columns) or set(offsets) != set(self._layout.axes):
+            raise ConfigError(
+                f"columns {sorted(columns)} with offsets for {sorted(offsets)}; expected {sorted(self._layout.columns)} "
+                f"with offsets for {sorted(self._layout.axes)}"
+            )
+        records = {axis: len(as_offsets(array)) - 1 for axis, array in offsets.items()}
+        if len(set(records.values())) != 1:
+            raise ConfigError(f"the axes have different numbers of records: {records}")
+        for name, array in columns.items():
+            axis = self._layout.column_axis(name)
+            expected = records[self._layout.primary] if axis is None else int(offsets[axis][-1])
+            if not isinstance(array, np.ndarray) or len(array) != expected:
+                found = len(array) if isinstance(array, np.ndarray) else type(array).__name__
+                raise ConfigError(f"column {name!r} has {found} items; the offsets make {expected}, as a numpy array")
+
     def finish(self) -> ShardEntry:
         """Syncs, renames into place and says what was written."""
+        if self._is_finished:
+            raise ConfigError(f"shard {self._final.name} is finished already")
+        self._is_finished = True
         with platform.writing(self._final):
             try:
                 if not self._files:

@@ -32,6 +32,11 @@ class Shards(Protocol):
     def rows(self, shard: int, file: int, start: int, stop: int) -> Array: ...
 
 
+class _Columns(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"column {name!r} is unknown; the store has {', '.join(self)}")
+
+
 class Store:
     """Columns of rows and records, read-only and usable by many processes at once.
 
@@ -107,7 +112,7 @@ class Store:
     @cached_property
     def columns(self) -> Mapping[str, ColumnArray | StringColumn | DictionaryColumn]:
         """Every column by name; nothing is read before it is indexed."""
-        return MappingProxyType({name: self._column(name) for name in self.layout.columns})
+        return MappingProxyType(_Columns({name: self._column(name) for name in self.layout.columns}))
 
     def _column(self, name: str) -> ColumnArray | StringColumn | DictionaryColumn:
         column = self.layout.columns[name]

@@ -6,6 +6,7 @@ wrap, floats never become integers, nothing is silently dropped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s, as_offsets
-from millrace.store.layout import MAX_DICTIONARY, Column, Layout, bfloat16_bits, dtype_name
+from millrace.store.layout import MAX_DICTIONARY, Column, Layout, bfloat16_bits, bfloat16_values, dtype_name
 
 
 class Normaliser:
@@ -101,7 +102,8 @@ class Normaliser:
         column = self.layout.columns[name]
         if array.ndim == 0 or array.shape[1:] != column.shape:
             per = "record" if column.per == "record" else "row"
-            raise ConfigError(f"column {name!r} got shape {array.shape[1:]} per {per}; expected {column.shape}")
+            found = "a single value" if array.ndim == 0 else f"shape {array.shape[1:]}"
+            raise ConfigError(f"column {name!r} got {found} per {per}; expected an array with {column.shape} each")
 
     def _count(self, lengths: dict[str, int], name: str, rows: int) -> None:
         axis = self.layout.column_axis(name)
@@ -115,7 +117,7 @@ class Normaliser:
         column = self.layout.columns[name]
         if column.dtype == "dictionary":
             return self._codes(name, value)
-        array = np.asarray(value)
+        array = _as_array(name, column, value)
         if array.dtype == column.storage and column.dtype != "bfloat16":
             return array
         if array.size == 0 and array.dtype.kind == "f":
@@ -124,13 +126,20 @@ class Normaliser:
             if dtype_name(array.dtype) == "bfloat16":
                 return array.view(np.uint16)
             if array.dtype.kind == "f":
-                return bfloat16_bits(array)
+                with np.errstate(over="ignore"):
+                    single = array.astype(np.float32)
+                _check_finite(name, column, array, single)
+                return bfloat16_bits(single)
         elif np.can_cast(array.dtype, column.storage, "same_kind") or (
             array.dtype.kind in "iu" and column.storage.kind in "iu"
         ):
             if array.dtype.kind in "iu" and column.storage.kind in "iu" and array.size:
                 _check_range(name, array, column.storage)
-            return array.astype(column.storage)
+            with np.errstate(over="ignore"):
+                stored = array.astype(column.storage)
+            if column.storage.kind == "f" and array.dtype != column.storage:
+                _check_finite(name, column, array, stored)
+            return stored
         raise ConfigError(
             f"column {name!r} is {column.dtype}; {array.dtype} values cannot be stored in it without loss: convert them"
         )
@@ -165,6 +174,27 @@ class Normaliser:
             )
         _utf8(text, name)
         return codes.setdefault(text, len(codes))
+
+
+def _as_array(name: str, column: Column, value: Any) -> Array:
+    """What the user gave as an array: also the bytes of a file for uint8, also a torch tensor."""
+    if isinstance(value, (bytes, bytearray, memoryview)) and column.dtype == "uint8":
+        return np.frombuffer(value, np.uint8)
+    if np.ma.isMaskedArray(value):
+        raise ConfigError(f"column {name!r} got a masked array, whose mask would be lost; fill it first")
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        bits = value.contiguous().view(sys.modules["torch"].uint16).numpy()
+        return bfloat16_values(bits)
+    return np.asarray(value)
+
+
+def _check_finite(name: str, column: Column, given: Array, stored: Array) -> None:
+    """A float is rounded to the column's precision, but never to infinity."""
+    lost = np.isinf(stored) & np.isfinite(given)
+    if lost.any():
+        raise ConfigError(
+            f"column {name!r} is {column.dtype}, which cannot hold {given[lost].flat[0]}; choose a wider dtype"
+        )
 
 
 def _check_range(name: str, array: Array, storage: np.dtype[Any]) -> None:

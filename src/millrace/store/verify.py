@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from millrace.errors import MillraceError, StoreCorrupt
+from millrace.errors import MillraceError, StoreCorrupt, StoreError
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import platform
@@ -78,7 +78,7 @@ def verify_store(
     snapshots = _check_snapshots(folder, current, damage)
     for manifest in snapshots:
         try:
-            files |= {name: file for name, file in _files(folder, manifest) if name not in files}
+            files |= {name: file for name, file in _files(folder, manifest, damage) if name not in files}
         except MillraceError as error:
             damage.append(Damage(str(getattr(error, "path", None) or folder.path), str(error)))
     step = progress or (lambda num_bytes: None)
@@ -116,8 +116,8 @@ def _check_snapshots(folder: Folder, current: Manifest, damage: list[Damage]) ->
     return found
 
 
-def _files(folder: Folder, manifest: Manifest) -> Iterator[tuple[str, _File]]:
-    """All files of a snapshot with their hashes."""
+def _files(folder: Folder, manifest: Manifest, damage: list[Damage]) -> Iterator[tuple[str, _File]]:
+    """All files of a snapshot with their hashes; a shard whose folder is missing is one damage, not one per file."""
     data = folder.read(manifest.shards.name, manifest.shards.bytes)
     table = manifests.check_table(manifest, data, os.path.join(folder.path, manifest.shards.name))
     hashes = np.frombuffer(folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash), "<u8")
@@ -126,6 +126,11 @@ def _files(folder: Folder, manifest: Manifest) -> Iterator[tuple[str, _File]]:
     sizes = shards.layout.file_bytes(counts)
     ends = np.cumsum(num_blocks(sizes)).reshape(sizes.shape)
     for shard in range(len(table)):
+        where = os.path.join(folder.path, "shards", shards.name(shard))
+        if not os.path.isdir(where) or os.path.islink(where):
+            missing = Damage(where, "expected a folder, found none; copy this shard again", shards.name(shard))
+            damage += [missing] if missing.path not in {known.path for known in damage} else []
+            continue
         for k, file in enumerate(shards.layout.files):
             first = int(ends[shard, k] - num_blocks(sizes[shard, k]))
             block_hashes = hashes[first : int(ends[shard, k])]
@@ -139,9 +144,11 @@ def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
     shards: DiskShards = file.shards
     path = shards.path(file.shard, file.file)
     try:
-        fd = shards.open(file.shard, file.file)
+        fd = shards.open(file.shard, file.file, alone=True)
     except StoreCorrupt as error:
         return [Damage(path, f"expected {error.expected}, found {error.found}", shards.name(file.shard))]
+    except StoreError as error:  # the system refuses to open it
+        return [Damage(path, str(error), shards.name(file.shard))]
     found = []
     buffer = _buffer()
     try:

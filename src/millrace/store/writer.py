@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,10 +21,10 @@ from millrace.store import manifest as manifests
 from millrace.store.gc import sweep
 from millrace.store.layout import Column, Layout, check_name
 from millrace.store.manifest import KINDS, Cuts, Manifest
-from millrace.store.pending import Pending, part, record_bytes
+from millrace.store.pending import Pending, part, pieces, record_bytes
 from millrace.store.publish import Partial
 from millrace.store.reader import read_base
-from millrace.store.shard import ShardEntry, ShardWriter
+from millrace.store.shard import ShardEntry, ShardWriter, shard_name
 from millrace.store.snapshot import Base
 from millrace.store.values import Normaliser
 
@@ -54,8 +54,8 @@ class StoreWriter:
         path: str | os.PathLike[str],
         *,
         columns: Mapping[str, Column] | None = None,
-        kind: str = "records",
-        splits: tuple[str, ...] = (),
+        kind: str | None = None,
+        splits: Sequence[str] = (),
         shard_bytes: int = SHARD_BYTES,
         meta: Mapping[str, Any] | None = None,
         cuts: Cuts | None = None,
@@ -73,9 +73,23 @@ class StoreWriter:
         self._pending: dict[str, Pending] = {}
         self._skip: dict[str, int] = {}
         self._base: Base | None = None
-        if shard_bytes < 1:
-            raise ConfigError(f"shard_bytes={shard_bytes}; expected 1 or more")
-        fields = {"kind": kind, "columns": columns, "splits": splits, "meta": dict(meta or {}), "cuts": cuts}
+        self._is_torn = False
+        self._added: set[tuple[str, int]] = set()
+        self._handed: set[tuple[str, int]] = set()  # shards given out by shard() and not yet added
+        if not isinstance(shard_bytes, int) or shard_bytes < 1:
+            raise ConfigError(f"shard_bytes={shard_bytes!r}; expected a number of bytes, 1 or more")
+        if isinstance(splits, str):
+            raise ConfigError(f"splits={splits!r}; expected a tuple of names, such as ({splits!r},)")
+        manifests.check_json(self._provenance, "provenance")
+        if append and (kind, cuts) != (None, None):
+            raise ConfigError("kind= and cuts= cannot be changed by appending; leave them out")
+        fields = {
+            "kind": kind or "records",
+            "columns": columns,
+            "splits": splits,
+            "meta": dict(meta or {}),
+            "cuts": cuts,
+        }
         if not append:
             self._describe(fields)
         self._partial = Partial(out, append=append)
@@ -97,8 +111,11 @@ class StoreWriter:
     def _describe(self, fields: dict[str, Any]) -> None:
         if fields["kind"] not in KINDS:
             raise ConfigError(f"kind={fields['kind']!r}; expected one of {', '.join(KINDS)}")
-        if fields["columns"] is None:
-            raise ConfigError("columns= is missing; give a Column for each name")
+        if not isinstance(fields["columns"], Mapping) or not fields["columns"]:
+            raise ConfigError(f"columns={fields['columns']!r}; expected a dict with a Column for each name")
+        for name, column in fields["columns"].items():
+            if not isinstance(column, Column):
+                raise ConfigError(f"column {name!r} is {column!r}; expected a Column, such as Column('float32')")
         for split in fields["splits"]:
             check_name(split, "split")
         layout = Layout(fields["columns"])
@@ -119,7 +136,11 @@ class StoreWriter:
 
     def append(self, record: Mapping[str, Any], split: str = "train") -> None:
         """Adds one record: arrays of (rows, ...) for row columns, one value for record columns."""
-        self._check_open()
+        self._check_open(split)
+        if not isinstance(record, Mapping):
+            raise ConfigError(
+                f"a record is {type(record).__name__}; expected a dict of {list(self._values.layout.columns)}"
+            )
         arrays, lengths = self._values.record(record)  # also when skipped: dictionaries grow as they did
         if self._skipped(split, 1):
             return
@@ -132,12 +153,17 @@ class StoreWriter:
 
     def extend(self, columns: Mapping[str, Any], offsets: Any, split: str = "train") -> None:
         """Adds many records at once; ``offsets`` has one more than there are records (by axis if several)."""
-        self._check_open()
+        self._check_open(split)
         check_name(split, "split")
-        arrays, checked = self._values.records(columns, offsets)
-        skip = self._skipped(split, len(checked[self._values.layout.primary]) - 1)
         self._flush(split)
-        self._write(split, arrays, checked, skip)
+        for number, (some, local) in enumerate(pieces(self._values.layout, columns, offsets)):
+            try:
+                arrays, checked = self._values.records(some, local)
+            except ConfigError:
+                self._is_torn = number > 0  # some of these records are written already
+                raise
+            skip = self._skipped(split, len(checked[self._values.layout.primary]) - 1)
+            self._write(split, arrays, checked, skip)
 
     def shard(self, number: int, split: str = "train") -> ShardWriter:
         """A writer for one shard of its own; until its first write it pickles, so other processes may use it.
@@ -150,17 +176,40 @@ class StoreWriter:
         ]
         if undeclared:
             raise ConfigError(f"dictionary columns {undeclared} need values= when several writers share a store")
-        start = 0 if self._base is None else self._base.next_number(split)
-        return ShardWriter(self._partial.shards, check_name(split, "split"), start + number, columns)
+        if split in self._open or split in self._pending:
+            raise ConfigError(
+                f"split {split!r} is being appended to; a split is written by shard() or by append(), not both"
+            )
+        number += 0 if self._base is None else self._base.next_number(split)
+        if number < 0 or (split, number) in self._added:
+            raise ConfigError(f"shard {number} of split {split!r} was added or is negative; use each number once")
+        self._handed.add((split, number))
+        return ShardWriter(self._partial.shards, check_name(split, "split"), number, columns)
 
     def add(self, entry: ShardEntry) -> None:
         """Takes a finished shard into the store."""
         self._check_open()
+        if shard_name(entry.split, entry.number) in self._partial.entries:
+            self._skipped(entry.split, entry.records)  # a run that continues gives it again
         self._partial.add(entry)
+        self._handed.discard((entry.split, entry.number))
+        self._added.add((entry.split, entry.number))
 
     def commit(self) -> str:
         """Publishes the store and returns its fingerprint; the ``with`` block does this at its end."""
         self._check_open()
+        if self._is_torn:
+            raise ConfigError(
+                "an extend() was refused half-way; what it wrote cannot be taken back: write the store anew"
+            )
+        if self._handed:
+            names = sorted(shard_name(*handed) for handed in self._handed)
+            raise ConfigError(f"shards {names} were given out but never added; add() what their finish() returned")
+        if left := {split: count for split, count in self._skip.items() if count}:
+            raise ConfigError(
+                f"this run gave fewer records than the one it continues: {left} of those on disk did not come again; "
+                "make the same calls, or remove the .partial folder to start anew"
+            )
         for split in list(self._pending):
             self._flush(split)
         for split in list(self._open):
@@ -207,7 +256,15 @@ class StoreWriter:
                 self._give_up()
                 raise
 
-    def _check_open(self) -> None:
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._begun:
+            self._give_up()  # dropped without an end: the lock must not outlive it
+
+    def _check_open(self, split: str | None = None) -> None:
+        if split is not None and any(handed == split for handed, _ in self._handed):
+            raise ConfigError(
+                f"split {split!r} is written by shard(); a split is written by shard() or by append(), not both"
+            )
         if self._closed:
             raise ConfigError("this StoreWriter is closed; open another, with append=True to add more")
         if not self._partial.mine:
@@ -279,4 +336,4 @@ def _appended(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, A
         raise ConfigError(f"{out} has columns {list(grown)}; got {list(given['columns'])}")
     kept = {key: getattr(old, key) for key in ("kind", "tokenizer", "scaling", "cuts")}
     splits = tuple(dict.fromkeys((*old.splits, *given["splits"])))
-    return {**kept, "columns": grown, "splits": splits, "meta": {**old.meta, **given["meta"]}}
+    return {**kept, "columns": grown, "splits": tuple(splits), "meta": {**old.meta, **given["meta"]}}

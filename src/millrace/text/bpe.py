@@ -32,15 +32,24 @@ class RankEngine:
     def __init__(self, pattern: str, ranks: Mapping[bytes, int], ids: Array | None = None) -> None:
         from tiktoken import _tiktoken  # type: ignore[attr-defined]
 
+        self._sizes = np.zeros(max(ranks.values()) + 1, np.int64)
+        self._sizes[list(ranks.values())] = [len(token) for token in ranks]
         self._separator = max(ranks.values()) + 1
         self._core = _tiktoken.CoreBPE(dict(ranks), {SEPARATOR: self._separator}, pattern)
         self._ids = ids
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        """ValueError where the pattern leaves out text, or gives up on it: a run of a million spaces is too long."""
+        ranks, lengths = self._ranks(documents)
+        if self._sizes[ranks].sum() != sum(map(len, documents)):
+            raise ValueError("its pattern leaves out some of the text")
+        return (ranks if self._ids is None else self._ids[ranks]), lengths
+
+    def _ranks(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         texts = [document.decode() for document in documents]
         if any(SEPARATOR in text for text in texts):
             parts = [self._encode([text]) if SEPARATOR not in text else self._plain(text) for text in texts]
-            return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+            return _joined(parts)
         return self._encode(texts) if texts else (np.zeros(0, np.uint32), np.zeros(0, np.int64))
 
     def _encode(self, texts: Sequence[str]) -> tuple[Array, Int64s]:
@@ -48,14 +57,15 @@ class RankEngine:
         ids = np.frombuffer(buffer, np.uint32)
         ends = np.flatnonzero(ids == self._separator)
         lengths = np.diff(np.concatenate(([-1], ends, [len(ids)]))) - 1
-        return self._numbered(np.delete(ids, ends)), lengths
+        return np.delete(ids, ends), lengths
 
     def _plain(self, text: str) -> tuple[Array, Int64s]:
-        ids = np.array(self._core.encode_ordinary(text), np.uint32)
-        return self._numbered(ids), np.array([len(ids)], np.int64)
+        ids = np.frombuffer(self._core.encode_to_tiktoken_buffer(text, set()), np.uint32)
+        return ids, np.array([len(ids)], np.int64)
 
-    def _numbered(self, ranks: Array) -> Array:
-        return ranks if self._ids is None else self._ids[ranks]
+
+def _joined(parts: Sequence[tuple[Array, Int64s]]) -> tuple[Array, Int64s]:
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -77,7 +87,12 @@ class TiktokenTokenizer(Tokenizer):
         return RankEngine(self._pattern, self._ranks)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        return self._engine.encode_documents(documents)
+        try:
+            return self._engine.encode_documents(documents)
+        except ImportError as error:
+            raise ConfigError(f"tokenizer {self.name} needs tiktoken; pip install millrace[text]") from error
+        except ValueError as error:
+            raise ConfigError(f"tokenizer {self.name} cannot encode this: {error}") from error
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(self._bytes.get(token, b"") for token in ids)
@@ -103,8 +118,10 @@ class HuggingFaceTokenizer(Tokenizer):
     kind = "json"
 
     def __init__(self, data: bytes, name: str, end: int | None = None, *, plain_special: bool = False) -> None:
-        from tokenizers import Tokenizer as Backend
-
+        try:
+            from tokenizers import Tokenizer as Backend
+        except ImportError as error:
+            raise ConfigError(f"tokenizer {name!r} needs tokenizers; pip install millrace[text]") from error
         self.name, self._data = name, data
         try:
             self._backend = Backend.from_str(data.decode())
@@ -132,7 +149,10 @@ class HuggingFaceTokenizer(Tokenizer):
             return False
         plain = [document for document in documents if not self._has_added(document)]
         slow = self._slow(plain)
-        fast = self._fast.encode_documents(plain)
+        try:
+            fast = self._fast.encode_documents(plain)
+        except ValueError:
+            fast = (np.zeros(0, np.uint32), np.full(1, -1))
         if not all(np.array_equal(a, b) for a, b in zip(slow, fast, strict=True)):
             self.give_up_fast()
             return False
@@ -149,9 +169,16 @@ class HuggingFaceTokenizer(Tokenizer):
         if self._fast is None:
             return self._slow(documents)
         if self._added and any(map(self._has_added, documents)):
-            parts = [(self._slow if self._has_added(d) else self._fast.encode_documents)([d]) for d in documents]
-            return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
-        return self._fast.encode_documents(documents)
+            return _joined([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
+        return self._quick(documents)
+
+    def _quick(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        """By the fast engine; what that gives up on goes to the slow one."""
+        assert self._fast is not None
+        try:
+            return self._fast.encode_documents(documents)
+        except ValueError:
+            return self._slow(documents) if len(documents) == 1 else _joined([self._quick([d]) for d in documents])
 
     def _slow(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         encode = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import ConfigError, StoreCorrupt
+from millrace.errors import ConfigError, MillraceError, StoreCorrupt
 from millrace.identity import digest
 from millrace.text.bpe import GPT2_PATTERN, HuggingFaceTokenizer, TiktokenTokenizer
 from millrace.text.simple import BytesTokenizer, CharTokenizer
@@ -22,6 +22,7 @@ GPT2_HASHES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
 MAX_TOKENIZER_BYTES = 256 << 20
+MAX_IDS = 1 << 28  # far above any vocabulary, far below what would exhaust memory
 
 
 def tokenizer_by_name(name: str) -> Tokenizer:
@@ -52,6 +53,17 @@ def tokenizer_from_file(data: bytes, name: str) -> Tokenizer:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"tokenizer {name} is not JSON: {error}") from error
     kind = body.get("millrace_tokenizer") if isinstance(body, dict) else None
+    if kind is None:
+        return HuggingFaceTokenizer(data, name)
+    try:
+        return _own(kind, body, name)
+    except MillraceError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"tokenizer {name} is not what millrace writes ({error!r}); copy it again") from error
+
+
+def _own(kind: str, body: dict[str, Any], name: str) -> Tokenizer:
     if kind == "bytes":
         return BytesTokenizer()
     if kind == "char":
@@ -60,7 +72,7 @@ def tokenizer_from_file(data: bytes, name: str) -> Tokenizer:
         return TiktokenTokenizer(body["name"], body["pattern"], _ranks(body["ranks"].encode(), name), body["special"])
     if kind == "sentencepiece":
         return _sentencepiece(base64.b64decode(body["model"]), body["name"])
-    return HuggingFaceTokenizer(data, name)
+    raise ConfigError(f"tokenizer {name} is of the kind {kind!r}, which this version does not know; upgrade millrace")
 
 
 def load_tokenizer(described: dict[str, Any], data: bytes, path: str) -> Tokenizer:
@@ -116,26 +128,43 @@ def _tiktoken(path: Path, data: bytes) -> Tokenizer:
         raise ConfigError(
             f'{path} has no pattern; put {{"pattern": "...", "special_tokens": {{}}}} into {beside} (GPT-2: {GPT2_PATTERN!r})'
         )
-    body = json.loads(beside.read_bytes())
-    pattern = body.get("pattern") or body.get("pat_str")
+    try:
+        body = json.loads(beside.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{beside} is not JSON: {error}") from error
+    pattern = (body.get("pattern") or body.get("pat_str")) if isinstance(body, dict) else None
     if not isinstance(pattern, str):
         raise ConfigError(f"{beside} holds no pattern; expected a string under 'pattern'")
-    return TiktokenTokenizer(path.name, pattern, _ranks(data, str(path)), body.get("special_tokens") or {})
+    ranks, special = _ranks(data, str(path)), body.get("special_tokens") or {}
+    taken = set(ranks.values())
+    if not isinstance(special, dict) or not all(isinstance(n, int) and 0 <= n < MAX_IDS for n in special.values()):
+        raise ConfigError(f"{beside}: special_tokens is not {{token: number}}")
+    if taken & set(special.values()):
+        raise ConfigError(
+            f"{beside}: special_tokens take the numbers {sorted(taken & set(special.values()))[:4]} of others"
+        )
+    tokenizer = TiktokenTokenizer(path.name, pattern, ranks, special)
+    tokenizer.encode_documents([b"a"])  # a pattern that does not compile is found here
+    return tokenizer
 
 
 def _ranks(data: bytes, name: str) -> dict[bytes, int]:
-    ranks = {}
+    ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.split(b"\n")):
         if not line:
             continue
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
+            if not 0 <= int(rank) < MAX_IDS:
+                raise ValueError(rank)
         except ValueError as error:
             raise ConfigError(f"{name}, line {number + 1}: {line[:60]!r} is not 'base64 rank'") from error
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise ConfigError(f"{name} lacks the single bytes {missing[:8]}; it is not a whole byte-level vocabulary")
+    if len(set(ranks.values())) != len(ranks):
+        raise ConfigError(f"{name} gives one rank to several tokens; it is damaged: copy it again")
     return ranks
 
 

@@ -21,6 +21,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, data: bytes, name: str) -> None:
         self.name, self._data = name, data
+        if not data:  # sentencepiece takes this for no model given yet
+            raise ConfigError(f"tokenizer {name} is empty; copy it again")
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
         except RuntimeError as error:

@@ -10,8 +10,10 @@ from millrace.text.bpe import HuggingFaceTokenizer
 
 def train_bpe(documents: Iterable[bytes], vocab_size: int) -> HuggingFaceTokenizer:
     """A vocabulary of ``vocab_size`` ids: ``<|endoftext|>``, the 256 bytes, and merges in the order they were learnt."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise ConfigError(f"tokenizer 'train:{vocab_size}' needs tokenizers; pip install millrace[text]") from error
     if not 257 <= vocab_size <= 1 << 20:
         raise ConfigError(f"train:{vocab_size}; a byte-level vocabulary has 257 to {1 << 20} ids")
     backend = Tokenizer(models.BPE())

@@ -15,6 +15,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -131,18 +132,38 @@ def _quiet_start() -> Iterator[None]:
     """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
 
     Spawn imports the main module anew, which fails in a script without a guard, in a notebook and from standard
-    input; our tasks never live there. A signal that is blocked now stays blocked in the worker.
+    input; our tasks never live there.
     """
     main = sys.modules.get("__main__")
     sys.modules["__main__"] = types.ModuleType("__main__")
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:
-        yield
+        with _without_interrupt():
+            yield
     finally:
         if main is not None:
             sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _without_interrupt() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block; a process started within never sees it."""
+    resource_tracker.ensure_running()  # started within, it would unblock the signal
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    arrived: list[int] = []
+    # Blocked for the worker, which inherits that; held back here too, since any thread may be given the signal.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
         if blocked is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGINT, before)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _died(worker: _Worker, task: Any) -> WorkerFailed:

@@ -56,7 +56,7 @@ def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator
 
 
 def _whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tuple[int, bytes]]:
-    data = file.read(options.max_document + 1)
+    data = file.read(max(options.max_document + 1, len(MARK)))
     offset = _start(source, data)
     data = data[offset:] + file.read(offset)
     while len(data) > options.max_document:
@@ -115,7 +115,9 @@ def _framed(
 ) -> Iterator[tuple[int, bytes]]:
     """Documents that start in [unit.start, unit.stop)."""
     stop = math.inf if unit.stop < 0 else unit.stop
-    window = _Window(file, max(0, unit.start - LONGEST_END), options)
+    # What ends the document before is looked for; near its mark the file itself begins one.
+    base = unit.start - LONGEST_END if unit.start > LONGEST_END + len(MARK) else 0
+    window = _Window(file, base, options)
     at = _first(source, window, unit.start, stop, framing)
     is_begun = False  # a long document is cut, wherever it goes on
     while at < len(window.data) and (is_begun or window.base + at < stop):

@@ -23,6 +23,7 @@ from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.text import shards as sharding
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
+from millrace.prepare.text.report import Tally, TextReport
 from millrace.prepare.text.sources import Source, cut_parts, find_sources
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
 from millrace.ragged import Array
@@ -38,23 +39,6 @@ SCRATCH = ("parts", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabul
 PLAN_VERSION = 1  # of what parts hold: another one does not continue them
 STDIN = "-"
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
-
-
-class TextReport(msgspec.Struct):
-    """What a preparation did."""
-
-    path: str
-    fingerprint: str
-    is_new: bool
-    documents: dict[str, int]  # by split
-    tokens: dict[str, int]
-    shards: dict[str, int]
-    dropped: dict[str, int]
-    bytes_read: int
-    characters: int
-    seconds: float
-    tokenizer: str
-    engine: str
 
 
 def prepare_text(
@@ -179,10 +163,10 @@ class _Preparation:
                 else old
             )
 
-        made = self._made(first=False) if base is not None else {}
-        if base is not None and made.get("fingerprint") == base.manifest.fingerprint:
-            if not differences(made["plan"], self._whole_plan(sources)):
-                return self._already(base, made["report"])  # also where it was killed at its very end
+        made = self._made(first=False)
+        is_current = base is not None and made.get("fingerprint") == base.manifest.fingerprint
+        if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
+            return self._already(base, made["report"])  # also where it was killed at its very end
         check_plan(folder / "plan.json", self._plan(sources), folder, allow)
         self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
@@ -231,15 +215,12 @@ class _Preparation:
             )
             for part in parts
         ]
-        total = sum(source.size for source in sources)
+        tally = Tally(sources, parts)
         done: dict[int, PartDone] = {}
         for number, result in local.run(prepare_part, tasks, self._workers, apart=self._reading.filter is not None):
             done[number] = result
-            read = sum(part.bytes_read for part in done.values())
-            self._progress("read", read, total, {
-                "tokens": sum(part.tokens for part in done.values()), "documents": sum(part.documents for part in done.values()),
-                "repeats": sum(part.dropped.get("duplicate", 0) for part in done.values()),
-            })  # fmt: skip
+            tally.add(parts[number], result)
+            self._progress("read", tally.done, tally.total, tally.facts)
         return [done[number] for number in range(len(tasks))]
 
     def _publish(
@@ -252,7 +233,8 @@ class _Preparation:
     ) -> TextReport:
         if base is not None and not any(assignment.documents.values()):
             return self._already(base, self._report(done, assignment, {}, tokenizer))
-        columns = _columns([self._name(source) for source in sources], tokenizer, base)
+        names = [self._name(source) for source in sources]
+        columns = _columns(names, tokenizer, base)
         sources_of = _source_codes(sources, columns["source"])
         if sources_of is not None:
             raise ConfigError(sources_of)
@@ -262,7 +244,7 @@ class _Preparation:
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
-        tasks = self._shard_tasks(planned, columns, tokenizer, base)
+        tasks = self._shard_tasks(planned, columns, tokenizer, base, names)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         for finished, (_, entry) in enumerate(local.run(sharding.write_shard, missing, self._workers), start=1):
             self._partial.add(entry)
@@ -283,15 +265,23 @@ class _Preparation:
         return TextReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
 
     def _shard_tasks(
-        self, planned: Mapping[str, Any], columns: Mapping[str, Column], tokenizer: Tokenizer, base: Any
+        self,
+        planned: Mapping[str, Any],
+        columns: Mapping[str, Column],
+        tokenizer: Tokenizer,
+        base: Any,
+        names: list[str],
     ) -> list[sharding.ShardTask]:
+        # The sources of an append are numbered behind those of the store.
+        places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
+        codes = tuple(places[name] for name in names) if places else ()
         plain = {name: (c.dtype, c.shape, c.per, c.values) for name, c in columns.items()}
         tasks = []
         for split, shards in planned.items():
             first = 0 if base is None else base.next_number(split)
             tasks += [
                 sharding.ShardTask(
-                    split, first + k, tuple(pieces), str(self._partial.folder), plain, tokenizer.dtype.itemsize
+                    split, first + k, tuple(pieces), str(self._partial.folder), plain, tokenizer.dtype.itemsize, codes
                 )
                 for k, pieces in enumerate(shards)
             ]

@@ -6,6 +6,7 @@ number of workers. A shard is then a pure task: copy these documents.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ShardOptions
 from millrace.prepare.text.part import DOCUMENT, PartDone, part_folder
 from millrace.ragged import Array, Int64s
+from millrace.store import platform
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry, ShardWriter
 
@@ -36,6 +38,7 @@ class ShardTask(msgspec.Struct, frozen=True):
     folder: str
     columns: dict[str, tuple[str, tuple[int, ...], str, tuple[str, ...] | None]]
     token_bytes: int
+    codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, where they are not their numbers
 
     def __str__(self) -> str:
         return f"shard {self.split}-{self.number:05d} (parts {self.pieces[0][0]} to {self.pieces[-1][0]})"
@@ -47,7 +50,11 @@ def documents_of(folder: str | Path, number: int) -> Array:
 
 def _mapped(path: Path, dtype: Any) -> Array:
     """A file of a part; mapped, since a part may be larger than memory."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+    fd = os.open(path, os.O_RDONLY | platform.O_BINARY)
+    try:
+        return platform.map_file(fd, os.fstat(fd).st_size).view(dtype)
+    finally:
+        os.close(fd)
 
 
 class Assignment:
@@ -185,19 +192,22 @@ def write_shard(task: ShardTask) -> ShardEntry:
             is_mine = _mapped(folder / "splits.bin", np.uint8)[first:last] == split
             tokens = _mapped(folder / "tokens.bin", f"<u{task.token_bytes}")[start:]
             arrays, offsets = _selected(documents[first:last], is_mine, tokens)
+            if task.codes:
+                arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
             writer.write({name: arrays[name] for name in columns}, {"rows": offsets})
         return writer.finish()
 
 
 def _selected(documents: Array, is_mine: Array, tokens: Array) -> tuple[dict[str, Any], Int64s]:
-    stops = np.cumsum(documents["tokens"])[is_mine]
+    bounds = np.concatenate(([0], np.cumsum(documents["tokens"])))
+    # By runs of documents that are mine: one slice for each document would need more memory than its tokens.
+    edges = np.flatnonzero(np.diff(is_mine, prepend=False, append=False))
+    parts = [tokens[first:last] for first, last in bounds[edges].reshape(-1, 2).tolist()]
     mine = documents[is_mine]
-    lengths = mine["tokens"]
-    parts = [tokens[stop - length : stop] for stop, length in zip(stops.tolist(), lengths.tolist(), strict=True)]
     arrays = {
         "tokens": np.concatenate(parts),
         "source": np.ascontiguousarray(mine["source"]),
         "offset": np.ascontiguousarray(mine["offset"]),
         "hash": np.ascontiguousarray(mine["hash"]),
     }
-    return arrays, np.concatenate(([0], np.cumsum(lengths)))
+    return arrays, np.concatenate(([0], np.cumsum(mine["tokens"])))
