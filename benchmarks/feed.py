@@ -181,7 +181,7 @@ print(time.perf_counter() - opened)
 
 
 def first_batch(folder: Path) -> dict[str, Any]:
-    """From open_store to the first batch, in a fresh process with torch imported."""
+    """From an open store to the first batch, in a fresh process with torch imported."""
     found = {}
     for name, batch in (("W1", 512), ("W2", 32)):
         command = [sys.executable, "-c", FIRST, str(folder / name), str(batch)]

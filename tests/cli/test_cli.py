@@ -188,4 +188,7 @@ def test_version_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"millrace {mr.__version__}"
     assert run(["doctor"]) == 0
-    assert "C core" in capsys.readouterr().out
+    from millrace.store import platform
+
+    shown = capsys.readouterr().out
+    assert ("C core      in use" in shown) == platform.HAS_CORE

@@ -96,3 +96,23 @@ def test_verify_resume_finds_an_order_that_is_not_exact(text: Path, capsys, monk
     monkeypatch.setattr(cursor, "read", lambda *arguments: max(0, real(*arguments) - 1))
     assert run(["verify-resume", str(text), "--length", "8", "--batch", "6", "--steps", "20", "--trials", "4"]) == 1
     assert "DIFFER" in capsys.readouterr().out
+
+
+def test_the_steps_of_a_run_that_is_read_by_epoch(text: Path, tmp_path: Path, capsys) -> None:
+    view = mr.Subset(mr.Blocks(mr.open_store(text).split("train"), length=8), range(10))
+    feed = mr.Feed(view, batch=4, seed=1, device="numpy", run=tmp_path / "run")
+    loader = feed.by_epoch()
+    delivered = [batch.samples[batch.valid].tolist() for _ in range(2) for batch in loader]
+    for step, samples in enumerate(delivered, start=1):
+        assert explained(capsys, str(tmp_path / "run"), "--step", str(step))["samples"] == samples
+    assert run(["explain", str(tmp_path / "run"), "--step", str(len(delivered) + 1)]) == 1
+
+
+def test_a_store_of_text_must_be_told_what_a_sample_is(text: Path, capsys) -> None:
+    assert run(["explain", str(text), "--step", "1"]) == 1
+    assert "--length" in capsys.readouterr().err
+
+
+def test_a_step_beyond_every_line_is_one_line(text: Path, capsys) -> None:
+    assert run(["explain", str(text), "--step", str(10**18), "--length", "8", "--batch", "32"]) == 1
+    assert "2^63" in capsys.readouterr().err

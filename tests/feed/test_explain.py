@@ -106,13 +106,19 @@ def test_the_named_shard_holds_the_rows(stores, name):
         column = COLUMN[of.store.kind]
         file, dtype = FILES[column]
         shape = of.store.layout.columns[column].shape
-        rows = np.fromfile(Path(row["store"]) / "shards" / row["shard"] / file, dtype).reshape(-1, *shape)
-        first, last = row["shard_rows"]
-        assert 0 <= first <= len(rows)
         delivered = batch["hits" if column == "hits" else "x"][place]
-        kept = rows[first:last][: len(delivered)]  # a block may go on in the next shard
-        assert len(kept) == min(len(delivered), len(rows) - first)
-        assert np.array_equal(kept, delivered[: len(kept)])
+        pieces = []
+        for piece in row["pieces"]:
+            rows = np.fromfile(Path(row["store"]) / "shards" / piece["shard"] / file, dtype).reshape(-1, *shape)
+            first, last = piece["shard_rows"]
+            assert 0 <= first <= last <= len(rows)
+            assert piece["columns"] == {
+                name: np.asarray(of.store.columns[name][[piece["record"]]]).tolist()[0] for name in piece["columns"]
+            }
+            pieces.append(rows[first:last])
+        joined = np.concatenate(pieces)
+        assert len(joined) >= len(delivered)  # a block has its y, a window its horizon, behind its x
+        assert np.array_equal(joined[: len(delivered)], delivered)
 
 
 def test_empty_records_are_in_the_shard_they_were_written_to(tmp_path):
@@ -204,3 +210,19 @@ def test_ten_thousand_million_samples_are_explained_without_memory(tmp_path):
     assert steps.tolist() == [10**9] * 32
     assert found.positions[0] == 32 * 10**9
     assert all(row["rows"] == (row["sample"], row["sample"] + 9) == row["shard_rows"] for row in found.rows)
+
+
+def test_batches_are_counted_through_the_passes_of_by_epoch(stores):
+    view = mr.Subset(views_of(stores)["blocks"], range(10))
+    feed = mr.Feed(view, batch=4, seed=2, device="numpy")
+    loader = feed.by_epoch()
+    seen, states = [], [feed.state_at(0)]
+    for _ in range(3):
+        for batch in loader:
+            seen.append(batch)
+            states.append(feed.state_dict())
+    for number, batch in enumerate(seen):
+        found = feed.explain(number)
+        assert found.samples.tolist() == batch.samples[batch.valid].tolist()
+        assert feed.state_at(number + 1) == states[number + 1]
+        assert feed.steps_of(found.samples, epoch=number // 3).tolist() == [number] * len(found.samples)

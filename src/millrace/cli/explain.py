@@ -20,7 +20,7 @@ def run(
     horizon: views.Horizon = None,
     stride: views.Stride = None,
     lead: views.Lead = 0,
-    batch: views.BatchSize = 1,
+    batch: views.BatchSize = 32,
     seed: views.Seed = 0,
     most: Annotated[int, typer.Option(min=1, help="How many samples to print.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -86,9 +86,13 @@ def show(found: Any, step: int, most: int, as_json: bool) -> None:
     print_line(f"step {step:,}: {len(rows):,} samples, positions {first:,} to {last:,}, epoch {found['epochs'][0]}")
     table = [("position", "sample", "shard", "rows", "record", "columns")]
     for row in rows[:most]:
-        columns = ", ".join(f"{name}={str(value)[:60]}" for name, value in row["columns"].items())
-        span = f"{row['rows'][0]:,} to {row['rows'][1] - 1:,}"
-        table.append((f"{row['position']:,}", f"{row['sample']:,}", row["shard"], span, f"{row['record']:,}", columns))
+        for number, piece in enumerate(row["pieces"]):
+            columns = ", ".join(
+                f"{name}={str(value)[:60]}" for name, value in piece["columns"].items() if name != "hash"
+            )
+            span = f"{piece['rows'][0]:,} to {piece['rows'][1] - 1:,}"
+            start = (f"{row['position']:,}", f"{row['sample']:,}") if number == 0 else ("", "")
+            table.append((*start, piece["shard"], span, f"{piece['record']:,}", columns))
     print_table(table)
     if len(rows) > most:
         print_line(f"  ... and {len(rows) - most:,} more; --most {len(rows)} shows all, --json for machines")

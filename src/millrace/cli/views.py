@@ -45,4 +45,7 @@ def build_view(
         if lookback is None or horizon is None:
             raise ConfigError(f"--lookback {lookback} --horizon {horizon}: windows need both")
         return Windows(part, lookback=lookback, horizon=horizon, stride=stride or 1, lead=lead)
+    if store.kind != "records":
+        wanted = "--length" if store.kind == "text" else "--lookback and --horizon"
+        raise ConfigError(f"{path} is a {store.kind} store: say what a sample is with {wanted}")
     return Records(part)

@@ -70,6 +70,8 @@ MARKS = ("positions", "samples", "valid")
 def check_names(names: Mapping[str, Any] | list[str]) -> None:
     """Refuses columns that would hide an attribute of Batch."""
     for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"a batch has column {name!r}; names are strings")
         if name in MARKS or hasattr(Batch, name):
             raise ConfigError(
                 f"a batch cannot have a column named {name!r}, which Batch uses itself; rename the column"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from millrace.order.orders import Order
-from millrace.ragged import Int64s
+from millrace.ragged import Int64s, Spans, concatenated_ranges
 from millrace.view.compose import Concat, Subset
 from millrace.view.view import View
 
@@ -15,8 +16,9 @@ from millrace.view.view import View
 class Explanation(dict[str, Any]):
     """What one batch held: ``positions``, ``samples``, ``epochs`` as arrays, and one dict per sample in ``rows``.
 
-    Each row names the store, shard, rows of the store, rows within the shard, the record, and every record
-    column of it (among them the source and its row or byte, where preparation kept them).
+    Each row names the store, split and rows, and in ``pieces`` for every record it has rows of: shard, rows within the
+    shard and within the record, and the record's columns (among them the source and its row or byte, where
+    preparation kept them). ``shard``, ``record`` and ``columns`` of the row itself are those of its first piece.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -38,7 +40,7 @@ def describe(view: View, order: Order, start: int, stop: int, batch: int) -> Exp
         positions=positions,
         samples=samples,
         epochs=positions // order.n,
-        shards=[row["shard"] for row in rows],
+        shards=[row.get("shard") for row in rows],
         rows=rows,
     )
 
@@ -65,29 +67,55 @@ def _renamed(rows: list[dict[str, Any]], samples: Int64s) -> list[dict[str, Any]
 
 
 def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
+    """Each sample with its pieces: one per record it has rows of, since a block may hold the ends of several documents."""
     store: Any = view.store
     spans = view.spans(samples)
-    firsts = np.arange(len(spans)) if spans.offsets is None else spans.offsets[:-1]
-    starts = spans.starts[firsts]
-    stops = starts + spans.lengths
-    records = view.records(samples)
+    owners = (
+        np.arange(len(spans)) if spans.offsets is None else np.repeat(np.arange(len(spans)), np.diff(spans.offsets))
+    )
+    records, starts, stops, which = _by_record(store, spans, view.records(samples)[owners])
     shards, first_rows = store.locate_records(records)
-    inside = starts - first_rows
     names = {shard: store.shard_name(shard) for shard in np.unique(shards).tolist()}
     columns = _record_values(store, records)
-    return [
-        {
-            "sample": int(samples[k]),
-            "store": store.path,
-            "split": store.split_name,
+    offsets = store.offsets
+    pieces: list[list[dict[str, Any]]] = [[] for _ in range(len(samples))]
+    for k in range(len(records)):
+        first, last, record = int(starts[k]), int(stops[k]), int(records[k])
+        pieces[int(owners[which[k]])].append({
+            "record": record,
             "shard": names[int(shards[k])],
-            "rows": (int(starts[k]), int(stops[k])),
-            "shard_rows": (int(inside[k]), int(inside[k] + stops[k] - starts[k])),
-            "record": int(records[k]),
+            "rows": (first, last),
+            "shard_rows": (first - int(first_rows[k]), last - int(first_rows[k])),
+            "record_rows": (first - int(offsets[record]), last - int(offsets[record])),
             "columns": {name: values[k] for name, values in columns.items()},
-        }
-        for k in range(len(samples))
+        })  # fmt: skip
+    where = {"store": store.path, "split": store.split_name}
+    return [
+        {"sample": int(sample), **where, **(found[0] if found else {}), **_whole(found), "pieces": found}
+        for sample, found in zip(samples.tolist(), pieces, strict=True)
     ]
+
+
+def _whole(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows from the first piece to the last, where they follow each other."""
+    follows = all(one["rows"][1] == next_["rows"][0] for one, next_ in pairwise(pieces))
+    return {"rows": (pieces[0]["rows"][0], pieces[-1]["rows"][1])} if pieces and follows else {}
+
+
+def _by_record(store: Any, spans: Spans, known: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Every span cut at the ends of records: record, start, stop, and which span it is of.
+
+    An empty span is one piece, of the record it is ``known`` to be: its place alone would not tell.
+    """
+    offsets, is_empty = store.offsets, spans.starts == spans.stops
+    firsts = np.where(is_empty, known, np.searchsorted(offsets, spans.starts, side="right") - 1)
+    lasts = np.where(is_empty, known, np.searchsorted(offsets, spans.stops, side="left") - 1)
+    which = np.repeat(np.arange(len(firsts)), lasts - firsts + 1)
+    records = concatenated_ranges(firsts, lasts - firsts + 1)
+    starts = np.maximum(offsets[records], spans.starts[which])
+    stops = np.minimum(offsets[records + 1], spans.stops[which])
+    stays = (stops > starts) | is_empty[which]
+    return records[stays], starts[stays], np.maximum(stops, starts)[stays], which[stays]
 
 
 def _record_values(store: Any, records: Int64s) -> dict[str, list[Any]]:

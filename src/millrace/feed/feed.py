@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,9 +20,9 @@ from millrace.feed.explain import Explanation, describe
 from millrace.feed.iterate import DEVICES, Iteration
 from millrace.feed.line import Line, check_line
 from millrace.feed.world import rank_and_world
-from millrace.order.orders import Order, Shuffled
+from millrace.order.orders import MAX_POSITION, Order, Shuffled
 from millrace.order.share import share
-from millrace.ragged import Int64s
+from millrace.ragged import Int64s, as_integer
 from millrace.view.view import View
 
 Transform = Callable[[Batch, Any], Mapping[str, Any]]
@@ -62,11 +63,13 @@ class Feed:
             order = view.default_order(seed) if hasattr(view, "default_order") else Shuffled(len(view), seed)
         check_line(view, order or Shuffled(1), batch)
         assert order is not None
-        if epochs is not None and epochs < 1:
-            raise ConfigError(f"epochs={epochs}; expected 1 or more, or None for an endless feed")
+        if epochs is not None and not 1 <= as_integer("epochs", epochs) <= MAX_POSITION // order.n:
+            raise ConfigError(
+                f"epochs={epochs}; expected 1 or more within 2^63 - 1 positions, or None for an endless feed"
+            )
         if device not in DEVICES:
             raise ConfigError(f"device={device!r}; expected one of {', '.join(DEVICES)}")
-        if depth < 1 or (workers is not None and workers < 1):
+        if as_integer("depth", depth) < 1 or (workers is not None and as_integer("workers", workers) < 1):
             raise ConfigError(f"depth={depth}, workers={workers}; expected 1 or more")
         if not 0 <= seed < 1 << 64:
             raise ConfigError(f"seed={seed}; expected 0 to 2^64 - 1")
@@ -80,6 +83,7 @@ class Feed:
         self.run = run
         self.position = 0
         self._origin = 0  # p0: where batch 0 of explain and state_at begins
+        self._in_passes = False  # whether batches end with their epoch, as by_epoch() makes them
         self._live: weakref.ref[Iteration] | None = None
 
     # The line.
@@ -94,19 +98,32 @@ class Feed:
 
     def __len__(self) -> int:
         """Batches from where it was constructed or restored to its end, however far the loop is."""
-        total = self.line(self._origin, self.stop).num_batches
+        total = self._counted.num_batches
         if total is None:
             raise TypeError("an endless feed has no length; give epochs=, or use by_epoch()")
         return total
 
+    @property
+    def _counted(self) -> Line:
+        """The line by which batches are counted: from p0, in passes where the feed is read by epoch."""
+        line = self.line(self._origin, self.stop)
+        return replace(line, epoch=self.order.n) if self._in_passes else line
+
+    def _count_passes(self, in_passes: bool) -> None:
+        """Batches are counted anew from here where the way of reading changes under way."""
+        if in_passes != self._in_passes:
+            self._in_passes, self._origin = in_passes, self.position
+
     def __iter__(self) -> Iteration:
+        self._check_idle("iterate")
+        self._count_passes(False)
         return self.iterate(self.stop)
 
     def iterate(self, stop: int | None) -> Iteration:
         """An iterator from where the feed stands to ``stop``; only one may be live."""
         self._check_idle("iterate")
         if self.run is not None:
-            journal.note_start(self.run, self)
+            journal.note_start(self.run, self, stop)
         iteration = Iteration(self, self.line(self.position, stop))
         self._live = weakref.ref(iteration)
         return iteration
@@ -125,6 +142,7 @@ class Feed:
 
     def by_epoch(self) -> EpochLoader:
         """A sized loader that can be iterated again and again: each pass is the rest of one epoch."""
+        self._count_passes(True)
         return EpochLoader(self)
 
     # State.
@@ -135,9 +153,9 @@ class Feed:
 
     def state_at(self, batches: int) -> dict[str, Any]:
         """The state after this many batches since construction or restore, for frameworks that read ahead."""
-        if batches < 0:
+        if as_integer("batches", batches) < 0:
             raise ConfigError(f"state_at({batches}); expected 0 or more batches")
-        position = self.line(self._origin, self.stop).end(batches)
+        position = self._counted.end(batches)
         return cursor.write(position, self.view, self.order, self.seed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -149,9 +167,11 @@ class Feed:
 
     def explain(self, batch: int) -> Explanation:
         """What batch number ``batch`` since construction or restore holds, over all ranks: samples, rows, sources."""
-        line = self.line(self._origin, self.stop)
-        if batch < 0 or (line.num_batches is not None and batch >= line.num_batches):
+        line = self._counted
+        if as_integer("batch", batch) < 0 or (line.num_batches is not None and batch >= line.num_batches):
             raise ConfigError(f"batch {batch} is outside the feed; it has {line.num_batches} batches")
+        if line.end(batch + 1) > MAX_POSITION:
+            raise ConfigError(f"batch {batch} lies beyond position 2^63 - 1, where every line ends")
         return describe(self.view, self.order, line.end(batch), line.end(batch + 1), batch)
 
     def steps_of(self, samples: Any, epoch: int | None = None) -> Int64s:
@@ -159,8 +179,13 @@ class Feed:
 
         Batches before construction or restore are negative.
         """
-        epoch = self.position // self.order.n if epoch is None else epoch
-        return (self.order.positions(samples, epoch) - self._origin) // self.batch
+        epoch = self.position // self.order.n if epoch is None else as_integer("epoch", epoch)
+        if epoch < 0 or (self.epochs is not None and epoch >= self.epochs):
+            raise ConfigError(
+                f"epoch={epoch}; this feed has epochs 0 to {'any' if self.epochs is None else self.epochs - 1}"
+            )
+        steps: Int64s = self._counted.number_of(self.order.positions(samples, epoch))
+        return steps
 
     # The end.
 
@@ -204,10 +229,6 @@ class EpochLoader:
         return self._feed.line(self._feed.position, self._end).num_batches or 0
 
     def __iter__(self) -> Iteration:
+        self._feed._check_idle("iterate")
+        self._feed._count_passes(True)
         return self._feed.iterate(self._end)
-
-    def state_at(self, batches: int) -> dict[str, Any]:
-        """The feed's state after this many batches of the live pass, for frameworks that read ahead."""
-        live = self._feed.live
-        line = self._feed.line(self._feed.position, self._end) if live is None else live.line
-        return cursor.write(line.end(batches), self._feed.view, self._feed.order, self._feed.seed)

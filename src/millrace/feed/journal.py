@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from millrace.feed.feed import Feed
 
 NAME = "feed.jsonl"
+FIELDS = {"step", "position", "batch", "stop", "stores", "view", "order"}
 
 
-def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
+def note_start(run: str | os.PathLike[str], feed: Feed, stop: int | None) -> None:
     """Adds a line when a feed of a run starts; ranks other than 0 add none."""
     if feed.rank != 0:
         return
@@ -32,7 +33,7 @@ def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
         "step": _steps_before(folder, feed.position) + 1,
         "position": feed.position,
         "batch": feed.batch,
-        "stop": feed.stop,
+        "stop": stop,
         "seed": feed.seed,
         "stores": {store.fingerprint: store.path for store in feed.view.stores},
         "view": feed.view.spec(),
@@ -51,7 +52,12 @@ def note_start(run: str | os.PathLike[str], feed: Feed) -> None:
 def arrays(run: str | os.PathLike[str]) -> dict[str, Any]:
     """The ids of subsets a run used, by hash, as ``from_spec`` wants them."""
     paths = [path for path in sorted(Path(run).glob("ids-*.npy")) if not path.name.endswith(".tmp.npy")]
-    return {path.stem.removeprefix("ids-"): np.load(path) for path in paths}
+    try:
+        return {path.stem.removeprefix("ids-"): np.load(path) for path in paths}
+    except ValueError as error:
+        raise ConfigError(
+            f"the ids of a subset in {run} are damaged ({error}); its steps are no longer known"
+        ) from error
 
 
 def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -61,7 +67,10 @@ def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is not there; the run was started without run=, so its steps are not known")
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        return [json.loads(line) for line in lines]
+        found = [json.loads(line) for line in lines]
+        if not all(isinstance(line, dict) and line.keys() >= FIELDS for line in found):
+            raise ValueError("a line lacks some of its fields")
+        return found
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); the steps of this run are no longer known") from error
 

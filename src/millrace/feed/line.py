@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.order.orders import Order
+from millrace.order.orders import MAX_POSITION, Order
 from millrace.order.share import share
-from millrace.ragged import Array, Int64s
+from millrace.ragged import Array, Int64s, as_integer
 from millrace.view.view import View
 
 PLAN_BATCHES = 64  # planned per call: one batch at a time cost a factor of four on small batches
@@ -20,7 +20,11 @@ MAX_POSITIONS = 1 << 22  # but not more: a plan keeps about 50 bytes of each
 
 @dataclass(frozen=True)
 class Line:
-    """Batches of ``batch`` positions from ``start`` to ``stop`` (None: endless), as rank ``rank`` of ``world`` sees them."""
+    """Batches of ``batch`` positions from ``start`` to ``stop`` (None: endless), as rank ``rank`` of ``world`` sees them.
+
+    With ``epoch`` (its number of samples) every epoch ends with a batch of its own, as passes of ``by_epoch`` do; such a
+    line counts batches, it does not plan them.
+    """
 
     view: View
     order: Order
@@ -29,6 +33,7 @@ class Line:
     world: int
     start: int
     stop: int | None
+    epoch: int | None = None
 
     @property
     def share(self) -> tuple[int, int]:
@@ -42,12 +47,35 @@ class Line:
 
     @property
     def num_batches(self) -> int | None:
-        return None if self.stop is None else max(0, -(-(self.stop - self.start) // self.batch))
+        if self.stop is None or self.stop <= self.start:
+            return None if self.stop is None else 0
+        return int(self.number_of(self.stop - 1)) + 1
+
+    @property
+    def _first_pass(self) -> tuple[int, int]:
+        """Where the first pass ends, and its batches."""
+        assert self.epoch is not None
+        end = (self.start // self.epoch + 1) * self.epoch
+        return end, -(-(end - self.start) // self.batch)
 
     def end(self, batches: int) -> int:
         """The position after this many batches."""
         position = self.start + batches * self.batch
+        if self.epoch is not None:
+            first_end, first_batches = self._first_pass
+            passes, inside = divmod(batches - first_batches, -(-self.epoch // self.batch))
+            later = first_end + passes * self.epoch + inside * self.batch
+            position = min(position, first_end) if batches <= first_batches else later
         return position if self.stop is None else min(position, max(self.stop, self.start))
+
+    def number_of(self, position: Any) -> Any:
+        """Which batch holds a position; negative for those before the start."""
+        if self.epoch is None:
+            return (position - self.start) // self.batch
+        first_end, first_batches = self._first_pass
+        passes, inside = np.divmod(position - first_end, self.epoch)
+        later = first_batches + passes * -(-self.epoch // self.batch) + inside // self.batch
+        return np.where(np.asarray(position) < first_end, (position - self.start) // self.batch, later)[()]
 
     def plan_size(self) -> int:
         """Batches per plan."""
@@ -57,6 +85,8 @@ class Line:
     def plan(self, first: int, last: int) -> Plan:
         """Batches [first, last): their samples, found in their shards."""
         begin, end = self.share
+        if self.start + last * self.batch > MAX_POSITION:
+            raise ConfigError(f"batches up to {last} pass position 2^63 - 1, where every line ends")
         starts = self.start + np.arange(first, last, dtype=np.int64) * self.batch
         positions = (starts[:, None] + np.arange(begin, end, dtype=np.int64)).reshape(-1)
         if self.stop is None or last * self.batch + self.start <= self.stop:
@@ -97,5 +127,5 @@ def check_line(view: View, order: Order, batch: int) -> None:
         raise ConfigError(f"the view has no samples: {view!r}; lower its lengths or choose another split")
     if order.n != len(view):
         raise ConfigError(f"the order is over {order.n} samples, the view has {len(view)}; make it Shuffled(len(view))")
-    if batch < 1:
+    if as_integer("batch", batch) < 1:
         raise ConfigError(f"batch={batch}; expected 1 or more samples")

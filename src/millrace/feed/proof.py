@@ -43,8 +43,11 @@ def _trial(view: View, seed: int, batch: int, expected: list[Seen], chance: rand
     while len(found) < len(expected):
         size = max(1, chance.choice((batch, batch // 2, batch * 2, batch * 3, chance.randint(1, 2 * batch))))
         left = -(-(len(expected) - len(found)) // size)
+        if not legs and left < 2:
+            continue  # every history has a stop
+        most = left if legs else left - 1
         legs.append({
-            "steps": left if len(legs) + 1 == MAX_LEGS else chance.randint(1, left),
+            "steps": left if len(legs) + 1 == MAX_LEGS else chance.randint(1, most),
             "batch": size,
             "world": chance.choice([world for world in WORLDS if world <= size]),
             "depth": chance.randint(1, 6),

@@ -84,6 +84,10 @@ class Concat(View):
         for number, found in enumerate(shapes):
             if found != shapes[0]:
                 raise ConfigError(f"view {number} delivers {found}, view 0 {shapes[0]}; Concat needs the same of all")
+            if getattr(views[number], "features", None) != getattr(views[0], "features", None):
+                raise ConfigError(
+                    f"view {number} has other features than view 0, or in another order; Concat would mix them"
+                )
         _check_dictionaries(self)
         self._ends = np.cumsum([len(view) for view in views])
 
@@ -92,7 +96,7 @@ class Concat(View):
 
     @cached_property
     def stores(self) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(store for view in self.views for store in view.stores))
+        return tuple({store.fingerprint: store for view in self.views for store in view.stores}.values())
 
     def parts(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Which view each sample is of, and its number there."""

@@ -1,0 +1,85 @@
+"""Cleaning: what it takes away, what it leaves, and that a second time changes nothing."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import millrace as mr
+from millrace.prepare.text.clean import clean
+
+ODD = st.sampled_from(
+    "a b\t\n\r\x00\x0b\x0c\x1c\x1f\x7f\x85\x9f\xa0\u0301\u0323\u1100\u1161\u200b\u2028\u2029\u3000\ufeffé😀\uac00\u11a8"
+)
+odd_texts = st.lists(ODD, max_size=30).map("".join) | st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("a\u0301", "á"),
+        ("\u1100\u1161\u11a8", "각"),
+        ("a\x00\u0301", "á"),  # a control may have stood between a letter and its accent
+        ("\u212b", "Å"),
+        ("ﬁ ²", "ﬁ ²"),  # NFC, not NFKC: ligatures and powers stay
+        ("a\r\nb\rc\nd", "a\nb\nc\nd"),
+        ("a\x0bb\x0cc\x85d\u2028e\u2029f", "a\nb\nc\nd\ne\nf"),
+        ("a\x00\x01\x08\x0e\x1b\x7f\x80\x9fb\ufeff", "ab"),
+        ("a\tb \t c\xa0\u3000d", "a b c d"),
+        ("  a  \n  b  ", "a\nb"),
+        ("a\n\n\n\n\nb", "a\n\nb"),
+        ("a\n \n\t\n \nb", "a\n\nb"),
+        ("\n\n a \n\n", "a"),
+        (" \t\n\x00\r\n", ""),
+        ("", ""),
+        ("नमस्ते مرحبا 你好 👩\u200d🚀", "नमस्ते مرحبا 你好 👩\u200d🚀"),  # joiners belong to the text
+    ],
+)  # fmt: skip
+def test_cleaning_follows_its_rules(text, cleaned):
+    assert clean(text) == cleaned
+
+
+@given(odd_texts)
+@example("\x00 \u0301")
+@example("\r\x00\n\n\u0301")
+def test_cleaning_twice_is_cleaning_once(text):
+    assert clean(clean(text)) == clean(text)
+
+
+@given(odd_texts)
+def test_clean_text_keeps_every_rule(text):
+    found = clean(text)
+    assert unicodedata.is_normalized("NFC", found)
+    assert all(c == "\n" or unicodedata.category(c) != "Cc" for c in found)
+    assert not {"\ufeff", "\u2028", "\u2029"} & set(found)
+    assert "\n\n\n" not in found
+    assert all(line == " ".join(line.split()) for line in found.split("\n"))
+    assert found == found.strip()
+    assert found.encode().decode() == found  # no lone surrogates
+
+
+@given(odd_texts)
+def test_nothing_but_white_space_controls_and_marks_is_lost(text):
+    def kept(value: str) -> str:
+        plain = "".join(c for c in value if unicodedata.category(c) != "Cc" and c != "\ufeff" and not c.isspace())
+        return unicodedata.normalize("NFC", plain)
+
+    assert kept(clean(text)) == kept(text)
+
+
+def test_clean_ascii_is_what_clean_text_is_without_its_shortcut():
+    assert clean("a\tb") == clean("a\tb\u3000") == "a b"
+
+
+def test_no_normalize_keeps_the_bytes(tmp_path):
+    data = b" \tdef f():\r\n\r\n\n\n    return 'a\xcc\x81\xe2\x80\xa8\x00' \x7f\n\n\n"
+    (tmp_path / "a.py").write_bytes(data)
+    mr.prepare_text(str(tmp_path / "a.py"), tmp_path / "out", tokenizer="bytes", normalize=False, val=0, workers=1)
+    tokens = mr.open_store(tmp_path / "out").columns["tokens"][:]
+    assert bytes(tokens[:-1].tolist()) == data
+    mr.prepare_text(str(tmp_path / "a.py"), tmp_path / "clean", tokenizer="bytes", val=0, workers=1)
+    tokens = mr.open_store(tmp_path / "clean").columns["tokens"][:]
+    assert bytes(tokens[:-1].tolist()).decode() == clean(data.decode())

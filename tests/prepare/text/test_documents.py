@@ -1,0 +1,220 @@
+"""Documents that are records, and what happens to text that cannot be read."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+import millrace as mr
+from millrace.errors import SourceError
+from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.sources import cut_parts, find_sources
+
+
+def read(path: Path, **options: object) -> list[tuple[int, bytes | Bad]]:
+    sources = find_sources([str(path)], None)
+    asked = ReadOptions(**options)  # type: ignore[arg-type]
+    parts = cut_parts(sources, asked.part_bytes)
+    return [found for part in parts for unit in part.units for found in read_documents(sources[0], unit, asked)]
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def only_bad(path: Path, **options: object) -> Bad:
+    (bad,) = (found for _, found in read(path, **options) if isinstance(found, Bad))
+    return bad
+
+
+def prepared(path: Path, out: Path, **options: object) -> tuple[object, list[str]]:
+    chosen = {"tokenizer": "bytes", "val": 0, "workers": 1, "normalize": False, "dedup": "none", **options}
+    report = mr.prepare_text(str(path), out, **chosen)
+    return report, mr.open_store(out).decode(mr.open_store(out).columns["tokens"][:]).split("<|endoftext|>")[:-1]
+
+
+@pytest.mark.parametrize("part_bytes", [5, 17, 1 << 20])
+def test_the_text_of_json_lines_at_their_offsets(tmp_path, part_bytes):
+    lines = [b'{"text": "a\\nb", "id": 1}', b"", b'  {"text": "\xc3\xa9\\u2028"}\r', b"   ", b'{"text": ""}']
+    data = b"\n".join(lines)
+    found = read(written(tmp_path / "a.jsonl", data), part_bytes=part_bytes)
+    assert found == [(0, b"a\nb"), (data.index(b"  {"), "é\u2028".encode()), (data.index(b'{"text": ""'), b"")]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"body": "x"}', "no field 'text'; it has \\['body'\\]; choose one with --text-field"),
+        (b'["text"]', "not a JSON object: a list"),
+        (b'"text"', "not a JSON object: a str"),
+        (b'{"text": 7}', "field 'text' is not text: it is int"),
+        (b'{"text": null}', "field 'text' is not text: it is NoneType"),
+        (b'{"text": "a", "text": "b"}', "field 'text' stands twice"),
+        (b'{"text": "a", "text": 1}', "field 'text' stands twice"),
+        (b'{"text": "\\ud800"}', "a lone surrogate \\(U\\+D800\\)"),
+        (b'{"text": ' + b"[" * 100_000, "not JSON"),
+        (b'{"n": ' + b"9" * 10_000 + b', "text": "a"}', "not JSON that can be read"),
+        (b'{"text": "cut sh', "not JSON: Unterminated string"),
+        (b"{\x00\"\x00t\x00", "not JSON"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_not_a_record_is_told_with_its_offset(tmp_path, line, reason):
+    path = written(tmp_path / "a.jsonl", b'{"text": "ok"}\n\n' + line)
+    bad = only_bad(path)
+    assert bad.offset == 16
+    with pytest.raises(SourceError, match=rf"a\.jsonl', byte 16: {reason}") as caught:
+        prepared(path, tmp_path / "out")
+    assert (caught.value.source, caught.value.offset) == (str(path), 16)
+    report, texts = prepared(path, tmp_path / "skipped", on_error="skip")
+    assert texts == ["ok"]
+    assert sum(count for why, count in report.dropped.items() if why.startswith("unreadable")) == 1
+    (aside,) = map(json.loads, (tmp_path / "skipped/quarantine.jsonl").read_text().splitlines())
+    assert (aside["source"], aside["offset"], base64.b64decode(aside["start"])) == (str(path), 16, line[:1024])
+
+
+def test_a_field_of_the_same_name_deeper_inside_is_another(tmp_path):
+    line = b'{"meta": {"text": "a", "text": "b"}, "text": "\\"text\\"", "last": {"text": 1}}'
+    assert read(written(tmp_path / "a.jsonl", line)) == [(0, b'"text"')]
+
+
+def test_invalid_utf8_in_json_stops_at_the_byte_itself(tmp_path):
+    path = written(tmp_path / "a.jsonl", b'{"text": "ok"}\n{"text": "a\xff"}\n')
+    assert only_bad(path).offset == path.read_bytes().index(b"\xff")
+
+
+def test_replace_goes_on_with_the_replacement_character_and_counts(tmp_path):
+    path = written(tmp_path / "a.jsonl", b'{"text": "a\xff!"}\n{"text": "b\\ud800\xfe!"}\n{"text": "c"}')
+    report, texts = prepared(path, tmp_path / "out", on_error="replace")
+    assert texts == ["a\ufffd!", "b\ufffd\ufffd!", "c"]
+    assert report.dropped == {"invalid characters replaced": 2}
+
+
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
+@pytest.mark.parametrize("name", ["a.txt", "a.md"])
+def test_invalid_utf8_stops_with_the_offset_of_the_bad_byte(tmp_path, name, start):
+    data = start + "é one\n\ntwo ".encode() + b"\xe2\x28\xa1 three\n\nfour"
+    path = written(tmp_path / name, data)
+    with pytest.raises(SourceError, match=r"invalid utf-8 \(e2 28 a1") as caught:
+        prepared(path, tmp_path / "out")
+    assert caught.value.offset == data.index(b"\xe2\x28")
+    assert str(path) in str(caught.value)
+
+
+def test_skipped_documents_are_counted_and_quarantined(tmp_path):
+    path = written(tmp_path / "a.txt", b"one\n\nt\xffo\n\nthree\n\n\xc3")
+    report, texts = prepared(path, tmp_path / "out", on_error="skip")
+    assert texts == ["one", "three"]
+    assert report.dropped == {"unreadable: invalid utf-8": 2}
+    lines = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
+    assert [(line["offset"], base64.b64decode(line["start"])) for line in lines] == [(6, b"t\xffo"), (17, b"\xc3")]
+
+
+def test_replaced_documents_are_counted(tmp_path):
+    path = written(tmp_path / "a.txt", b"one\n\nt\xffo\n\nthree")
+    report, texts = prepared(path, tmp_path / "out", on_error="replace")
+    assert texts == ["one", "t\ufffdo", "three"]
+    assert report.dropped == {"invalid characters replaced": 1}
+
+
+CSV = b'id,text\n1,plain\n2,"two\nlines, and a ""quote"""\n3,NULL\n4,\n5,"' + "é".encode() + b'"\r\n'
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_the_text_column_of_csv_with_newlines_in_quotes(tmp_path, name):
+    path = written(tmp_path / name, gzip.compress(CSV) if name.endswith("gz") else CSV)
+    assert read(path) == [(0, b"plain"), (1, b'two\nlines, and a "quote"'), (2, b"NULL"), (3, b""), (4, "é".encode())]
+
+
+def test_other_columns_of_csv_may_hold_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr("millrace.prepare.text.records.CSV_BLOCK", 1 << 10)
+    rows = [b"%d,text %d\n" % (k, k) for k in range(500)] + [b"\xff word,last\n"]
+    found = read(written(tmp_path / "a.csv", b"id,text\n" + b"".join(rows)))
+    assert [text for _, text in found] == [b"text %d" % k for k in range(500)] + [b"last"]
+    assert [row for row, _ in found] == list(range(501))
+
+
+def test_invalid_utf8_in_csv_is_told_with_its_row(tmp_path):
+    path = written(tmp_path / "a.csv", b"text\nok\nb\xffd\nfine\n")
+    with pytest.raises(SourceError, match="row 1: invalid utf-8") as caught:
+        prepared(path, tmp_path / "out")
+    assert caught.value.row == 1
+    assert prepared(path, tmp_path / "skipped", on_error="skip")[1] == ["ok", "fine"]
+
+
+@pytest.mark.parametrize("data", [b"", b"text\n"])
+def test_csv_of_no_rows_has_no_documents(tmp_path, data):
+    assert read(written(tmp_path / "a.csv", data)) == []
+
+
+def test_csv_that_is_none_is_refused_by_name(tmp_path):
+    with pytest.raises(SourceError, match=r"a\.csv.*not readable CSV"):
+        read(written(tmp_path / "a.csv", b"a,text\n1,2,3\n"))
+    with pytest.raises(SourceError, match=r"a\.csv.*no column 'text'; it has a, b;.*--text-field"):
+        read(written(tmp_path / "a.csv", b"a,b\n1,2\n"))
+
+
+def table(path: Path, column: pyarrow.Array, name: str = "text", group: int = 3) -> Path:
+    parquet.write_table(pyarrow.table({"other": np.arange(len(column)), name: column}), path, row_group_size=group)
+    return path
+
+
+DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), DICTIONARY])
+def test_the_text_column_of_parquet_by_row_groups(tmp_path, kind):
+    texts = [f"text {k} é" for k in range(10)]
+    path = table(tmp_path / "a.parquet", pyarrow.array(texts).cast(kind))
+    assert len(cut_parts(find_sources([str(path)], None), 1)) == 4
+    assert read(path) == read(path, part_bytes=1) == [(k, text.encode()) for k, text in enumerate(texts)]
+
+
+def test_null_and_other_values_in_parquet_are_told_with_their_row(tmp_path):
+    bad = only_bad(table(tmp_path / "a.parquet", pyarrow.array(["a", "b", "c", None])))
+    assert (bad.offset, bad.reason) == (3, "'text' is null")
+    path = table(tmp_path / "b.parquet", pyarrow.array([1]))
+    with pytest.raises(SourceError, match="row 0: 'text' is not text: it is int") as caught:
+        prepared(path, tmp_path / "out")
+    assert caught.value.row == 0
+
+
+def test_invalid_utf8_in_parquet_is_told_with_its_row(tmp_path):
+    column = pyarrow.array([b"ok", b"b\xffd"]).view(pyarrow.string())
+    with pytest.raises(SourceError, match="row 1: invalid utf-8") as caught:
+        prepared(table(tmp_path / "a.parquet", column), tmp_path / "out")
+    assert caught.value.row == 1
+
+
+def test_parquet_without_the_column_names_those_it_has(tmp_path):
+    with pytest.raises(SourceError, match=r"no column 'text'; it has other, body; choose one with --text-field"):
+        read(table(tmp_path / "a.parquet", pyarrow.array(["a"]), "body"))
+    assert read(tmp_path / "a.parquet", text_field="body") == [(0, b"a")]
+
+
+def test_parquet_of_no_rows_has_no_documents(tmp_path):
+    assert read(table(tmp_path / "a.parquet", pyarrow.array([], pyarrow.string()))) == []
+
+
+def test_parquet_that_is_none_is_refused_by_name(tmp_path):
+    with pytest.raises(SourceError, match=r"a\.parquet.*not readable Parquet"):
+        read(written(tmp_path / "a.parquet", b"PAR1 no PAR1"))
+
+
+def test_records_longer_than_the_limit_stop_with_their_place(tmp_path):
+    table(tmp_path / "a.parquet", pyarrow.array(["a", "b" * 11]))
+    (tmp_path / "a.csv").write_text(f"text\na\n{'b' * 11}\n")
+    for name in ("a.parquet", "a.csv"):
+        with pytest.raises(SourceError, match="row 1 is longer than 10 bytes; raise --max-document"):
+            read(tmp_path / name, max_document=10)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "bbbbbb"}\n')
+    with pytest.raises(SourceError, match="at byte 14 is longer than 13 bytes; raise --max-document"):
+        read(tmp_path / "a.jsonl", max_document=13, long_documents="split")

@@ -1,0 +1,87 @@
+"""Anonymous memory of a preparation, parent and workers together: bounded, whatever the size of input or document."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+LIMIT = 1_500_000_000
+WORDS = Path(re.__file__).with_name("_parser.py").read_bytes()
+
+
+def anonymous(process):
+    """Anonymous bytes of a process and its children."""
+    total = 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            text = Path(f"/proc/{one.pid}/smaps_rollup").read_text()
+        except (OSError, psutil.Error):
+            continue
+        total += 1024 * int(re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)[1])
+    return total
+
+
+def peak(source, out, *arguments):
+    """The most memory ``millrace prepare text`` had, looked at all the time."""
+    command = [sys.executable, "-m", "millrace", "prepare", "text", str(source), "--out", str(out), *arguments]
+    most = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+        process = psutil.Process(running.pid)
+        while running.poll() is None:
+            most = max(most, anonymous(process) if process.is_running() else 0)
+            try:
+                running.wait(0.02)
+            except subprocess.TimeoutExpired:
+                continue
+    assert running.returncode == 0
+    return most
+
+
+def write_corpus(path, megabytes):
+    """Documents of about 2 KB, no two alike."""
+    with open(path, "wb") as file:
+        for number in range(megabytes * 500):
+            start = number * 37 % (len(WORDS) - 2000)
+            file.write(b"%d %s\n\n" % (number, re.sub(rb"\n\n+", b"\n", WORDS[start : start + 2000])))
+
+
+@pytest.fixture
+def disk_path(tmp_path_factory):
+    """On disk: a corpus in /dev/shm would be memory itself."""
+    return tmp_path_factory.mktemp("memory")
+
+
+def test_memory_does_not_grow_with_the_input(disk_path):
+    peaks = []
+    for megabytes in (40, 160):
+        write_corpus(disk_path / f"{megabytes}.txt", megabytes)
+        peaks.append(peak(disk_path / f"{megabytes}.txt", disk_path / f"{megabytes}", "--tokenizer", "bytes"))
+        (disk_path / f"{megabytes}.txt").unlink()
+    print(peaks)
+    assert max(peaks) < LIMIT
+    assert peaks[1] < 1.25 * peaks[0] + 30_000_000
+
+
+def test_a_document_of_60_mib_stays_under_the_limit(disk_path):
+    source = disk_path / "one.txt"
+    line = re.sub(rb"\n\n+", b"\n", WORDS).strip() + b"\n"
+    source.write_bytes((line * (60 * 2**20 // len(line) + 1))[: 60 << 20])
+    found = peak(source, disk_path / "out", "--val", "0")
+    print(found)
+    assert found < LIMIT
+
+
+def test_many_small_documents_in_one_compressed_file_stay_under_the_limit(disk_path):
+    """A compressed file is one part, however many documents it holds."""
+    import gzip
+
+    source = disk_path / "lines.txt.gz"
+    with gzip.open(source, "wb", compresslevel=1) as file:
+        for start in range(0, 1_500_000, 100_000):
+            file.write(b"".join(b"%d\n" % number for number in range(start, start + 100_000)))
+    found = peak(source, disk_path / "out", "--tokenizer", "bytes", "--document", "line", "--val", "0.001")
+    print(found)
+    assert found < 450_000_000

@@ -1,0 +1,213 @@
+"""What a second run may not do: another plan in the same folder, changed files, a folder somebody else is writing."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import millrace as mr
+from millrace.prepare.text import part, shards
+from millrace.testing import stopped, tree_digest
+
+OPTIONS = {"tokenizer": "bytes", "part_bytes": 300, "val": 0, "workers": 1}
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"document {k} of the first file" for k in range(40)))
+    (tmp_path / "b.txt").write_text("\n\n".join(f"document {k} of the second file" for k in range(40)))
+    return [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def interrupt(monkeypatch, source, out, *, after=2, **options):
+    """A run that breaks off when some parts are finished."""
+    run, done = part._Maker.run, []
+
+    def breaking(self):
+        if len(done) == after:
+            raise Broken
+        done.append(self)
+        return run(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(part._Maker, "run", breaking)
+        with pytest.raises(Broken):
+            mr.prepare_text(source, out, **{**OPTIONS, **options})
+    assert len(list(out.with_name("out.partial").glob("parts/??????/done.json"))) == after
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"normalize": False}, r"options: normalize was true, now false"),
+        ({"dedup": "none"}, r'options: dedup was "exact", now "none"'),
+        ({"tokenizer": "gpt2"}, r'options: tokenizer was "bytes", now "gpt2"'),
+        ({"part_bytes": 400}, r"options: part_bytes was 300, now 400"),
+    ],
+)
+def test_other_options_than_those_begun_with_are_refused(source, out, monkeypatch, changed, said):
+    interrupt(monkeypatch, source, out)
+    for _ in range(2):  # a refusal changes nothing
+        with pytest.raises(mr.ConfigError, match=rf"out\.partial was begun with other.*{said}"):
+            mr.prepare_text(source, out, **{**OPTIONS, **changed})
+    mr.prepare_text(source, out, **OPTIONS)
+
+
+def test_other_sources_than_those_begun_with_are_refused_by_name(source, out, monkeypatch, tmp_path):
+    interrupt(monkeypatch, source, out)
+    with pytest.raises(mr.ConfigError, match=r"order was \[\S*a\.txt.*, now \[\S*b\.txt"):
+        mr.prepare_text(source[::-1], out, **OPTIONS)
+    with pytest.raises(mr.ConfigError, match=r"sources: .*b\.txt was \[.*\], now null"):
+        mr.prepare_text(source[:1], out, **OPTIONS)
+    status = os.stat(source[0])
+    with open(source[0], "r+b") as file:  # the same size and time, other bytes
+        file.write(b"DOCUMENT")
+    os.utime(source[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(mr.ConfigError, match=r"sources: .*a\.txt was"):
+        mr.prepare_text(source, out, **OPTIONS)
+
+
+def test_a_tokenizer_file_that_changed_is_refused(source, out, monkeypatch, tmp_path):
+    for k, text in enumerate(("ab", "abc")):
+        mr.prepare_text(source, tmp_path / text, **{**OPTIONS, "tokenizer": f"train:{300 + k}"})
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes((tmp_path / "ab" / "tokenizer.json").read_bytes())
+    interrupt(monkeypatch, source, out, tokenizer=str(tokenizer))
+    tokenizer.write_bytes((tmp_path / "abc" / "tokenizer.json").read_bytes())
+    with pytest.raises(mr.ConfigError, match=r"tokenizer was .* now"):
+        mr.prepare_text(source, out, **{**OPTIONS, "tokenizer": str(tokenizer)})
+
+
+def test_other_shards_than_those_begun_with_are_refused(source, out, monkeypatch):
+    def broken(task):
+        raise Broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "write_shard", broken)
+        with pytest.raises(Broken):
+            mr.prepare_text(source, out, shard_tokens=500, **OPTIONS)
+    with pytest.raises(mr.ConfigError, match="shard_tokens was 500, now 600"):
+        mr.prepare_text(source, out, shard_tokens=600, **OPTIONS)
+    mr.prepare_text(source, out, shard_tokens=500, **OPTIONS)
+
+
+def test_what_an_error_recommends_continues_the_run(source, out, tmp_path, monkeypatch):
+    """Stopping at less leaves finished parts as they are: it is not another plan."""
+    for path, more in zip(source, (b"bad \xff here", b"long " * 100), strict=True):
+        with open(path, "ab") as file:
+            file.write(b"\n\n" + more)
+    mr.prepare_text(source, tmp_path / "straight", on_error="skip", max_document=300, long_documents="split", **OPTIONS)
+    with pytest.raises(mr.SourceError, match="--on-error skip"):
+        mr.prepare_text(source, out, max_document=300, **OPTIONS)
+    with pytest.raises(mr.SourceError, match="--long-documents split"):
+        mr.prepare_text(source, out, on_error="skip", max_document=300, **OPTIONS)
+    run = part._Maker.run
+    read = []
+    monkeypatch.setattr(part._Maker, "run", lambda self: (read.append(self), run(self))[1])
+    mr.prepare_text(source, out, on_error="skip", max_document=300, long_documents="split", **OPTIONS)
+    assert len(read) <= 2, "the parts that were whole are kept"
+    assert tree_digest(out) == tree_digest(tmp_path / "straight")
+    assert list(out.glob("quarantine.jsonl"))
+
+
+def test_a_call_that_could_not_begin_leaves_nothing_in_the_way(source, out):
+    with pytest.raises(mr.ConfigError, match="neither gpt2"):
+        mr.prepare_text(source, out, **{**OPTIONS, "tokenizer": "gpt5"})
+    with pytest.raises(mr.ConfigError, match="expected module:function"):
+        mr.prepare_text(source, out, filter="no_such_module:keep", **OPTIONS)
+    assert not out.with_name("out.partial").exists()
+    mr.prepare_text(source, out, **OPTIONS)
+
+
+@pytest.mark.parametrize("how", ["append", "touch", "delete"])
+def test_a_file_that_changes_while_it_is_read_stops_the_run(source, out, monkeypatch, how):
+    then = os.stat(source[1]).st_mtime_ns
+
+    def disturb(text):
+        if "5 of the second" in text:
+            with open(source[1], "a") as file:
+                file.write("more" if how == "append" else "")
+            os.utime(source[1])
+            if how == "delete":
+                os.rename(source[1], source[1] + ".away")
+        return True
+
+    monkeypatch.setattr(part, "_function", lambda name: disturb)
+    with pytest.raises(
+        mr.SourceError, match="has gone" if how == "delete" else "changed while it was prepared"
+    ) as stop:
+        mr.prepare_text(source, out, **OPTIONS)
+    assert stop.value.source == source[1]
+    assert not out.exists()
+    monkeypatch.undo()
+    if how == "delete":
+        os.rename(source[1] + ".away", source[1])
+        os.utime(source[1], ns=(then, then))
+        mr.prepare_text(source, out, **OPTIONS)
+        assert mr.open_store(out).num_records == 80
+    else:
+        with pytest.raises(mr.ConfigError, match=r"b\.txt was"):
+            mr.prepare_text(source, out, **OPTIONS)
+
+
+def test_a_file_that_cannot_be_read_is_not_a_failed_write(source, out, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", source[0])
+        yield
+
+    monkeypatch.setattr(part, "read_documents", refuse)
+    with pytest.raises(mr.SourceError, match=r"a\.txt' cannot be read: Permission denied"):
+        mr.prepare_text(source, out, **OPTIONS)
+
+
+def test_the_same_call_again_is_already_complete(source, out, monkeypatch):
+    first = mr.prepare_text(source, out, **OPTIONS)
+    before = tree_digest(out)
+    monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("read again"))
+    again = mr.prepare_text(source, out, **OPTIONS)
+    assert first.is_new
+    assert not again.is_new
+    assert (again.fingerprint, again.documents) == (first.fingerprint, first.documents)
+    with pytest.raises(mr.ConfigError, match=r"is finished, but with other.*normalize was true, now false.*--append"):
+        mr.prepare_text(source, out, **{**OPTIONS, "normalize": False})
+    with pytest.raises(mr.ConfigError, match="shards: shard_tokens was"):
+        mr.prepare_text(source, out, shard_tokens=77, **OPTIONS)
+    os.utime(source[0])
+    with pytest.raises(mr.ConfigError, match=r"sources: .*a\.txt was"):
+        mr.prepare_text(source, out, **OPTIONS)
+    assert tree_digest(out) == before
+
+
+def test_a_second_preparation_is_refused_naming_the_first(source, out, tmp_path):
+    (tmp_path / "slow.py").write_text("import time\n\ndef keep(text):\n    time.sleep(600)\n")
+    script = f"import millrace as mr; mr.prepare_text({source!r}, {str(out)!r}, filter='slow:keep', **{OPTIONS})"
+    first = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        while not list(out.with_name("out.partial").glob("parts/*.tmp")):
+            assert first.poll() is None
+            time.sleep(0.02)
+        for _ in range(2):
+            with pytest.raises(mr.StoreLocked, match=f"process {first.pid} on .*, started ") as refused:
+                mr.prepare_text(source, out, **OPTIONS)
+            assert refused.value.owner["pid"] == first.pid
+        with stopped(first.pid), pytest.raises(mr.StoreLocked):
+            mr.prepare_text(source, out, **OPTIONS)
+    finally:
+        first.kill()
+        first.wait()
+    owner = json.loads((out.with_name("out.partial") / "owner.json").read_bytes())
+    assert owner["pid"] == first.pid
+    with pytest.raises(mr.ConfigError, match="filter was"):  # the lock is free: what stops it is the other plan
+        mr.prepare_text(source, out, **OPTIONS)
