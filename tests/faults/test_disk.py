@@ -122,7 +122,7 @@ def test_target_without_permission_is_refused_before_any_work(tmp_path):
     def refused() -> None:
         if AS_ROOT:
             os.setuid(65534)
-        with pytest.raises(StoreWriteFailed, match="Permission denied for user .+; fix the permission") as caught:
+        with pytest.raises(StoreWriteFailed, match=r"Permission denied for user .+; fix the permission") as caught:
             mr.StoreWriter(target / "out", columns={"bytes": mr.Column("uint8")})
         assert caught.value.path.startswith(str(target))
 
