@@ -28,7 +28,9 @@ with tempfile.TemporaryDirectory(prefix="millrace-dist-") as folder:
     source = next(dist.glob("*.tar.gz"))
     install = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", "-c", "constraints.txt", source]
     subprocess.run(install, check=True, env={**os.environ, "CC": "/bin/false"})
-    said = subprocess.run([f"{folder}/bin/millrace", "doctor"], check=True, cwd=folder, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [f"{folder}/bin/millrace", "doctor"], check=True, cwd=folder, capture_output=True, text=True
+    ).stdout
     assert "C core      not built" in said, said
     subprocess.run([f"{folder}/bin/millrace", "demo"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     print(f"{source.name}: installs and runs without a compiler")
