@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import ConfigError, SourceError, StoreCorrupt
-from millrace.prepare.text.part import with_ends
 from millrace.text import load
 from millrace.text.bpe import SEPARATOR, RankEngine, TiktokenTokenizer
 from millrace.text.load import gpt2, load_tokenizer, tokenizer_by_name, tokenizer_from_file
@@ -136,7 +135,7 @@ def test_bytes_are_their_own_ids(documents):
 def test_bytes_end_with_256():
     tokenizer = tokenizer_by_name("bytes")
     assert (tokenizer.vocab_size, tokenizer.end, tokenizer.dtype) == (257, 256, np.dtype(np.uint16))
-    assert with_ends(*tokenizer.encode_documents([b"\xff", b"", b"a"]), tokenizer).tolist() == [255, 256, 256, 97, 256]
+    assert tokenizer.encode_with_ends([b"\xff", b"", b"a"])[0].tolist() == [255, 256, 256, 97, 256]
 
 
 @given(st.lists(texts, max_size=5))
@@ -167,7 +166,7 @@ def test_ids_are_uint16_up_to_65536_of_them(characters, dtype):
     assert tokenizer.vocab_size == characters + 1
     assert tokenizer.dtype == dtype
     last = chr(0x10000 + characters - 1)
-    tokens = with_ends(*tokenizer.encode_documents([last.encode()]), tokenizer)
+    tokens, _ = tokenizer.encode_with_ends([last.encode()])
     assert tokens.dtype == dtype
     assert tokens.tolist() == [characters - 1, characters]
 

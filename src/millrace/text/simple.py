@@ -23,6 +23,13 @@ class BytesTokenizer(Tokenizer):
         joined = np.frombuffer(b"".join(documents), np.uint8)
         return joined, np.fromiter(map(len, documents), np.int64, len(documents))
 
+    def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        # Joined with a byte where each end will be: one pass to widen, and no mask.
+        tokens = np.frombuffer(b"\0".join((*documents, b"")), np.uint8).astype(self.dtype)
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents)) + 1
+        tokens[np.cumsum(lengths) - 1] = self.end
+        return tokens, lengths
+
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return bytes(ids)
 

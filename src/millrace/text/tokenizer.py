@@ -1,7 +1,7 @@
 """What a tokenizer is to millrace: many documents in, one array of ids out, and back again.
 
 ``encode_documents`` takes many documents at once because joining them is what makes the fast engines fast.
-Ids never hold the end-of-document token; preparation adds it.
+``encode_with_ends`` is what preparation stores.
 """
 
 from __future__ import annotations
@@ -29,6 +29,17 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """The ids of utf-8 documents one after the other, and how many each has."""
+
+    def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        """The same with the end-of-document id behind each, in the dtype of a store; lengths count it."""
+        ids, lengths = self.encode_documents(documents)
+        tokens = np.empty(len(ids) + len(lengths), self.dtype)
+        ends = np.cumsum(lengths) + np.arange(len(lengths))
+        is_end = np.zeros(len(tokens), bool)
+        is_end[ends] = True
+        tokens[ends] = self.end
+        tokens[~is_end] = ids
+        return tokens, lengths + 1
 
     @abstractmethod
     def decode_bytes(self, ids: Sequence[int]) -> bytes:

@@ -31,11 +31,17 @@ class Framing(msgspec.Struct, frozen=True):
 
     end: re.Pattern[bytes]
     gap: re.Pattern[bytes]
+    both: re.Pattern[bytes]  # one behind the other
 
 
-BLANK_LINE = Framing(re.compile(rb"\n\r?\n"), re.compile(rb"\n*+(?:\r\n\n*+)*+"))
-LINE = Framing(re.compile(rb"\n"), re.compile(rb"\n*+"))
+def _framing(end: bytes, gap: bytes) -> Framing:
+    return Framing(re.compile(end), re.compile(gap), re.compile(end + gap))
+
+
+BLANK_LINE = _framing(rb"\n\r?\n", rb"\n*+(?:\r\n\n*+)*+")
+LINE = _framing(rb"\n", rb"\n*+")
 LONGEST_END = 3
+CARRIAGE_RETURN = 13
 
 
 def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator[tuple[int, Document]]:
@@ -121,6 +127,19 @@ def _framed(
     at = _first(source, window, unit.start, stop, framing)
     is_begun = False  # a long document is cut, wherever it goes on
     while at < len(window.data) and (is_begun or window.base + at < stop):
+        if not is_begun:
+            # Documents that are in hand with what follows them, at once; then one that may not be, with care.
+            data, base = window.data, window.base
+            for found in framing.both.finditer(data, at):
+                end, after = found.span()
+                if after + 2 > len(data) or end - at > options.max_document or base + at >= stop:
+                    break
+                if framing is BLANK_LINE and data[end - 1] == CARRIAGE_RETURN and end > at:
+                    end -= 1
+                yield base + at, data[at:end]
+                at = after
+            if base + at >= stop:
+                return
         match, is_last = framing.end.search(window.data, at), False
         while match is None and not is_last and len(window.data) - at <= options.max_document + LONGEST_END:
             seen = max(0, len(window.data) - at - LONGEST_END)

@@ -112,6 +112,7 @@ class _Maker:
         self._task, self._options = task, task.options
         self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer), task.engine)
         self._filter = _function(task.options.filter)
+        self._keeps_all = not task.options.normalize and self._filter is None and task.options.min_chars <= 1
         self._tokens = _Spill(folder / "tokens.bin")
         self._documents = _Spill(folder / "documents.bin")
         self._signatures = _Spill(folder / "signatures.bin") if task.options.dedup == "near" else None
@@ -152,19 +153,32 @@ class _Maker:
                 spill.close()
 
     def _add(self, number: int, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> None:
-        offsets, texts = [], []
-        for offset, document in chunk:
-            self._bytes += len(document.data if isinstance(document, Bad) else document)
-            text = self._usable(source, offset, document)
-            if text is None:
-                continue
-            offsets.append(offset)
-            texts.append(text)
+        offsets, texts = self._as_they_are(chunk) if self._keeps_all else ([], [])
+        if not texts:
+            for offset, document in chunk:
+                self._bytes += len(document.data if isinstance(document, Bad) else document)
+                text = self._usable(source, offset, document)
+                if text is not None:
+                    offsets.append(offset)
+                    texts.append(text)
         hashes = [xxhash.xxh3_128_digest(text) for text in texts]
         if self._options.dedup != "none":
             offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
         if texts:
             self._store(number, offsets, texts, hashes)
+
+    def _as_they_are(self, chunk: Sequence[tuple[int, bytes | Bad]]) -> tuple[list[int], list[bytes]]:
+        """The documents of a chunk where nothing is cleaned or filtered and all are valid: looked at once, not one by one."""
+        texts = [document for _, document in chunk if isinstance(document, bytes) and document]
+        try:
+            joined = b"\n".join(texts)
+            joined.decode()
+        except UnicodeDecodeError:
+            return [], []
+        if len(texts) != len(chunk):
+            return [], []
+        self._bytes += len(joined) - len(texts) + 1
+        return [offset for offset, _ in chunk], texts
 
     def _usable(self, source: Source, offset: int, document: bytes | Bad) -> bytes | None:
         """The document as it is tokenised, or None where it is dropped and counted."""
@@ -241,14 +255,15 @@ class _Maker:
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
-        ids, lengths = self._tokenizer.encode_documents(texts)
-        tokens = with_ends(ids, lengths, self._tokenizer)
+        tokens, lengths = self._tokenizer.encode_with_ends(texts)
         self._tokens.write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
-        documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths + 1
-        documents["bytes"] = [len(text) for text in texts]
-        documents["characters"] = [len(text) if text.isascii() else len(text.decode()) for text in texts]
+        documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
+        documents["bytes"] = documents["characters"] = np.fromiter(map(len, texts), np.int64, len(texts))
+        for place, text in enumerate(texts):
+            if not text.isascii():
+                documents["characters"][place] = len(text.decode())
         self._documents.write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
@@ -258,23 +273,13 @@ class _Maker:
             self._signatures.write(band_hashes(texts))
 
 
-def with_ends(ids: Array, lengths: Array, tokenizer: Tokenizer) -> Array:
-    """Each document's ids with the end-of-document id behind them, in the dtype of the store."""
-    tokens = np.empty(len(ids) + len(lengths), tokenizer.dtype)
-    ends = np.cumsum(lengths) + np.arange(len(lengths))
-    is_end = np.zeros(len(tokens), bool)
-    is_end[ends] = True
-    tokens[ends] = tokenizer.end
-    tokens[~is_end] = ids
-    return tokens
-
-
 def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple[int, bytes | Bad]]]:
     chunk: list[tuple[int, bytes | Bad]] = []
     size = 0
     for entry in documents:
         chunk.append(entry)
-        size += 64 + len(entry[1].data if isinstance(entry[1], Bad) else entry[1])
+        document = entry[1]
+        size += 64 + (len(document) if isinstance(document, bytes) else len(document.data))
         if size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
