@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,17 @@ def timed(size: int, work: Callable[[], Any]) -> float:
     return size / (time.perf_counter() - started) / 1e6
 
 
-def _encode(path: str) -> int:
-    """tiktoken's core on documents already split, joined as fast as it goes; nothing is written."""
+@lru_cache
+def _tokenizer() -> Any:
+    """Loaded once per process."""
     from millrace.text.load import gpt2
 
-    tokenizer = gpt2()
+    return gpt2()
+
+
+def _encode(path: str) -> int:
+    """tiktoken's core on documents already split, joined as fast as it goes; nothing is written."""
+    tokenizer = _tokenizer()
     documents = Path(path).read_bytes().split(b"\n\n")
     total = 0
     for first in range(0, len(documents), 4000):

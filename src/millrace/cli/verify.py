@@ -25,8 +25,8 @@ def run(
 
     from millrace.cli.console import byte_progress, print_json, print_line, size
     from millrace.errors import ConfigError
+    from millrace.store.folder import Folder
     from millrace.store.open import open_store
-    from millrace.store.reader import Folder
     from millrace.store.verify import verify_store
 
     if not os.path.isfile(os.path.join(path, "store.json")):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.lazy import cached_property
 from millrace.order.orders import MAX_POSITION, Order
 from millrace.order.share import share
 from millrace.ragged import Array, Int64s, as_integer
@@ -35,11 +36,11 @@ class Line:
     stop: int | None
     epoch: int | None = None
 
-    @property
+    @cached_property
     def share(self) -> tuple[int, int]:
         return share(self.batch, self.rank, self.world)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Rows of every batch of this rank."""
         first, last = self.share

@@ -87,8 +87,14 @@ class Rows:
             first, last = int(self._offsets[first]), int(self._offsets[last])
         shards, begins, ends = self._places
         whole = self._whole
-        for shard in set(shards[first:last]) - whole.keys():
+        met = set(shards[first:last])
+        for shard in met - whole.keys():
             whole[shard] = self._column.whole(shard) if len(self._column.starts) > 1 else None
+        ends_here = ends[first:last]
+        if last > first and min(ends_here) >= 0 and all(whole[shard] is not None for shard in met):
+            mapped_all: dict[int, Any] = whole
+            spans = zip(shards[first:last], begins[first:last], ends_here, strict=True)
+            return [mapped_all[shard][begin:end] for shard, begin, end in spans]
         found: list[Array] = []
         for k in range(first, last):
             mapped, end = whole[shards[k]], ends[k]

@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from millrace.errors import ConfigError
+from millrace.store.folder import missing
 from millrace.store.foreign_files import SPLITS, Found, as_dtype, list_folder
 from millrace.store.foreign_megatron import has_index, read_megatron
 from millrace.store.foreign_npy import read_npy, read_npy_folder
@@ -17,7 +18,6 @@ from millrace.store.foreign_series import DATA, read_series
 from millrace.store.foreign_tokens import read_bin, read_bin_folder, read_split_folders, split_files
 from millrace.store.layout import Layout
 from millrace.store.memory import array_store
-from millrace.store.reader import missing
 from millrace.store.store import Store
 
 

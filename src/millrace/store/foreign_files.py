@@ -20,8 +20,9 @@ from millrace.identity import canonical, digest
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
+from millrace.store.folder import unreadable
 from millrace.store.layout import DTYPES, Column
-from millrace.store.reader import MAX_MAPS, unreadable
+from millrace.store.reader import MAX_MAPS
 
 SPLITS = ("train", "val", "test")
 END_BYTES = 64 << 10  # the fingerprint reads this much of both ends of each file

@@ -12,9 +12,9 @@ from typing import Any
 from millrace.errors import ConfigError, StoreError
 from millrace.store import manifest as manifests
 from millrace.store import platform
+from millrace.store.folder import missing
 from millrace.store.lock import FolderLock
 from millrace.store.manifest import Manifest
-from millrace.store.reader import missing
 from millrace.store.shard import shard_name
 
 # What millrace itself writes; anything else in the folder is not ours to delete.

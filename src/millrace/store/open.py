@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from millrace.errors import ConfigError
+from millrace.store.folder import missing
 from millrace.store.foreign import open_foreign
-from millrace.store.reader import missing, read_store
+from millrace.store.reader import read_store
 from millrace.store.store import Store
 
 

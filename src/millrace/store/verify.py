@@ -21,9 +21,10 @@ from millrace.errors import MillraceError, StoreCorrupt, StoreError
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import platform
+from millrace.store.folder import Folder
 from millrace.store.layout import BLOCK_BYTES, num_blocks
 from millrace.store.manifest import Manifest
-from millrace.store.reader import DiskShards, Folder
+from millrace.store.reader import DiskShards
 
 
 class Damage(msgspec.Struct, omit_defaults=True):

@@ -18,9 +18,10 @@ import numpy as np
 from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
+from millrace.store.continued import continued
 from millrace.store.gc import sweep
 from millrace.store.layout import Column, Layout, check_name
-from millrace.store.manifest import KINDS, Cuts, Manifest
+from millrace.store.manifest import KINDS, Cuts
 from millrace.store.pending import Pending, part, pieces, record_bytes
 from millrace.store.publish import Partial
 from millrace.store.reader import read_base
@@ -97,7 +98,7 @@ class StoreWriter:
         try:
             if append:
                 self._base = read_base(out)  # under the lock: what another append committed is in it
-                self._describe(_appended(fields, self._base.manifest, out))
+                self._describe(continued(fields, self._base.manifest, out))
             self._partial.begin(self._plan(), self._values.layout, self._base, resume=resume)
             if append:
                 sweep(out, spare=self._partial.entries)
@@ -316,24 +317,3 @@ class StoreWriter:
 class _OpenShard:
     def __init__(self, writer: ShardWriter) -> None:
         self.writer, self.num_bytes = writer, 0
-
-
-def _appended(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, Any]:
-    """The fields of a snapshot that continues ``old``: its identity stays, meta and splits may gain."""
-    columns = {name: manifests.as_column(entry) for name, entry in old.columns.items()}
-    # A dictionary that is appended to may grow: codes that exist keep their meaning.
-    grown = {name: column if column.values is None else column.with_values(None) for name, column in columns.items()}
-    for name, column in (given["columns"] or {}).items():
-        if name not in grown or grown[name] != column.with_values(None):
-            raise ConfigError(f"{out} has column {name!r} as {columns.get(name)}; {column} cannot be appended")
-        if column.values is not None:
-            if column.values[: len(columns[name].values or ())] != columns[name].values:
-                raise ConfigError(
-                    f"values of {name!r} must begin with those {out} has, so that codes keep their meaning"
-                )
-            grown[name] = column
-    if given["columns"] is not None and given["columns"].keys() != grown.keys():
-        raise ConfigError(f"{out} has columns {list(grown)}; got {list(given['columns'])}")
-    kept = {key: getattr(old, key) for key in ("kind", "tokenizer", "scaling", "cuts")}
-    splits = tuple(dict.fromkeys((*old.splits, *given["splits"])))
-    return {**kept, "columns": grown, "splits": tuple(splits), "meta": {**old.meta, **given["meta"]}}
