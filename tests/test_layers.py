@@ -1,4 +1,4 @@
-"""Who may import whom (design 3), read from the sources: a layer knows those below it and no others."""
+"""Who may import whom, read from the sources: a layer knows those below it and no others."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""However a loop ends, the process ends by itself, with its exit code, quietly, and no thread is left (fault L8).
+"""However a loop ends, the process ends by itself, with its exit code, quietly, and no thread is left.
 
 Each script runs in an interpreter of its own; a hang is a failure by timeout.
 """

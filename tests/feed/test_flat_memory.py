@@ -1,4 +1,4 @@
-"""Anonymous memory does not grow with batches, epochs or the number of samples (promise 5, fault L7).
+"""Anonymous memory does not grow with batches, epochs or the number of samples.
 
 Measured by the kernel in an interpreter of its own; pages of files do not count.
 """

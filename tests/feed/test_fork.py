@@ -1,4 +1,4 @@
-"""A feed in a forked child is dead, says so, and lets the child end; the parent goes on (fault L6)."""
+"""A feed in a forked child is dead, says so, and lets the child end; the parent goes on."""
 
 import pytest
 

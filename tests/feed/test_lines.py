@@ -1,4 +1,4 @@
-"""Exact ranks: every position once, on one rank, in as many batches as every other rank has (design 8, fault L9)."""
+"""Exact ranks: every position once, on one rank, in as many batches as every other rank has."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the loop holds is never overwritten; what nobody holds is used again (design 8, Slots)."""
+"""What the loop holds is never overwritten; what nobody holds is used again."""
 
 import itertools
 

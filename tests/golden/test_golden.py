@@ -1,4 +1,4 @@
-"""The golden store, as it was written once: version 1 of the format is what these bytes and values are (faults R8)."""
+"""The golden store, as it was written once: version 1 of the format is what these bytes and values are."""
 
 import runpy
 import shutil

@@ -1,4 +1,4 @@
-"""Stop after any step, go on as another job: what remains is what it would have been (faults L1, L2)."""
+"""Stop after any step, go on as another job: what remains is what it would have been."""
 
 import itertools
 import json

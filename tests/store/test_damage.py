@@ -1,4 +1,4 @@
-"""A store whose files are not what the manifest says is refused by name, before any of it is mapped (faults R1, R4)."""
+"""A store whose files are not what the manifest says is refused by name, before any of it is mapped."""
 
 import errno
 import json

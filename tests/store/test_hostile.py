@@ -1,4 +1,4 @@
-"""Manifests and shard tables made to harm: one clear error each, little memory, nothing opened outside (faults R3)."""
+"""Manifests and shard tables made to harm: one clear error each, little memory, nothing opened outside."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Any change of manifest or shard table: only our own errors, little memory, nothing opened outside (faults R3)."""
+"""Any change of manifest or shard table: only our own errors, little memory, nothing opened outside."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""verify finds any flipped bit, and says which shard, file, block and records it is in (faults R2)."""
+"""verify finds any flipped bit, and says which shard, file, block and records it is in."""
 
 import os
 import shutil
