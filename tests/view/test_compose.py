@@ -205,3 +205,16 @@ def test_repr_counts_the_rows_of_all_parts_and_claims_nothing_of_a_subset():
     assert "7 samples" in repr(view)
     assert "4 rows never delivered" in repr(view)  # rows 10, 11 and 13, 14
     assert "never delivered" not in repr(mr.Subset(view, [0]))
+
+
+@given(data=st.data())
+def test_a_subset_counts_the_rows_it_never_delivers(data):
+    rows = data.draw(st.integers(5, 60))
+    view = mr.Blocks(
+        mr.from_arrays({"tokens": np.arange(rows, dtype=np.uint16)}), length=3, stride=data.draw(st.integers(1, 9))
+    )
+    ids = data.draw(st.lists(st.integers(0, len(view) - 1), max_size=12))
+    subset = mr.Subset(view, ids)
+    covered = {int(row) for k in range(len(ids)) for row in subset.spans([k]).rows(0)}
+    assert subset.unused_rows() == rows - len(covered)
+    assert f"{rows - len(covered)} rows never delivered" in repr(subset)

@@ -253,12 +253,16 @@ def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
         return None
     ranks = {bytes([byte]): rank for rank, (_, byte) in enumerate(sorted(alphabet.items(), key=lambda item: item[1]))}
     ids = [vocabulary[character] for character, _ in sorted(alphabet.items(), key=lambda item: item[1])]
-    for merge in model["merges"]:
-        left, right = merge if isinstance(merge, (list, tuple)) else merge.split(" ")
-        joined = left + right
-        if joined not in vocabulary or not set(joined) <= alphabet.keys():
+    pairs = [merge if isinstance(merge, (list, tuple)) else merge.split(" ") for merge in model["merges"]]
+    tokens = [left + right for left, right in pairs]
+    if not set("".join(tokens)) <= alphabet.keys():
+        return None
+    # Translated by a table and encoded at once: a loop over the characters took most of the time to load a vocabulary.
+    to_byte = {ord(character): byte for character, byte in alphabet.items()}
+    for joined in tokens:
+        if joined not in vocabulary:
             return None
-        token = bytes(alphabet[c] for c in joined)
+        token = joined.translate(to_byte).encode("latin-1")
         if token not in ranks:
             ranks[token] = len(ids)
             ids.append(vocabulary[joined])

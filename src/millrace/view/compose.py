@@ -15,6 +15,8 @@ from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Ragged, Spans
 from millrace.view.view import View
 
+MOST_COUNTED = 1 << 20  # samples of which a subset counts the rows for its repr
+
 
 class Subset(View):
     """The samples of a view with these numbers, in this order, or where a mask is true.
@@ -57,6 +59,16 @@ class Subset(View):
 
     def located(self, samples: Int64s) -> Located:
         return self.view.located(self.ids[samples])
+
+    def unused_rows(self) -> int | None:
+        """Rows outside the spans of the chosen samples; None for very many, for several views, and for a split by time."""
+        if len(self) > MOST_COUNTED or len(_leaves(self)) > 1 or self.store.cuts is not None:
+            return None
+        spans = self.spans(np.arange(len(self)))
+        order = np.argsort(spans.starts, kind="stable")
+        starts, stops = spans.starts[order], spans.stops[order]
+        reached = np.concatenate(([0], np.maximum.accumulate(stops)))[:-1] if len(stops) else stops
+        return int(self.store.num_rows - np.maximum(stops - np.maximum(starts, reached), 0).sum())
 
     @cached_property
     def ids_hash(self) -> str:
