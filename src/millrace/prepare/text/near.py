@@ -14,7 +14,7 @@ import xxhash
 from millrace.errors import ConfigError
 from millrace.ragged import Array
 
-BANDS, ROWS = 14, 9  # a pair of similarity 0.5 is found by 3 %, 0.7 by 43 %, 0.8 by 87 %, 0.9 by 99.8 %
+BANDS, ROWS = 14, 9  # a pair of similarity 0.5 is found by 3 %, 0.7 by 43 %, 0.8 by 87 %, 0.9 by 99.9 %
 WORDS = 5
 
 
