@@ -121,7 +121,10 @@ class Rows:
         return np.concatenate(parts) if parts else self._column.span(0, 0)
 
     def _indexed(self, first: int, last: int, out: Array) -> bool:
-        """Copies by one fancy index per shard where a batch meets few shards: 340 us for 512 windows of 64 x 16 in two shards, slices 440."""
+        """Copies by one fancy index per shard where a batch meets few shards.
+
+        For 512 windows of 64 x 16 in two shards that takes 340 us, slices 440.
+        """
         if not self._is_regular or last <= first:
             return False
         shards = self._shard_of[first:last]
