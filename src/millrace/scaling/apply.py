@@ -35,7 +35,7 @@ class StoreScaling:
 
     def scale(self, rows: npt.ArrayLike, entity: Any = None) -> Array:
         values = np.asarray(rows)
-        center, scale = self._of(entity, values.ndim)
+        center, scale = self._of(entity, values.shape)
         return self.scaling.transform(values, center=center, scale=scale)
 
     def inverse(self, y: npt.ArrayLike, features: Any = None, entity: Any = None) -> Float64s:
@@ -43,7 +43,7 @@ class StoreScaling:
         if values.ndim == 0:
             raise ConfigError(f"values are the single number {values}; expected (..., features)")
         numbers = self._numbers(features, values.shape[-1])
-        center, scale = self._of(entity, values.ndim)
+        center, scale = self._of(entity, values.shape)
         return self.scaling.inverse(values, numbers, center=center, scale=scale)
 
     def _numbers(self, features: Any, width: int) -> list[int]:
@@ -77,8 +77,8 @@ class StoreScaling:
         both = "features and target differ in order" if is_target else f"the store has {len(names)}"
         raise ConfigError(f"values have {width} features, {both}; say which they are: features=[...]")
 
-    def _of(self, entity: Any, ndim: int) -> tuple[Float64s | None, Float64s | None]:
-        """Center and scale of entities, shaped to meet values of so many dimensions; None where one is for all."""
+    def _of(self, entity: Any, shape: tuple[int, ...]) -> tuple[Float64s | None, Float64s | None]:
+        """Center and scale of entities, shaped to meet values of this shape; None where one is for all."""
         if not self.scaling.per_entity:
             return None, None
         if entity is None:
@@ -87,15 +87,16 @@ class StoreScaling:
                 "(view.records(batch.samples))"
             )
         records = self._records(entity)
-        if records.ndim and records.ndim > ndim - 1:
+        if records.shape != shape[:-1][: records.ndim]:
             raise ConfigError(
-                f"entity= has shape {records.shape} for values of {ndim} dimensions; give one for all, or one for each "
-                "along the first"
+                f"entity= has shape {records.shape} for values of shape {shape}; give one for all, or one for each of the "
+                "first axis"
             )
+        self._check_column()
         both = np.asarray(self._store.columns[COLUMN][records.reshape(-1)], np.float64)
         both = both.reshape(*records.shape, 2, len(self.scaling.features))
         self._check(both, records)
-        spread = (*records.shape, *[1] * (ndim - 1 - records.ndim), -1) if records.ndim else (-1,)
+        spread = (*records.shape, *[1] * (len(shape) - 1 - records.ndim), -1) if records.ndim else (-1,)
         return both[..., 0, :].reshape(spread), both[..., 1, :].reshape(spread)
 
     def _records(self, entity: Any) -> Int64s:
@@ -121,6 +122,14 @@ class StoreScaling:
             raise ConfigError("this store names no entities; give entity= as a record number")
         names = np.asarray(self._store.columns["name"][:]).tolist()
         return {name: number for number, name in enumerate(names)}
+
+    def _check_column(self) -> None:
+        column, expected = self._store.layout.columns.get(COLUMN), (2, len(self.scaling.features))
+        if column is None or column.axis is not None or column.shape != expected:
+            raise StoreCorrupt(
+                f"this store scales every entity, but has no record column {COLUMN!r} of shape {expected}; copy or prepare it "
+                "again", path=self._store.path, column=COLUMN,
+            )  # fmt: skip
 
     def _check(self, both: Float64s, records: Int64s) -> None:
         is_bad = ~np.isfinite(both)

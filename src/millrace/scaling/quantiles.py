@@ -138,7 +138,7 @@ def histogram(column: Array, target: Target) -> Int64s:
         keys = _keys(column[first : first + _CHUNK])
         digits = keys >> keys.dtype.type(target.shift)
         if target.shift + DIGIT == target.bits:
-            counts[0] += np.bincount(digits.astype(np.int64), minlength=1 << DIGIT)
+            np.add.at(counts[0], digits.astype(np.int64), 1)
             continue
         uppers = digits >> keys.dtype.type(DIGIT)
         for k, prefix in enumerate(target.prefixes):

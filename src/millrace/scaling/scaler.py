@@ -159,10 +159,17 @@ class Scaling:
             not isinstance(values, list) or len(values) != len(names) for values in statistics.values()
         ):
             raise _corrupt(where, f"statistics are {statistics!r:.60}, expected lists of {len(names)}, one per feature")
+        for key in ("constant", "empty"):
+            some = body.get(key, [])
+            if not isinstance(some, list) or not set(map(str, some)) <= set(names):
+                raise _corrupt(where, f"{key} is {some!r:.60}, expected a list of some of its features")
+        for key in ("dtype", "fit_on"):
+            if not isinstance(body.get(key, ""), str):
+                raise _corrupt(where, f"{key} is {body[key]!r:.60}, expected text")
         return cls(
-            method, tuple(names), center, scale, dtype=str(body.get("dtype", "float32")),
-            fit_on=str(body.get("fit_on", "train")), per_entity=per_entity, constant=tuple(body.get("constant") or ()),
-            empty=tuple(body.get("empty") or ()), statistics=dict(statistics),
+            method, tuple(names), center, scale, dtype=body.get("dtype", "float32"), fit_on=body.get("fit_on", "train"),
+            per_entity=per_entity, constant=tuple(body.get("constant", ())), empty=tuple(body.get("empty", ())),
+            statistics=dict(statistics),
         )  # fmt: skip
 
     def _checked(self, values: Array, features: Sequence[str]) -> Array:
