@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli import demo, doctor, explain, gc, head, info, prepare_text, verify, verify_resume
+from millrace.cli import demo, doctor, explain, gc, head, info, prepare_table, prepare_text, verify, verify_resume
 
 # Newer typer carries click inside it, older ones import it: reach its classes through typer's own names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -35,6 +35,7 @@ prepare = typer.Typer(
     epilog=f"Example: {prepare_text.EXAMPLE}",
 )
 prepare.command("text", epilog=f"Example: {prepare_text.EXAMPLE}")(prepare_text.run)
+prepare.command("table", epilog=f"Example: {prepare_table.EXAMPLE}")(prepare_table.run)
 prepare.callback()(lambda: None)
 app.add_typer(prepare, name="prepare")
 

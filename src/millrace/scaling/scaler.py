@@ -84,7 +84,7 @@ class Scaling:
             with np.errstate(over="raise"):
                 return scaled.astype(out_dtype, copy=False)
         except FloatingPointError as error:
-            raise self._beyond(scaled, out_dtype) from error
+            raise self.beyond(scaled, out_dtype) from error
 
     def transform_into(
         self,
@@ -111,7 +111,7 @@ class Scaling:
                     with np.errstate(over="raise"):
                         part[:, k] = scaled
                 except FloatingPointError as error:
-                    raise self._beyond(scaled[:, None], str(out.dtype), k) from error
+                    raise self.beyond(scaled[:, None], str(out.dtype), k) from error
 
     def inverse(
         self,
@@ -179,7 +179,7 @@ class Scaling:
             )
         return values
 
-    def _beyond(self, scaled: Float64s, dtype: str, number: int | None = None) -> ConfigError:
+    def beyond(self, scaled: Float64s, dtype: str, number: int | None = None) -> ConfigError:
         """The error for a value that the stored dtype cannot hold."""
         largest = np.nanmax(np.where(np.isinf(scaled), 0, np.abs(scaled)).reshape(-1, scaled.shape[-1]), axis=0)
         at = int(np.argmax(largest))

@@ -49,6 +49,31 @@ def run(
         pool.close()
 
 
+class LocalPool:
+    """Workers that stay for several runs of tasks: starting them costs as much as a small run."""
+
+    def __init__(self, function: Callable[[Any], Any], workers: int) -> None:
+        if workers < 1:
+            raise ConfigError(f"workers={workers}; expected 1 or more")
+        self._function = function
+        self._pool = _Pool(function, workers) if workers > 1 else None
+
+    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """(number of the task, result) as they finish."""
+        if self._pool is not None:
+            yield from self._pool.run(tasks)
+            return
+        for number, task in enumerate(tasks):
+            yield number, self._function(task)
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
 class _Worker:
     def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
         self.pipe, theirs = context.Pipe()
