@@ -95,6 +95,9 @@ def run(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
     engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
     append: Annotated[bool, typer.Option("--append", help="Add rows and entities to a store that is there.")] = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="With --append: fit the scaling anew and rewrite all rows.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Make a scaled series store from tables.
@@ -110,9 +113,10 @@ def run(
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
+    refitting = {"refit": True} if refit else {}
     with TableProgress() as progress:
         report = prepare_table(
-            sources, out, workers=workers, append=append, progress=progress, time=time, entity=names(entity),
+            sources, out, workers=workers, append=append, progress=progress, time=time, entity=names(entity), **refitting,
             features=names(features), target=names(target), static=names(static), categorical=names(categorical),
             known_future=names(known_future), where=where, transform=transform, nulls=policies(nulls), duplicates=duplicates,
             freq=freq, min_rows=min_rows, calendar=names(calendar), scale=scale, per_entity=per_entity, fit_on=fit_on, dtype=dtype,

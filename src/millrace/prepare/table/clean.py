@@ -30,10 +30,10 @@ class Cleaner:
         self._step = grid_step(options.freq, schema)
         self.dropped: Counter[str] = Counter()
 
-    def rows(self, name: str, slices: Iterable[Slice]) -> Iterator[Slice]:
-        """The rows that stay, in order of time, each time once."""
+    def rows(self, name: str, slices: Iterable[Slice], after: Any = None) -> Iterator[Slice]:
+        """The rows that stay, in order of time, each time once; ``after`` is the last time the store has of the entity."""
         rows = (kept for kept in map(self._dropped, (self._unique(name, part) for part in slices)) if len(kept.time))
-        return rows if self._step is None else self._grid(name, rows, self._step)
+        return rows if self._step is None else self._grid(name, rows, self._step, after)
 
     def _unique(self, name: str, rows: Slice) -> Slice:
         repeats = rows.time[1:] == rows.time[:-1]
@@ -68,17 +68,18 @@ class Cleaner:
         self.dropped["null"] += int((~kept).sum())
         return Slice(rows.time[kept], rows.values[kept], rows.categorical[kept], rows.has_gaps)
 
-    def _grid(self, name: str, slices: Iterable[Slice], step: int) -> Iterator[Slice]:
-        """Every step from the first time to the last; rows that were not there are missing."""
-        origin, done, seen = None, 0, 0
+    def _grid(self, name: str, slices: Iterable[Slice], step: int, after: Any) -> Iterator[Slice]:
+        """Every step from the first time (or the one after the store's last) to the last; what was not there is missing."""
+        origin, done, seen = (None, 0, 0) if after is None else (int(after), 1, 0)
         for rows in slices:
             if origin is None:
                 origin = int(rows.time[0])
             places, rest = np.divmod(rows.time.astype(np.int64) - origin, step)
             if rest.any():
-                when = show_time(rows.time[np.flatnonzero(rest)[0]], self._schema.time_unit)
+                unit = self._schema.time_unit
+                when, start = show_time(rows.time[np.flatnonzero(rest)[0]], unit), show_time(origin, unit)
                 raise SourceError(
-                    f"entity {name!r} has {when}, which is not on the grid of {self._options.freq} from its first row; "
+                    f"entity {name!r} has {when}, which is not on the grid of {self._options.freq} from {start}; "
                     "round the times with --transform, or choose another --freq"
                 )
             seen += len(places)

@@ -29,13 +29,14 @@ class Filler:
         self.filled = np.zeros(len(policies), np.int64)
         self.leading = np.zeros(len(policies), np.int64)
 
-    def carry(self, time: Any, values: Array) -> None:
-        """What the entity's rows of an earlier run ended with."""
-        self._last = [(-1, time, float(value)) for value in values]
+    def carry(self, rows: int, time: Any, values: Array) -> None:
+        """The rows the entity has in the store, and what the last of them held."""
+        self._row = rows
+        self._last = [(rows - 1, time, float(value)) for value in values[: len(self._policies)]]
 
     def look_ahead(self, slices: Iterable[Slice]) -> None:
         """Notes where each slice first observes each column: interpolation needs it before it comes."""
-        row = 0
+        row = self._row
         for rows in slices:
             observed = ~np.isnan(rows.values)
             first = np.where(observed.any(axis=0), observed.argmax(axis=0), -1).tolist()

@@ -37,6 +37,7 @@ class FitTask(msgspec.Struct, frozen=True):
     schema: Schema
     cut_times: tuple[Any, ...] | None
     train: bytes  # of each of them, whether its rows may be measured
+    after: dict[int, Any] = {}  # the last time the store has of an entity that is appended to
 
     def __str__(self) -> str:
         return f"entities {self.first} to {self.last - 1}"
@@ -149,21 +150,21 @@ class _Fit:
 
     def _entity(self, entity: int) -> tuple[int, list[int], Moments]:
         """Rows, cuts and moments of one entity."""
-        name = self._index.names[entity]
+        name, after = self._index.names[entity], self._task.after.get(entity)
         times = self._task.cut_times
         cuts: list[int] | None = None
         if self._options.has_time_split and times is None:  # by shares of the rows, which must be counted first
             counting = Cleaner(self._options, self._task.schema)
             cuts = last_rows(
-                sum(len(part.time) for part in counting.rows(name, self._index.slices(entity))), self._options
+                sum(len(part.time) for part in counting.rows(name, self._index.slices(entity), after)), self._options
             )
         rows, found, parts = 0, [0] * len(times or ()), []
-        for part in self._cleaner.rows(name, self._index.slices(entity)):
+        for part in self._cleaner.rows(name, self._index.slices(entity), after):
             for k, time in enumerate(times or ()):
                 found[k] += int(np.searchsorted(part.time, time))
             parts.append(self._measure(part, rows, cuts, times))
             rows += len(part.time)
-        if rows < self._options.min_rows:
+        if rows < self._options.min_rows and after is None:
             self._cleaner.dropped["entity with too few rows"] += 1
             self._cleaner.dropped["row of an entity with too few"] += rows
             return 0, [0] * len(cuts or found), Moments.empty(self._features)
@@ -195,7 +196,7 @@ class _Fit:
         silent = Cleaner(self._options, self._task.schema)
         first = 0
         limit = cuts[0] if len(cuts) and self._options.fit_on == "train" else None
-        for part in silent.rows(self._index.names[entity], self._index.slices(entity)):
+        for part in silent.rows(self._index.names[entity], self._index.slices(entity), self._task.after.get(entity)):
             last = len(part.time) if limit is None else max(0, min(len(part.time), limit - first))
             yield part.values[:last]
             first += len(part.time)

@@ -7,7 +7,7 @@ and in one slice. A slice depends on the parts alone, never on who reads it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,12 +55,17 @@ def indexed_dtype(time_dtype: str) -> np.dtype[Any]:
     )
 
 
-def build_index(folder: Path, parts: Sequence[PartDone], schema: Schema) -> Index:
-    """Joins the parts' runs; entities get their numbers by the bytes of their names."""
+def build_index(
+    folder: Path, parts: Sequence[PartDone], schema: Schema, known: Mapping[str, Sequence[str]] | None = None
+) -> Index:
+    """Joins the parts' runs; entities get their numbers by the bytes of their names.
+
+    ``known`` are the categories of a store that is appended to: they keep their codes, new ones follow.
+    """
     read = [_names(folder, part.number) for part in parts]
     names = sorted({name for part in read for name in part.entities}, key=str.encode)
     numbers = {name: k for k, name in enumerate(names)}
-    categories = _categories(read, schema.role)
+    categories = _categories(read, schema.role, known or {})
     runs = [_runs(folder, part, found, numbers, schema.time_dtype) for part, found in zip(parts, read, strict=True)]
     joined = np.concatenate(runs) if runs else np.zeros(0, indexed_dtype(schema.time_dtype))
     joined = joined[np.argsort(joined["entity"], kind="stable")]
@@ -86,11 +91,15 @@ def _runs(folder: Path, part: PartDone, found: PartNames, numbers: dict[str, int
     return runs
 
 
-def _categories(read: Sequence[PartNames], role: Role) -> dict[str, tuple[str, ...]]:
+def _categories(
+    read: Sequence[PartNames], role: Role, known: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
     """The values of each category over all parts, by their bytes; code 0 is missing, k + 1 the k-th of them."""
     found = {}
     for column in (*role.categorical, *role.static_categorical):
-        values = sorted({value for part in read for value in part.categories[column]}, key=str.encode)
+        before = known.get(column, ())
+        met = {value for part in read for value in part.categories[column]}
+        values = [*before, *sorted(met.difference(before), key=str.encode)]
         if len(values) > MAX_CATEGORIES:
             raise ConfigError(
                 f"column {column!r} has {len(values):,} different values; a category may have {MAX_CATEGORIES:,}: "

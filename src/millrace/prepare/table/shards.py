@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from millrace.prepare.table.clean import Cleaner, calendar
+from millrace.prepare.table.copied import Copied
 from millrace.prepare.table.fill import Filler
 from millrace.prepare.table.fit import Opened, opened
 from millrace.prepare.table.index import Slice
@@ -17,8 +18,9 @@ from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.ragged import Array, Int64s
 from millrace.scaling.scaler import Scaling
+from millrace.store import platform
 from millrace.store.layout import Column, bfloat16_bits
-from millrace.store.shard import ShardEntry, ShardWriter
+from millrace.store.shard import ShardEntry, ShardWriter, shard_name
 
 SCALE_ROWS = 4096  # scaled at once, so that the rows stay in cache
 MIN_SHARD, SHARDS = 8 << 20, 32  # without a wish: this many shards, none smaller than this or larger than the option
@@ -34,6 +36,7 @@ class Entity(msgspec.Struct, frozen=True):
     static: tuple[float, ...] = ()
     static_categorical: tuple[int, ...] = ()
     scaling: bytes = b""  # float64 (2, features), where it has its own
+    record: int = -1  # of the store that is appended to; number -1: it has no new rows
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -47,17 +50,11 @@ class ShardTask(msgspec.Struct, frozen=True):
     schema: Schema
     scaling: dict[str, Any]
     columns: dict[str, tuple[str, tuple[int, ...], str]]
+    store: tuple[str, str] | None = None  # path and snapshot that records are copied from
+    rescale: dict[str, Any] | None = None  # the scaling of that store, where this one is another
 
     def __str__(self) -> str:
         return f"shard {self.split}-{self.number:05d} ({self.entities[0].name!r} to {self.entities[-1].name!r})"
-
-
-class ShardDone(msgspec.Struct, frozen=True):
-    """A finished shard and what was filled in it, by feature."""
-
-    entry: ShardEntry
-    filled: tuple[int, ...]
-    leading: tuple[int, ...]
 
 
 def layout_columns(options: TableOptions, schema: Schema, *, has_mask: bool) -> dict[str, Column]:
@@ -99,8 +96,8 @@ def cut_shards(rows: Int64s, row_bytes: int, limit: int) -> list[tuple[int, int]
     return [(first, last) for first, last in zip(edges, [*edges[1:], len(rows)], strict=True) if last > first]
 
 
-def write_shard(task: ShardTask) -> ShardDone:
-    """Writes one shard."""
+def write_shard(task: ShardTask) -> ShardEntry:
+    """Writes one shard, and beside it what was filled in it."""
     maker = _Maker(task)
     columns = {name: Column(dtype, shape, per=per) for name, (dtype, shape, per) in task.columns.items()}
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
@@ -108,8 +105,21 @@ def write_shard(task: ShardTask) -> ShardDone:
             for rows in maker.rows(entity):
                 writer.write_rows(rows)
             writer.end_record(*maker.record(entity))
-        entry = writer.finish()
-    return ShardDone(entry, tuple(maker.filled.tolist()), tuple(maker.leading.tolist()))
+        counts = msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()])
+        platform.write_file(_filled_path(task), counts, mode=0o644)
+        return writer.finish()
+
+
+def _filled_path(task: ShardTask) -> Path:
+    return Path(task.folder) / "fit" / f"{shard_name(task.split, task.number)}.json"
+
+
+def filled_cells(tasks: Sequence[ShardTask]) -> Int64s:
+    """(2, features): cells that were filled in all shards, and those of them before the first observation."""
+    found: Int64s = np.sum(
+        [msgspec.json.decode(_filled_path(task).read_bytes()) for task in tasks], axis=0, dtype=np.int64
+    )
+    return found
 
 
 class _Maker:
@@ -122,14 +132,23 @@ class _Maker:
         self._width = len(features)
         self._policies = [task.options.policy(name) for name in features]
         self.filled, self.leading = np.zeros(self._width, np.int64), np.zeros(self._width, np.int64)
+        self._copied = None if task.store is None else Copied(task.store, task.rescale, task.options.dtype)
 
     def rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
-        """The row columns of an entity, slice by slice."""
+        """The row columns of an entity, slice by slice: those it has in the store, then the new ones."""
+        if entity.record >= 0 and self._copied is not None:
+            yield from self._copied.rows(entity.record, self._scaling)
+        if entity.number >= 0:
+            yield from self._new_rows(entity)
+
+    def _new_rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
         center, scale = self._scaling.center, self._scaling.scale
         if entity.scaling:
             center, scale = np.frombuffer(entity.scaling, np.float64).reshape(2, -1)
         has_gaps = self._options.freq is not None or bool(self._index.runs_of(entity.number)["gaps"].any())
         filler = Filler(self._policies, center, entity.cuts) if has_gaps else None
+        if filler is not None and entity.record >= 0 and self._copied is not None:
+            filler.carry(*self._copied.end(entity.record, center, scale))
         if filler is not None and filler.needs_ahead:
             filler.look_ahead(self._slices(entity))
         for number, part in enumerate(self._slices(entity)):
@@ -139,7 +158,8 @@ class _Maker:
             self.leading += filler.leading
 
     def _slices(self, entity: Entity) -> Iterable[Slice]:
-        return self._cleaner.rows(entity.name, self._index.slices(entity.number))
+        after = self._copied.last_time(entity.record) if self._copied is not None and entity.record >= 0 else None
+        return self._cleaner.rows(entity.name, self._index.slices(entity.number), after)
 
     def _columns(
         self, number: int, part: Slice, filler: Filler | None, center: Array, scale: Array

@@ -73,7 +73,7 @@ class _Reader:
         ):
             inside = self._field(left).isin([self._value(left, self._constant(item)) for item in right.elts])
             return inside if isinstance(op, ast.In) else ~inside
-        compare = _COMPARE.get(type(op))
+        compare: Any = _COMPARE.get(type(op))
         if compare is None:
             raise self._refuse(op)
         if isinstance(left, ast.Name) and isinstance(right, ast.Name):
@@ -81,7 +81,7 @@ class _Reader:
         if isinstance(left, ast.Name):
             return compare(self._field(left), self._value(left, self._constant(right)))
         if isinstance(right, ast.Name):
-            turned = _SWAPPED.get(compare, compare)
+            turned: Any = _SWAPPED.get(compare, compare)
             return turned(self._field(right), self._value(right, self._constant(left)))
         raise self._refuse(left)
 
@@ -97,12 +97,11 @@ class _Reader:
     def _field(self, node: ast.Name) -> Any:
         from pyarrow import compute
 
-        make: Any = compute.field
         if node.id not in self._types:
             raise ConfigError(
                 f"--where {self._text!r}: column {node.id!r} is unknown; there are {', '.join(self._types)}"
             )
-        return make(node.id)
+        return compute.field(node.id)
 
     def _value(self, node: ast.Name, value: Any) -> Any:
         import pyarrow
