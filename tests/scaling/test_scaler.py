@@ -179,7 +179,7 @@ def test_what_is_no_object_is_refused(body):
 
 def test_values_beyond_the_stored_dtype_are_refused_by_name_never_inf():
     scaling = Scaling.from_manifest(GOOD)
-    for dtype, value in (("float16", 1e6), ("float32", 1e40)):
+    for dtype, value in (("float16", 1e6), ("float32", 1e40), ("float32", -1.7e308)):
         with pytest.raises(ConfigError, match="feature 'close' scaled is"):
             scaling.transform([[0, value, 0]], dtype)
         with pytest.raises(ConfigError, match="feature 'close' scaled is"):
