@@ -47,6 +47,12 @@ def test_equal_to_numpy_bit_for_bit(values, asked, num_chunks):
     assert passes <= (2 if values.dtype == np.float32 else 4)
 
 
+def test_the_two_zeros_are_one_value():
+    zeros = np.array([-0.0, 0.0, -0.0])
+    assert not np.signbit(searched([zeros])[0]).any()
+    assert not np.signbit(quantiles_of(zeros, ASKED)).any()
+
+
 @given(values=columns32)
 def test_a_float32_column_may_be_searched_as_float64(values):
     np.testing.assert_array_equal(searched([values])[0][0], oracle(values))

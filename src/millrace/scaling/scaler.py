@@ -78,40 +78,31 @@ class Scaling:
     ) -> Array:
         """Rows (..., features) in original units, scaled; another center and scale are those of an entity."""
         values = self._checked(np.asarray(rows), self.features)
-        scaled = np.subtract(values, self.center if center is None else center, dtype=np.float64)
-        scaled /= self.scale if scale is None else scale
-        try:
-            with np.errstate(over="raise"):
-                return scaled.astype(out_dtype, copy=False)
-        except FloatingPointError as error:
-            raise self.beyond(scaled, out_dtype) from error
-
-    def transform_into(
-        self,
-        columns: Sequence[Array],
-        out: Array,
-        center: Float64s | None = None,
-        scale: Float64s | None = None,
-    ) -> None:
-        """The same numbers from one array per feature into ``out`` (rows, features), a piece that stays in cache at a time."""
         centers = self.center if center is None else center
         scales = self.scale if scale is None else scale
-        if len(columns) != len(self.features) or any(len(column) != len(out) for column in columns):
-            raise ConfigError(
-                f"{len(columns)} columns for {len(self.features)} features and {len(out)} rows; give one of each feature"
-            )
-        work = np.empty(_ROWS)
-        for first in range(0, len(out), _ROWS):
-            part = out[first : first + _ROWS]
-            scaled = work[: len(part)]
-            for k, column in enumerate(columns):
-                np.subtract(column[first : first + _ROWS], centers[k], out=scaled, dtype=np.float64)
-                np.divide(scaled, scales[k], out=scaled)
-                try:
-                    with np.errstate(over="raise"):
-                        part[:, k] = scaled
-                except FloatingPointError as error:
-                    raise self.beyond(scaled[:, None], str(out.dtype), k) from error
+        try:
+            with np.errstate(over="raise"):
+                scaled = np.subtract(values, centers, dtype=np.float64)
+                scaled /= scales
+                return scaled.astype(out_dtype, copy=False)
+        except FloatingPointError as error:
+            with np.errstate(over="ignore"):
+                raise self.beyond((values - centers) / scales, out_dtype) from error
+
+    def rows_into(self, rows: Array, out: Array, center: Float64s, scale: Float64s) -> None:
+        """The same numbers into ``out`` (rows, features), a piece that stays in cache at a time."""
+        work = np.empty((min(_ROWS, len(rows)), rows.shape[1]))
+        try:
+            with np.errstate(over="raise"):
+                for first in range(0, len(rows), _ROWS):
+                    block = rows[first : first + _ROWS]
+                    scaled = work[: len(block)]
+                    np.subtract(block, center, out=scaled, dtype=np.float64)
+                    np.divide(scaled, scale, out=scaled)
+                    out[first : first + _ROWS] = scaled
+        except FloatingPointError as error:
+            with np.errstate(over="ignore"):
+                raise self.beyond((rows - center) / scale, str(out.dtype)) from error
 
     def inverse(
         self,
@@ -179,13 +170,13 @@ class Scaling:
             )
         return values
 
-    def beyond(self, scaled: Float64s, dtype: str, number: int | None = None) -> ConfigError:
+    def beyond(self, scaled: Float64s, dtype: str, first: int = 0) -> ConfigError:
         """The error for a value that the stored dtype cannot hold."""
-        largest = np.nanmax(np.where(np.isinf(scaled), 0, np.abs(scaled)).reshape(-1, scaled.shape[-1]), axis=0)
-        at = int(np.argmax(largest))
-        name = self.features[at if number is None else number]
+        largest = np.fmax.reduce(np.abs(scaled).reshape(-1, scaled.shape[-1]), axis=0)
+        at = int(np.argmax(largest > np.finfo(dtype).max))
         return ConfigError(
-            f"feature {name!r} scaled is {largest[at]:g}, which {dtype} cannot hold; store a wider dtype, or leave the feature out"
+            f"feature {self.features[first + at]!r} scaled is {largest[at]:g}, which {dtype} cannot hold; store a wider dtype, "
+            "or leave the feature out"
         )
 
 

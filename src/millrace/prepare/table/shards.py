@@ -22,7 +22,6 @@ from millrace.store import platform
 from millrace.store.layout import Column, bfloat16_bits
 from millrace.store.shard import ShardEntry, ShardWriter, shard_name
 
-SCALE_ROWS = 4096  # scaled at once, so that the rows stay in cache
 MIN_SHARD, SHARDS = 8 << 20, 32  # without a wish: this many shards, none smaller than this or larger than the option
 
 
@@ -189,24 +188,11 @@ class _Maker:
         out = np.empty(
             (len(values), self._task.columns["values"][1][0]), "<f4" if is_bits else np.dtype(self._options.dtype)
         )
-        work = np.empty((min(SCALE_ROWS, len(values)), width))
-        for first in range(0, len(values), SCALE_ROWS):
-            block = values[first : first + SCALE_ROWS]
-            scaled = work[: len(block)]
-            np.subtract(block, center[:width], out=scaled)
-            np.divide(scaled, scale[:width], out=scaled)
-            self._store(scaled, out[first : first + len(block), :width])
+        self._scaling.rows_into(values, out[:, :width], center[:width], scale[:width])
         if self._options.calendar:
             assert self._schema.time_unit is not None
             out[:, width:] = calendar(np.ascontiguousarray(time), self._schema.time_unit, self._options.calendar)
         return bfloat16_bits(out) if is_bits else out
-
-    def _store(self, scaled: Array, out: Array) -> None:
-        try:
-            with np.errstate(over="raise"):
-                out[...] = scaled
-        except FloatingPointError as error:
-            raise self._scaling.beyond(scaled, self._options.dtype) from error
 
     def record(self, entity: Entity) -> tuple[dict[str, Array], dict[str, Int64s]]:
         """The record columns of an entity, and the length of its name."""
