@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
+from millrace.scaling.core import core
 
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
@@ -22,6 +23,7 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 # them; more would save little and fewer spend the time on calls.
 BLOCK = 8192
 _BLOCKS = 4
+ROWS = 4096  # rows measured at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,15 @@ class Moments:
         if len({len(array) for array in arrays}) == 1:
             return _of_equal(arrays)
         return _joined([_of_equal([array]) for array in arrays])
+
+    @classmethod
+    def of_rows(cls, rows: Array) -> Moments:
+        """Of rows (count, columns) in which nothing is missing: float32 or float64, one after the other in memory."""
+        if not len(rows):
+            return cls.empty(rows.shape[1])
+        found = np.empty((-(-len(rows) // ROWS), 6, rows.shape[1]))
+        (core.measure_rows if hasattr(core, "measure_rows") else _measure_rows)(rows, rows.shape[1], ROWS, found)
+        return _merged(_settled(np.moveaxis(found, 0, -1)))
 
     @staticmethod
     def merge(a: Moments, b: Moments) -> Moments:
@@ -162,7 +173,27 @@ def _of_equal(columns: Sequence[Array]) -> Moments:
                 [column[whole * BLOCK :].astype(np.float64) for column in columns[first : first + together]]
             )
             _measure(ends, found[:, first : first + together, -1], work)
-    left = _settled(found)
+    return _merged(_settled(found))
+
+
+def _measure_rows(rows: Array, width: int, block: int, found: Float64s) -> None:
+    """What the core does, in the same order: sums over the first axis run down each column row by row."""
+    for k, first in enumerate(range(0, len(rows), block)):
+        wide = rows[first : first + block].astype(np.float64)
+        if width == 1:  # numpy would sum a single column in another order
+            wide = np.repeat(wide, 2, axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = np.add.reduce(wide, axis=0) / len(wide)
+            apart = wide - mean
+            rest = np.add.reduce(apart, axis=0) / len(wide)
+            both = (
+                np.full(len(mean), len(wide)), mean, rest, np.add.reduce(apart * apart, axis=0), wide.min(axis=0), wide.max(axis=0),
+            )  # fmt: skip
+        found[k] = np.array(both)[:, :width]
+
+
+def _merged(left: Moments) -> Moments:
+    """Of all blocks, (columns, blocks), by a tree that only their number fixes."""
     while (pairs := left.count.shape[1] // 2) > 0:
         merged = Moments.merge(left[:, : 2 * pairs : 2], left[:, 1 : 2 * pairs : 2])
         odd = left[:, 2 * pairs :]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.ragged import Array
+from millrace.scaling.core import core
 from millrace.scaling.moments import Float64s, Moments
 
 METHODS = ("standard", "minmax", "robust", "none")
@@ -91,6 +92,16 @@ class Scaling:
 
     def rows_into(self, rows: Array, out: Array, center: Float64s, scale: Float64s) -> None:
         """The same numbers into ``out`` (rows, features), a piece that stays in cache at a time."""
+        if (
+            hasattr(core, "scale_rows")
+            and out.dtype == np.float32
+            and rows.flags.c_contiguous
+            and out.flags.c_contiguous
+        ):
+            if not core.scale_rows(rows, center, scale, out) and np.isfinite(rows).all():
+                with np.errstate(over="ignore"):
+                    raise self.beyond((rows - center) / scale, "float32")
+            return
         work = np.empty((min(_ROWS, len(rows)), rows.shape[1]))
         try:
             with np.errstate(over="raise"):

@@ -26,7 +26,7 @@ from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Fitted, Measuring, Progress
 from millrace.prepare.table.options import TableOptions, make_options
 from millrace.prepare.table.part import PartDone
-from millrace.prepare.table.prepare import SCRATCH, Preparation, run_task
+from millrace.prepare.table.prepare import SCRATCH, Preparation
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.sources import Survey, survey
 from millrace.prepare.table.splits import SPLITS, rows_by_split
@@ -133,7 +133,7 @@ class Appending(Preparation):
 
     def _append(self, found: Survey, base: Base) -> TableReport:
         check_plan(self._folder / "plan.json", {**self._plan(found), "base": base.manifest.fingerprint}, self._folder)
-        with LocalPool(run_task, min(self._workers, max(1, len(found.parts)))) as pool:
+        with self._pool(found) as pool:
             done = self._read(pool, found)
             index = build_index(self._folder, done, found.schema, self._store.meta.get("categories"))
             if not index.names:

@@ -16,7 +16,7 @@ from millrace.prepare.table.sources import TableSource, Unit, arrow, open_csv
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
 
-BATCH_ROWS = 1 << 16
+BATCH_ROWS = 1 << 14  # whose columns stay in cache until they are turned into rows
 SEPARATOR = "|"  # between the columns of an entity's name
 
 
@@ -49,9 +49,6 @@ class Reader:
     """Reads units of a table; counts what is left out and why."""
 
     def __init__(self, options: TableOptions, schema: Schema) -> None:
-        import pyarrow
-
-        pyarrow.set_cpu_count(1)  # a worker is one core; others are at work beside it
         self._options, self._schema = options, schema
         self._transform = load_function(options.transform, "--transform")
         self._types = {name: _type(text) for name, text in schema.types.items()}

@@ -174,7 +174,9 @@ class _Fit:
     def _measure(self, part: Slice, first: int, cuts: Sequence[int] | None, times: Sequence[Any] | None) -> Moments:
         """The moments of the train rows of a slice."""
         values = part.values[: train_rows(part, first, cuts, times, self._options)]
-        return Moments.of(list(np.ascontiguousarray(values.T)))
+        if part.has_gaps:
+            return Moments.of(list(np.ascontiguousarray(values.T)))
+        return Moments.of_rows(np.ascontiguousarray(values))
 
     def _quartiles(self, entity: int, cuts: Sequence[int]) -> Array:
         """Of one entity's train rows: at once where they are few, else in passes."""

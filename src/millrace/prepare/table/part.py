@@ -21,6 +21,7 @@ from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.prepare.table.sources import TableSource, Unit
 from millrace.ragged import Array, Int64s
+from millrace.scaling.core import core
 from millrace.store import platform
 
 CHUNK_BYTES = 32 << 20  # of values sorted at once
@@ -176,7 +177,7 @@ class _Maker:
         codes = np.concatenate([codes for _, codes in self._pending])
         time = np.concatenate([batch.time for batch, _ in self._pending])
         order, starts = _order(codes, time)
-        values = self._values()
+        values, finite = self._values()
         labels = [self._codes(name) for name in self._role.categorical]
         categorical = np.stack(labels, axis=1) if labels else np.zeros((len(time), 0), np.int32)
         static = [np.concatenate([batch.numbers(name) for batch, _ in self._pending]) for name in self._role.static]
@@ -187,33 +188,32 @@ class _Maker:
             codes, time, values, categorical = codes[order], time[order], values[order], categorical[order]
             static = [column[order] for column in static]
         self._note_static(codes[starts], starts, static)
-        self._note_runs(codes, time, starts, self._gaps(values, starts))
+        gaps = np.zeros(len(starts), bool) if finite else self._gaps(values, starts)
+        self._note_runs(codes, time, starts, gaps)
         self._files["values"].write(values)
         self._files["time"].write(np.ascontiguousarray(time, f"<{np.dtype(self._task.schema.time_dtype).str[1:]}"))
         if labels:
             self._files["categorical"].write(np.ascontiguousarray(categorical, "<i4"))
         self._rows += len(time)
 
-    def _values(self) -> Array:
-        """The features of the pending rows, row after row."""
+    def _values(self) -> tuple[Array, bool]:
+        """The features of the pending rows, row after row, and whether all of them are finite."""
         features = self._role.features
         values = np.empty((self._pending_rows, len(features)), self._raw)
-        at = 0
+        at, finite = 0, True
         for batch, _ in self._pending:
-            columns = [batch.numbers(name) for name in features]
-            for first in range(0, len(batch.time), BLOCK_ROWS):
-                last = min(first + BLOCK_ROWS, len(batch.time))
-                block = values[at + first : at + last]
-                for k, column in enumerate(columns):
-                    block[:, k] = column[first:last]
+            columns = [self._as_raw(batch.numbers(name)) for name in features]
+            finite &= turned(columns, values[at : at + len(batch.time)])
             at += len(batch.time)
-        return values
+        return values, finite
+
+    def _as_raw(self, column: Array) -> Array:
+        is_float = column.dtype in (np.float32, np.float64) and column.itemsize <= self._raw.itemsize
+        return column if is_float and column.flags.c_contiguous else np.ascontiguousarray(column, self._raw)
 
     def _gaps(self, values: Array, starts: Int64s) -> Array:
         """Per run, whether values are missing; what is infinite counts as missing from here on."""
         finite = np.isfinite(values)
-        if finite.all():
-            return np.zeros(len(starts), bool)
         infinite = np.isinf(values)
         counts = infinite.sum(axis=0)
         self._infinite += counts
@@ -254,6 +254,17 @@ class _Maker:
                         "give it with --features or --categorical", source=self._source.file.path,
                     )  # fmt: skip
                 self._static[entity][k] = value
+
+
+def turned(columns: list[Array], rows: Array) -> bool:
+    """Fills rows from columns; says whether all values are finite."""
+    if hasattr(core, "rows_of"):
+        return bool(core.rows_of(columns, rows))
+    for first in range(0, len(rows), BLOCK_ROWS):
+        block = rows[first : first + BLOCK_ROWS]
+        for k, column in enumerate(columns):
+            block[:, k] = column[first : first + BLOCK_ROWS]
+    return bool(np.isfinite(rows).all())
 
 
 def _with_nan(codes: Array) -> Array:

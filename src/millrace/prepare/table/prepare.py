@@ -128,7 +128,7 @@ class Preparation:
     def _prepare(self, found: Survey) -> TableReport:
         check_plan(self._folder / "plan.json", self._plan(found), self._folder)
         self._is_mine = True
-        with LocalPool(run_task, min(self._workers, max(1, len(found.parts)))) as pool:
+        with self._pool(found) as pool:
             done = self._read(pool, found)
             index = build_index(self._folder, done, found.schema)
             if not index.names:
@@ -139,6 +139,11 @@ class Preparation:
             fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index, done)
             self._check(index, fitted)
             return self._write(pool, found, index, done, fitted)
+
+    def _pool(self, found: Survey) -> LocalPool:
+        """Decoding and arithmetic leave the GIL alone; a user's function gets processes, which it may crash."""
+        workers = min(self._workers, max(1, len(found.parts)))
+        return LocalPool(run_task, workers, threads=self._options.transform is None)
 
     def _read(self, pool: LocalPool, found: Survey) -> list[PartDone]:
         with platform.writing(self._folder):
