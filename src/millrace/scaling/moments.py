@@ -32,7 +32,7 @@ class Moments:
 
     ``m2`` is the sum of squared distances from the mean, and ``rest`` what the mean lost by rounding: where a mean is 1e9
     times the spread, means rounded to float64 are too coarse to be merged (the deviation was off by 3e-8, with the
-    rest by 1e-15). A column without values has 0 in these, ``low`` of inf and ``high`` of -inf.
+    rest by 1e-16). A column without values has 0 in these, ``low`` of inf and ``high`` of -inf.
 
     The result is a function of the values and of how they were cut into calls of ``of`` and merged, of nothing else:
     no BLAS takes part, whose sums depend on the processor and the number of threads. So whoever always cuts the
