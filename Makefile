@@ -39,6 +39,9 @@ bench: setup
 	$(PY) -m benchmarks.store
 	$(PY) -m benchmarks.feed
 	$(PY) -m benchmarks.prepare_text
+	$(PIP) polars duckdb
+	$(PY) -m benchmarks.prepare_table
+	$(PY) -m benchmarks.problem
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers
