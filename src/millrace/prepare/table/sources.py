@@ -77,7 +77,10 @@ def survey(paths: Sequence[str], options: TableOptions) -> Survey:
     looks = _look_at_all(sources)
     transform = load_function(options.transform, "--transform")
     schemas = [
-        (source.file.path, _after(look.schema, source, transform))
+        (
+            source.file.path,
+            _after(look.schema if transform else _as_read(look.schema, source, options), source, transform),
+        )
         for source, look in zip(sources, looks, strict=True)
         if look.schema is not None
     ]
@@ -221,6 +224,22 @@ def open_csv(source: TableSource, types: dict[str, Any] | None) -> Any:
     )  # fmt: skip
 
 
+def _as_read(schema: Any, source: TableSource, options: TableOptions) -> Any:
+    """Types guessed from the beginning of a CSV file are no types: names are read as text, numbers as floats."""
+    pyarrow = arrow()
+    if source.format != "csv":
+        return schema
+
+    def kind(field: Any) -> Any:
+        if pyarrow.types.is_null(field.type) or field.name == options.time:
+            return field.type
+        if field.name in (*options.entity, *options.categorical):
+            return pyarrow.string()
+        return pyarrow.float64() if pyarrow.types.is_integer(field.type) else field.type
+
+    return pyarrow.schema([pyarrow.field(field.name, kind(field)) for field in schema])
+
+
 def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None) -> Any:
     """The schema with the columns of the path, behind the user's function."""
     pyarrow = arrow()
@@ -228,7 +247,7 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
     for name, value in source.partition:
         if name in schema.names:
             raise SourceError(f"{source.file.path!r}: column {name!r} is in the file and in its path; rename one")
-        schema = schema.append(pyarrow.field(name, pyarrow.int64() if isinstance(value, int) else pyarrow.string()))
+        schema = schema.append(pyarrow.field(name, partition_type(value)))
     if transform is None:
         return schema
     made = transform(schema.empty_table())
@@ -237,6 +256,12 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
             f"--transform gave {type(made).__name__} for a table without rows; it must give an Arrow table"
         )
     return made.schema.remove_metadata()
+
+
+def partition_type(value: str | int | None) -> Any:
+    """The type of a column of the path, as far as one file tells it."""
+    pyarrow = arrow()
+    return pyarrow.null() if value is None else pyarrow.int64() if isinstance(value, int) else pyarrow.string()
 
 
 def _prune(source: TableSource, look: _Look, where: str) -> int:
