@@ -12,7 +12,7 @@ from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, logical
-from millrace.prepare.table.sources import TableSource, Unit, arrow, open_csv, partition_type
+from millrace.prepare.table.sources import TableSource, Unit, arrow, native, open_csv, partition_type
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
 
@@ -96,7 +96,10 @@ class Reader:
         from pyarrow import parquet
 
         texts = [name for name in wanted or () if self._types[name] == pyarrow.string()]
-        with parquet.ParquetFile(source.file.location, read_dictionary=texts) as file:
+        with (
+            native(source) as raw,
+            parquet.ParquetFile(raw, read_dictionary=texts, page_checksum_verification=True) as file,
+        ):
             for group in unit.groups:
                 first = sum(file.metadata.row_group(k).num_rows for k in range(group))
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):

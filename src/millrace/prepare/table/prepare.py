@@ -24,7 +24,7 @@ from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.clean import calendar_names, grid_step
 from millrace.prepare.table.index import Index, build_index
-from millrace.prepare.table.options import TableOptions, make_options
+from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.sources import Survey, survey
@@ -100,7 +100,7 @@ class Preparation:
         self._partial = Partial(out, scratch=SCRATCH)
         self._folder = self._partial.folder
         self._started = time.monotonic()
-        self._is_mine = False
+        self._is_mine = self._is_void = False
 
     def run(self) -> TableReport:
         found = survey(self._paths, self._options)
@@ -115,7 +115,7 @@ class Preparation:
                 return self._finished(found)
             return self._prepare(found)
         except MillraceError:
-            if self._is_mine and not any((self._folder / "parts").glob("*[0-9]/done.json")):
+            if self._is_mine and (self._is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
@@ -143,19 +143,30 @@ class Preparation:
         return TableReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
 
     def _prepare(self, found: Survey) -> TableReport:
-        check_plan(self._folder / "plan.json", self._plan(found), self._folder)
+        check_plan(self._folder / "plan.json", self._plan(found), self._folder, self._mended)
         self._is_mine = True
         with LocalPool(run_task, min(self._workers, max(1, len(found.parts)))) as pool:
             done = self._read(pool, found)
             index = build_index(self._folder, done, found.schema)
             if not index.names:
+                self._is_void = True
                 raise SourceError(
                     "no rows are left: the files are empty, or all was dropped; look at --where and --on-error"
                 )
             fit.save_index(self._folder, index)
-            fitted = self._fit(pool, found, index, done)
+            fitted = self._fit(pool, found, index)
             self._check(index, fitted)
             return self._write(pool, found, index, done, fitted)
+
+    def _mended(self, old: Any, new: Any) -> Any:
+        """The old plan with what may change once the rows are read; what was made of the rows goes, the parts stay."""
+        options = {**new["options"], **{name: old["options"].get(name) for name in READING}}
+        allowed = {**old, "options": options}
+        if allowed == new:
+            with platform.writing(self._folder, "removing"):
+                for name in sorted({*os.listdir(self._folder)} - {"parts", "plan.json", "owner.json", "lease"}):
+                    platform.remove(self._folder / name)
+        return allowed
 
     def _read(self, pool: LocalPool, found: Survey) -> list[PartDone]:
         with platform.writing(self._folder):
@@ -180,7 +191,7 @@ class Preparation:
             self._progress("read", len(done), len(tasks), {"rows": rows})
         return [done[number] for number in range(len(tasks))]
 
-    def _fit(self, pool: LocalPool, found: Survey, index: Index, done: Sequence[PartDone]) -> Fitted:
+    def _fit(self, pool: LocalPool, found: Survey, index: Index) -> Fitted:
         options, features = self._options, len(found.schema.role.features)
         times = cut_times(options, found.schema, index.runs["first"].min().item(), index.runs["last"].max().item())
         splits = entity_splits(index.names, options)
@@ -201,7 +212,8 @@ class Preparation:
         cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
         moments = merge_all([fit.unpack(part.moments, features)[0] for part in ordered])
         quartiles = self._quartiles(pool, found, tasks, ordered) if options.scale == "robust" else None
-        scaling = self._scaling(found, moments, quartiles, done)
+        measured = cuts[:, 0] if options.has_time_split and options.fit_on == "train" else rows
+        scaling = self._scaling(found, moments, quartiles, int(measured[train].sum()))
         each, borrowed = self._each(found, ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
         return Fitted(rows, cuts, splits, scaling, each, dropped, borrowed)
@@ -224,10 +236,10 @@ class Preparation:
             parts.append(search.result())
         return np.concatenate(parts)
 
-    def _scaling(self, found: Survey, moments: Moments, quartiles: Array | None, done: Sequence[PartDone]) -> Scaling:
-        """For all features; the calendar behind them stays as it is."""
+    def _scaling(self, found: Survey, moments: Moments, quartiles: Array | None, rows: int) -> Scaling:
+        """For all features, measured over so many rows; the calendar behind them stays as it is."""
         options, features = self._options, found.schema.role.features
-        nulls = np.sum([part.nulls for part in done], axis=0) + np.sum([part.infinite for part in done], axis=0)
+        nulls = rows - moments.count
         fitted = Scaling.fit(
             options.scale, features, moments, quartiles, dtype=options.dtype, fit_on=options.fit_on,
             per_entity=options.per_entity, nulls=nulls.tolist(),
@@ -262,9 +274,10 @@ class Preparation:
 
     def _check(self, index: Index, fitted: Fitted) -> None:
         if not fitted.rows.any():
+            gone = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(fitted.dropped.items()))
             raise ConfigError(
-                f"no entity has --min-rows {self._options.min_rows} rows; the longest of {len(index.names)} has "
-                f"{int(index.rows.max())}: ask for fewer"
+                f"no entity has --min-rows {self._options.min_rows} rows left; the longest of {len(index.names)} was read "
+                f"with {int(index.rows.max())} (dropped, {gone}): ask for fewer, or fill nulls rather than drop them"
             )
         check_splits(self._options, self._rows_by_split(fitted))
 
@@ -290,7 +303,9 @@ class Preparation:
         options, schema = self._options, found.schema
         columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
         static, static_scaling = scale_static(
-            index.static[:, : len(schema.role.static)], fitted.splits == 0, options.scale
+            index.static[:, : len(schema.role.static)],
+            (fitted.rows > 0) & ((fitted.splits == 0) | (options.fit_on == "all")),
+            options.scale,
         )
         tasks = self._shard_tasks(found, index, fitted, columns, static)
         self._partial.begin({"plan": self._plan(found)}, Layout(columns), None, resume=True)
@@ -378,6 +393,13 @@ class Preparation:
         notes = list(found.notes)
         if self._options.fit_on == "all":
             notes.append("the scaling was fitted on all rows (--fit-on all), val and test too")
+        for names, what, rule in (
+            (fitted.scaling.constant, "one value", "less that value, not divided"),
+            (fitted.scaling.empty, "no value", "0 where missing, else as they are"),
+        ):
+            if names:
+                told = ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+                notes.append(f"{what} in the train rows: {told}; stored {rule}")
         if fitted.borrowed:
             notes.append(
                 f"{fitted.borrowed} entities have a feature with fewer than 2 train values: scaled there as all are"
