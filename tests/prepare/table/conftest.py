@@ -254,8 +254,13 @@ def _without_repeats(rows: list[Any], how: str) -> list[Any]:
         assert all(len(group) == 1 for group in groups.values())
     if how != "mean":
         return [group[-1 if how == "last" else 0] for group in groups.values()]
-    return [(t, np.nanmean([row[1] for row in g], axis=0).tolist() if len(g) > 1 else g[0][1], g[0][2])
-            for t, g in groups.items()]  # fmt: skip
+    return [(t, [_mean(cells) for cells in zip(*(row[1] for row in group), strict=True)], group[0][2])
+            for t, group in groups.items()]  # fmt: skip
+
+
+def _mean(cells: Sequence[float]) -> float:
+    known = [cell for cell in cells if cell == cell]
+    return sum(known) / len(known) if known else np.nan
 
 
 def policy(nulls: dict[str, str] | None, name: str) -> tuple[str, float]:
