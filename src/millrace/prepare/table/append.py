@@ -140,7 +140,7 @@ class Appending(Preparation):
                 raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
             fit.save_index(self._folder, index)
             records = self._records(index)
-            fitted = self._measure(pool, found, index, done, records)
+            fitted = self._measure(pool, found, index, records)
             return self._publish(pool, found, base, index, done, fitted, records)
 
     def _records(self, index: Index) -> Int64s:
@@ -161,9 +161,7 @@ class Appending(Preparation):
     def _last_time(self, record: int) -> Any:
         return self._store.columns["time"][int(self._store.offsets[record + 1]) - 1]
 
-    def _measure(
-        self, pool: LocalPool, found: Survey, index: Index, done: Sequence[PartDone], records: Int64s
-    ) -> Fitted:
+    def _measure(self, pool: LocalPool, found: Survey, index: Index, records: Int64s) -> Fitted:
         after = {k: self._last_time(int(records[k])).item() for k in np.flatnonzero(records >= 0).tolist()}
         listed = set(index.names)
         options = msgspec.structs.replace(
@@ -172,7 +170,7 @@ class Appending(Preparation):
             test_entities=tuple(name for name in self._options.test_entities if name in listed),
         )
         measuring = Measuring(self._folder, options, found, pool, self._progress)
-        fitted = measuring.run(index, done, self._store.meta.get("cut_times"), after, self._scaling)
+        fitted = measuring.run(index, self._store.meta.get("cut_times"), after, self._scaling)
         fitted.cuts = fitted.cuts.copy()  # as they came they are not writable
         for k, record in enumerate(records.tolist()):
             if record >= 0:

@@ -16,7 +16,6 @@ from millrace.prepare.table import fit
 from millrace.prepare.table.clean import calendar_names
 from millrace.prepare.table.index import Index
 from millrace.prepare.table.options import TableOptions
-from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.sources import Survey
 from millrace.prepare.table.splits import cut_times, entity_splits
 from millrace.ragged import Array, Int64s
@@ -49,7 +48,6 @@ class Measuring:
     def run(
         self,
         index: Index,
-        done: Sequence[PartDone],
         times: Sequence[Any] | None = None,
         after: Mapping[int, Any] | None = None,
         kept: Callable[[Moments], Scaling] | None = None,
@@ -86,7 +84,8 @@ class Measuring:
         cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
         moments = merge_all([fit.unpack(part.moments, features)[0] for part in ordered])
         quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and kept is None else None
-        scaling = self._scaling(moments, quartiles, done) if kept is None else kept(moments)
+        measured = cuts[:, 0] if options.has_time_split and options.fit_on == "train" else rows
+        scaling = self._scaling(moments, quartiles, int(measured[train].sum())) if kept is None else kept(moments)
         each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
         return Fitted(rows, cuts, splits, scaling, each, dropped, times, borrowed)
@@ -107,10 +106,10 @@ class Measuring:
             parts.append(search.result())
         return np.concatenate(parts)
 
-    def _scaling(self, moments: Moments, quartiles: Array | None, done: Sequence[PartDone]) -> Scaling:
-        """For all features; the calendar behind them stays as it is."""
+    def _scaling(self, moments: Moments, quartiles: Array | None, rows: int) -> Scaling:
+        """For all features, measured over so many rows; the calendar behind them stays as it is."""
         options, features = self._options, self._found.schema.role.features
-        nulls = np.sum([part.nulls for part in done], axis=0) + np.sum([part.infinite for part in done], axis=0)
+        nulls = rows - moments.count
         fitted = Scaling.fit(
             options.scale, features, moments, quartiles, dtype=options.dtype, fit_on=options.fit_on,
             per_entity=options.per_entity, nulls=nulls.tolist(),

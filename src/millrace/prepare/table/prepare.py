@@ -23,7 +23,7 @@ from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, sp
 from millrace.prepare.table.clean import grid_step
 from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Fitted, Measuring, Progress, scale_static
-from millrace.prepare.table.options import TableOptions, make_options
+from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.sources import Survey, survey
@@ -83,7 +83,7 @@ class Preparation:
         self._partial = Partial(out, scratch=SCRATCH)
         self._folder = self._partial.folder
         self._started = time.monotonic()
-        self._is_mine = False
+        self._is_mine = self._is_void = False
 
     def run(self) -> TableReport:
         found = survey(self._paths, self._options)
@@ -98,7 +98,7 @@ class Preparation:
                 return self._finished(found)
             return self._prepare(found)
         except MillraceError:
-            if self._is_mine and not any((self._folder / "parts").glob("*[0-9]/done.json")):
+            if self._is_mine and (self._is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
@@ -126,19 +126,30 @@ class Preparation:
         return TableReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
 
     def _prepare(self, found: Survey) -> TableReport:
-        check_plan(self._folder / "plan.json", self._plan(found), self._folder)
+        check_plan(self._folder / "plan.json", self._plan(found), self._folder, self._mended)
         self._is_mine = True
         with self._pool(found) as pool:
             done = self._read(pool, found)
             index = build_index(self._folder, done, found.schema)
             if not index.names:
+                self._is_void = True
                 raise SourceError(
                     "no rows are left: the files are empty, or all was dropped; look at --where and --on-error"
                 )
             fit.save_index(self._folder, index)
-            fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index, done)
+            fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index)
             self._check(index, fitted)
             return self._write(pool, found, index, done, fitted)
+
+    def _mended(self, old: Any, new: Any) -> Any:
+        """The old plan with what may change once the rows are read; what was made of the rows goes, the parts stay."""
+        options = {**new["options"], **{name: old["options"].get(name) for name in READING}}
+        allowed = {**old, "options": options}
+        if allowed == new:
+            with platform.writing(self._folder, "removing"):
+                for name in sorted({*os.listdir(self._folder)} - {"parts", "plan.json", "owner.json", "lease"}):
+                    platform.remove(self._folder / name)
+        return allowed
 
     def _pool(self, found: Survey) -> LocalPool:
         """Decoding and arithmetic leave the GIL alone; a user's function gets processes, which it may crash."""
@@ -170,9 +181,10 @@ class Preparation:
 
     def _check(self, index: Index, fitted: Fitted) -> None:
         if not fitted.rows.any():
+            gone = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(fitted.dropped.items()))
             raise ConfigError(
-                f"no entity has --min-rows {self._options.min_rows} rows; the longest of {len(index.names)} has "
-                f"{int(index.rows.max())}: ask for fewer"
+                f"no entity has --min-rows {self._options.min_rows} rows left; the longest of {len(index.names)} was read "
+                f"with {int(index.rows.max())} (dropped, {gone}): ask for fewer, or fill nulls rather than drop them"
             )
         check_splits(self._options, split_rows(self._options, fitted))
 
@@ -182,7 +194,9 @@ class Preparation:
         options, schema = self._options, found.schema
         columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
         static, static_scaling = scale_static(
-            index.static[:, : len(schema.role.static)], fitted.splits == 0, options.scale
+            index.static[:, : len(schema.role.static)],
+            (fitted.rows > 0) & ((fitted.splits == 0) | (options.fit_on == "all")),
+            options.scale,
         )
         tasks = shard_tasks(self._folder, options, found, index, fitted, columns, static, {})
         self._partial.begin({"plan": self._plan(found)}, Layout(columns), None, resume=True)

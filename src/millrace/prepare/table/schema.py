@@ -132,6 +132,12 @@ def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: It
         return any(not is_number(kind) and not pyarrow.types.is_null(kind) for kind in found[name])
 
     static = tuple(name for name in options.static if not is_text(name))
+    for name in options.nulls:
+        if name not in (*features, "*"):
+            raise ConfigError(f"--nulls names {name!r}, which is no feature; there are {', '.join(features)}")
+    for part in options.calendar:
+        if both := sorted({f"{part}_sin", f"{part}_cos"} & set(features)):
+            raise ConfigError(f"--calendar {part} makes {both[0]!r}, which is a column already; leave one of them out")
     known = set(features) | set(options.categorical)
     for name in options.known_future:
         if name not in known:

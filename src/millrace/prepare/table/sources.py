@@ -16,7 +16,7 @@ from millrace.prepare.files import InputFile, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, agree
-from millrace.prepare.table.where import expression
+from millrace.prepare.table.where import check, expression
 
 PART_BYTES = 32 << 20  # of decoded columns, about
 LARGE_GROUP_BYTES = 128 << 20  # row groups above this are named: reading one needs memory for its columns
@@ -37,7 +37,8 @@ class TableSource(msgspec.Struct, frozen=True):
         """What the file is called without its endings: the entity, where each file is one."""
         name = Path(self.file.path).name
         for ending in (".gz", ".zst", *ENDINGS):
-            name = name.removesuffix(ending)
+            if name.lower().endswith(ending):
+                name = name[: -len(ending)]
         return name
 
 
@@ -77,7 +78,10 @@ def survey(paths: Sequence[str], options: TableOptions) -> Survey:
     looks = _look_at_all(sources)
     transform = load_function(options.transform, "--transform")
     schemas = [
-        (source.file.path, _after(look.schema, source, transform))
+        (
+            source.file.path,
+            _after(look.schema if transform else _as_read(look.schema, source, options), source, transform),
+        )
         for source, look in zip(sources, looks, strict=True)
         if look.schema is not None
     ]
@@ -86,6 +90,9 @@ def survey(paths: Sequence[str], options: TableOptions) -> Survey:
             f"all {len(sources)} files have 0 bytes, such as {sources[0].file.path!r}; give files with rows"
         )
     schema = agree(schemas, options, {name for source in sources for name, _ in source.partition})
+    if options.where:
+        for kind in {kind for _, kind in schemas}:
+            check(options.where, kind)
     pruned = 0
     if options.where and transform is None:
         for source, look in zip(sources, looks, strict=True):
@@ -181,7 +188,7 @@ def _look(source: TableSource) -> _Look:
                 return _Look(reader.schema, [])
         from pyarrow import parquet
 
-        with parquet.ParquetFile(source.file.location) as file:
+        with native(source) as raw, parquet.ParquetFile(raw) as file:
             metadata, schema = file.metadata, file.schema_arrow
             groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
             look = _Look(schema, [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)])
@@ -191,6 +198,11 @@ def _look(source: TableSource) -> _Look:
         raise SourceError(
             f"{path!r} is not readable as {source.format}: {_first_line(error)}; copy or write it again", source=path
         ) from error
+
+
+def native(source: TableSource) -> Any:
+    """A file opened by pyarrow, whose names need not be utf-8 only as bytes."""
+    return arrow().OSFile(os.fsencode(source.file.location))
 
 
 def _check_claims(path: str, size: int, look: _Look) -> None:
@@ -214,11 +226,30 @@ def open_csv(source: TableSource, types: dict[str, Any] | None) -> Any:
 
     delimiter = "\t" if ".tsv" in Path(source.file.path).name.lower() else ","
     options = csv.ConvertOptions(column_types=types, include_columns=list(types)) if types else csv.ConvertOptions()
-    stream = pyarrow.input_stream(source.file.location, compression="detect")
+    stream = native(source)
+    for ending, codec in ((".gz", "gzip"), (".zst", "zstd")):
+        if source.file.path.lower().endswith(ending):
+            stream = pyarrow.CompressedInputStream(stream, codec)
     return csv.open_csv(
         stream, read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
         parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True), convert_options=options,
     )  # fmt: skip
+
+
+def _as_read(schema: Any, source: TableSource, options: TableOptions) -> Any:
+    """Types guessed from the beginning of a CSV file are no types: names are read as text, numbers as floats."""
+    pyarrow = arrow()
+    if source.format != "csv":
+        return schema
+
+    def kind(field: Any) -> Any:
+        if pyarrow.types.is_null(field.type) or field.name == options.time:
+            return field.type
+        if field.name in (*options.entity, *options.categorical):
+            return pyarrow.string()
+        return pyarrow.float64() if pyarrow.types.is_integer(field.type) else field.type
+
+    return pyarrow.schema([pyarrow.field(field.name, kind(field)) for field in schema])
 
 
 def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None) -> Any:
@@ -228,7 +259,7 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
     for name, value in source.partition:
         if name in schema.names:
             raise SourceError(f"{source.file.path!r}: column {name!r} is in the file and in its path; rename one")
-        schema = schema.append(pyarrow.field(name, pyarrow.int64() if isinstance(value, int) else pyarrow.string()))
+        schema = schema.append(pyarrow.field(name, partition_type(value)))
     if transform is None:
         return schema
     made = transform(schema.empty_table())
@@ -239,15 +270,22 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
     return made.schema.remove_metadata()
 
 
+def partition_type(value: str | int | None) -> Any:
+    """The type of a column of the path, as far as one file tells it."""
+    pyarrow = arrow()
+    return pyarrow.null() if value is None else pyarrow.int64() if isinstance(value, int) else pyarrow.string()
+
+
 def _prune(source: TableSource, look: _Look, where: str) -> int:
     """Drops the row groups whose statistics say that no row of them is asked for; returns their rows."""
     if source.format != "parquet" or not look.groups or source.partition:
         return 0
     from pyarrow import dataset
 
-    fragment = dataset.ParquetFileFormat().make_fragment(source.file.location)
     wanted = expression(where, {field.name: field.type for field in look.schema})
-    kept = {group.id for piece in fragment.split_by_row_group(wanted) for group in piece.row_groups}
+    with native(source) as raw:
+        fragment = dataset.ParquetFileFormat().make_fragment(raw)
+        kept = {group.id for piece in fragment.split_by_row_group(wanted) for group in piece.row_groups}
     look.pruned = sum(rows for k, rows, _ in look.groups if k not in kept)
     look.groups = [group for group in look.groups if group[0] in kept]
     return look.pruned
