@@ -61,6 +61,10 @@ def run(
     text_field: Annotated[
         str, typer.Option(help="The field or column with the text, in JSONL, CSV and Parquet.")
     ] = "text",
+    mask_field: Annotated[
+        str | None,
+        typer.Option(help="The field with the spans of the text that count for the loss.", show_default="none"),
+    ] = None,
     no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Keep the bytes as they are, for code.")] = False,
     dedup: Annotated[str, typer.Option(help="exact, near or none.")] = "exact",
     no_dedup: Annotated[bool, typer.Option("--no-dedup", help="The same as --dedup none.")] = False,
@@ -95,8 +99,8 @@ def run(
     with TextProgress() as progress:
         report = prepare_text(
             sources, out, workers=workers, append=append, progress=progress, tokenizer=tokenizer, shard_tokens=shard_tokens,
-            val=val, test=test, val_tail=val_tail, document=document, text_field=text_field, normalize=not no_normalize,
-            dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit, min_chars=min_chars,
+            val=val, test=test, val_tail=val_tail, document=document, text_field=text_field, mask_field=mask_field,
+            normalize=not no_normalize, dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit, min_chars=min_chars,
             max_document=max_document, long_documents=long_documents, filter=filter_, on_error=on_error, max_ratio=max_ratio,
         )  # fmt: skip
     if as_json:

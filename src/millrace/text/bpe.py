@@ -16,7 +16,7 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
-from millrace.text.tokenizer import Tokenizer
+from millrace.text.tokenizer import Tokenizer, byte_places
 
 # GPT-2's splitting pattern, which Hugging Face's ByteLevel has built in, in the form tiktoken gives it: the
 # same pieces, with possessive quantifiers, which cannot backtrack over a long run.
@@ -186,6 +186,15 @@ class HuggingFaceTokenizer(Tokenizer):
         arrays = [np.array(encoding.ids, np.uint32) for encoding in found]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         return (np.concatenate(arrays) if arrays else np.zeros(0, np.uint32)), lengths
+
+    def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
+        if self._byte_table is not None and int(self._sizes(ids).sum()) == len(document):
+            return super().places(document, ids)
+        # Another make, or an added token that takes white space with it: Hugging Face says which characters.
+        text = document.decode()
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        assert len(encoding.ids) == len(ids)
+        return byte_places(text, np.array(encoding.offsets, np.int64).reshape(-1, 2))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         table = self._byte_table

@@ -29,10 +29,12 @@ def extra_columns(options: ReadOptions) -> dict[str, Column]:
         columns["line"] = Column("uint64", (2,), axis=LINES)
     if options.dedup == "near":
         columns["bands"] = Column("uint64", (BANDS,), per="record")
+    if options.mask_field is not None:
+        columns["mask"] = Column("uint8")
     return columns
 
 
-HOW = {"line": "--dedup-unit line", "bands": "--dedup near"}
+HOW = {"line": "--dedup-unit line", "bands": "--dedup near", "mask": "--mask-field"}
 
 
 def check_continues(options: ReadOptions, columns: Mapping[str, Any], out: Path) -> None:

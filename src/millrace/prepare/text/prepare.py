@@ -94,7 +94,7 @@ class _Preparation:
 
     def run(self) -> TextReport:
         stdin = STDIN in self._paths
-        sources = [] if stdin else find_sources(self._paths, self._reading.document)
+        sources = [] if stdin else self._find()
         if not self._append and not stdin and (self._out / "store.json").exists():
             return self._finished(sources)
         self._partial.acquire()
@@ -104,7 +104,7 @@ class _Preparation:
             if stdin:
                 self._spooled = str(_spool(self._partial.folder))
                 self._paths = [self._spooled if path == STDIN else path for path in self._paths]
-                sources = find_sources(self._paths, self._reading.document)
+                sources = self._find()
             return self._prepare(sources)
         except MillraceError:
             is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
@@ -113,6 +113,13 @@ class _Preparation:
             raise
         finally:
             self._partial.close(remove=False)
+
+    def _find(self) -> list[Source]:
+        sources = find_sources(self._paths, self._reading.document)
+        without = next((source for source in sources if source.format == "text"), None)
+        if self._reading.mask_field is not None and without is not None:
+            raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
+        return sources
 
     def _name(self, source: Source) -> str:
         """What a source is called in the store: standard input is not the file it was spooled to."""
