@@ -27,6 +27,11 @@ class Existing:
             raise ConfigError(f"{out} was not made by prepare text; only such a store can be appended to")
         check_continues(options, self.manifest.columns, out)
 
+    def made(self) -> dict[str, Any]:
+        """What the run that made this snapshot said of itself; a killed append may have written behind it."""
+        mine = [run for run in runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
+        return mine[-1] if mine else {}
+
     @property
     def sources(self) -> tuple[str, ...]:
         return tuple(self.manifest.columns["source"].values or ())

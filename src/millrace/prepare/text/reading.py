@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from millrace.errors import ConfigError, SourceError
+from millrace.prepare.engines import alive
 from millrace.prepare.text.clean import clean
 from millrace.prepare.text.documents import Bad, read_documents
 from millrace.prepare.text.masks import Masked
@@ -35,6 +36,7 @@ class Reader:
             check_unchanged(source)
             for chunk in _chunks(self._read(source, unit)):
                 yield unit.source, *self._texts(source, chunk)
+                alive()
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[tuple[int, bytes | Bad]]:
@@ -91,6 +93,7 @@ class Reader:
 
     def _stays(self, source: Source, offset: int, text: str) -> bool:
         assert self._filter is not None
+        alive()
         try:
             return bool(self._filter(text))
         except Exception as error:

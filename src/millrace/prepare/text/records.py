@@ -32,7 +32,7 @@ def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> 
     fields = [field for field in (options.text_field, options.mask_field) if field is not None]
     keys = [json.dumps(field, ensure_ascii=False).encode() for field in fields]
     for offset, line in lines:
-        if line.isspace():
+        if not line or line.isspace():
             continue
         try:
             yield offset, _json_document(offset, line, options, any(line.count(key) > 1 for key in keys))
