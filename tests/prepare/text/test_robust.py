@@ -203,3 +203,13 @@ def test_an_interrupted_run_needs_only_the_rest(tmp_path):
     (tmp_path / "parts" / "tokens.bin").write_bytes(bytes(1000))
     assert room.check_room(tmp_path, 5000, 0)[0] == 4000
     assert room.check_room(tmp_path, 500, 0)[0] == 0
+
+
+def test_more_sources_than_a_store_can_name_are_refused_before_they_are_read(tmp_path, monkeypatch, bad_files):
+    from millrace.prepare.text import columns, part
+
+    monkeypatch.setattr(columns, "MAX_DICTIONARY", 3)
+    monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("read"))
+    with pytest.raises(mr.ConfigError, match="4 source files; at most 3 in one store"):
+        mr.prepare_text(bad_files, tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out.partial").exists()

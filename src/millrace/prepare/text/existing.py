@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import ConfigError
-from millrace.prepare.text.extras import LINES, check_continues
+from millrace.prepare.text.columns import LINES, check_continues
 from millrace.prepare.text.options import ReadOptions
 from millrace.ragged import Array
 from millrace.store.open import open_store

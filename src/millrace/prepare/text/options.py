@@ -99,6 +99,20 @@ class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"val={self.val}, test={self.test}; expected shares from 0 that leave some for train")
 
 
+def parted(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
+    """Options by name as those of reading and those of shards, checked."""
+    kinds = (ReadOptions, ShardOptions)
+    names = [set(kind.__struct_fields__) for kind in kinds]
+    unknown = set(given) - names[0] - names[1]
+    if unknown:
+        raise ConfigError(f"unknown options {sorted(unknown)}; expected {', '.join(sorted(names[0] | names[1]))}")
+    reading = ReadOptions(**{key: value for key, value in given.items() if key in names[0]})
+    cutting = ShardOptions(**{key: value for key, value in given.items() if key in names[1]})
+    reading.check()
+    cutting.check()
+    return reading, cutting
+
+
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}; expected one of {', '.join(str(a) for a in allowed if a is not None)}")

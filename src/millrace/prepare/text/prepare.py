@@ -20,9 +20,9 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.text import shards as sharding
+from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, runs
-from millrace.prepare.text.extras import extra_columns
-from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
+from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, summary
@@ -32,7 +32,7 @@ from millrace.prepare.text.sources import Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import spool
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
 from millrace.store import gc, platform
-from millrace.store.layout import MAX_DICTIONARY, Column, Layout
+from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
 from millrace.store.publish import Partial
 from millrace.store.snapshot import Base
@@ -59,22 +59,9 @@ def prepare_text(
 
     Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
     """
-    reading, cutting = _options(options)
+    reading, cutting = parted(options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
                         workers or os.cpu_count() or 1, append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
-
-
-def _options(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
-    kinds = (ReadOptions, ShardOptions)
-    names = [set(kind.__struct_fields__) for kind in kinds]
-    unknown = set(given) - names[0] - names[1]
-    if unknown:
-        raise ConfigError(f"unknown options {sorted(unknown)}; expected {', '.join(sorted(names[0] | names[1]))}")
-    reading = ReadOptions(**{key: value for key, value in given.items() if key in names[0]})
-    cutting = ShardOptions(**{key: value for key, value in given.items() if key in names[1]})
-    reading.check()
-    cutting.check()
-    return reading, cutting
 
 
 class _Preparation:
@@ -174,16 +161,18 @@ class _Preparation:
         self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
         tokenizer = self._tokenizer(sources, parts, existing)
+        known = () if existing is None else existing.sources
+        columns = store_columns([self._name(source) for source in sources], tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
         done = self._read(sources, parts, tokenizer, existing)
         assignment = sharding.Assignment(folder, done, self._cutting)
-        known = iter(()) if existing is None else existing.documents()
-        num_known = 0 if existing is None else existing.manifest.totals.records
+        documents = iter(()) if existing is None else existing.documents()
+        num_documents = 0 if existing is None else existing.manifest.totals.records
         with platform.writing(folder):
-            assignment.make(sharding.repeated(folder, done, self._reading, known, num_known))
+            assignment.make(sharding.repeated(folder, done, self._reading, documents, num_documents))
         if not self._append:
             assignment.check()
-        return self._publish(sources, done, assignment, tokenizer, existing)
+        return self._publish(sources, done, assignment, tokenizer, columns, existing)
 
     def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
         """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
@@ -253,20 +242,19 @@ class _Preparation:
         done: list[PartDone],
         assignment: sharding.Assignment,
         tokenizer: Tokenizer,
+        columns: Mapping[str, Column],
         existing: Existing | None,
     ) -> TextReport:
         if existing is not None and not any(assignment.documents.values()):
             return self._already(existing, summary(done, assignment, {}, tokenizer))
         base = None if existing is None else existing.base
-        names = [self._name(source) for source in sources]
-        columns = _columns(names, tokenizer, self._reading, () if existing is None else existing.sources)
         plan = {"read": self._plan_on(sources, existing), "shards": msgspec.to_builtins(self._cutting)}
         check_plan(self._partial.folder / "cut.json", plan["shards"], self._partial.folder)
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
-        tasks = self._shard_tasks(planned, columns, tokenizer, base, names)
+        tasks = self._shard_tasks(planned, columns, tokenizer, base, [self._name(source) for source in sources])
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
@@ -310,21 +298,6 @@ class _Preparation:
                 for k, pieces in enumerate(shards)
             ]
         return tasks
-
-
-def _columns(
-    names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Sequence[str]
-) -> dict[str, Column]:
-    values = tuple(dict.fromkeys((*known, *names)))
-    if len(values) > MAX_DICTIONARY:
-        raise ConfigError(f"{len(values)} source files; at most {MAX_DICTIONARY} in one store: join small files first")
-    return {
-        "tokens": Column(tokenizer.dtype),
-        "source": Column("dictionary", per="record", values=values),
-        "offset": Column("int64", per="record"),
-        "hash": Column("uint64", (2,), per="record"),
-        **extra_columns(options),
-    }
 
 
 def _loosened(old: Any, new: Any) -> Any:
