@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -137,17 +137,18 @@ def boot_id() -> str | None:
         return None
 
 
-def write_file(path: str | Path, data: bytes, *, mode: int = 0o444, durable: bool = True) -> None:
+def write_file(path: str | Path, data: bytes | Iterable[bytes], *, mode: int = 0o444, durable: bool = True) -> None:
     """A file exists whole or not at all: written aside, synced, renamed; the caller syncs the folder.
 
-    One that is not ``durable`` survives the end of this process, not that of the machine.
+    ``data`` may come block by block. One that is not ``durable`` survives the end of this process, not that of the machine.
     """
     aside = f"{path}.tmp"
     remove(aside)
     fd = create(aside)
     try:
         try:
-            write(fd, data, path)
+            for block in (data,) if isinstance(data, bytes) else data:
+                write(fd, block, path)
             with contextlib.suppress(AttributeError):
                 os.fchmod(fd, mode)
             if durable:

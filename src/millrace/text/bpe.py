@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
-from millrace.text.tokenizer import Tokenizer
+from millrace.text import breaks
+from millrace.text.tokenizer import Tokenizer, byte_places
 
 # GPT-2's splitting pattern, which Hugging Face's ByteLevel has built in, in the form tiktoken gives it: the
 # same pieces, with possessive quantifiers, which cannot backtrack over a long run.
@@ -62,6 +63,11 @@ class RankEngine:
     def _plain(self, text: str) -> tuple[Array, Int64s]:
         ids = np.frombuffer(self._core.encode_to_tiktoken_buffer(text, set()), np.uint32)
         return ids, np.array([len(ids)], np.int64)
+
+
+def _with_lengths(arrays: Sequence[Array]) -> tuple[Array, Int64s]:
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return (np.concatenate(arrays) if len(arrays) else np.zeros(0, np.uint32)), lengths
 
 
 def _joined(parts: Sequence[tuple[Array, Int64s]]) -> tuple[Array, Int64s]:
@@ -178,14 +184,47 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             return self._fast.encode_documents(documents)
         except ValueError:
-            return self._slow(documents) if len(documents) == 1 else _joined([self._quick([d]) for d in documents])
+            if len(documents) > 1:
+                return _joined([self._quick([d]) for d in documents])
+        return self._in_pieces(documents[0], self._quick_piece)
+
+    def _quick_piece(self, piece: str) -> Array:
+        assert self._fast is not None
+        try:
+            return self._fast.encode_documents([piece.encode()])[0]
+        except ValueError:
+            return self._ids([piece])[0]
 
     def _slow(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        if any(len(document) > breaks.PIECE_CHARS for document in documents):
+            return _joined([self._in_pieces(d, lambda piece: self._ids([piece])[0]) for d in documents])
+        return _with_lengths(self._ids([document.decode() for document in documents]))
+
+    def _in_pieces(self, document: bytes, encode: Callable[[str], Array]) -> tuple[Array, Int64s]:
+        """A document by way of pieces that have the same ids, since memory grows with what is encoded at once."""
+        text = document.decode()
+        arrays = [encode(text[start:stop]) for start, stop in breaks.cut(text, self._lists)]
+        ids = np.concatenate(arrays)
+        return ids, np.array([len(ids)], np.int64)
+
+    def _lists(self, texts: list[str]) -> list[list[int]]:
         encode = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
-        found = encode([document.decode() for document in documents], add_special_tokens=False)
-        arrays = [np.array(encoding.ids, np.uint32) for encoding in found]
-        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        return (np.concatenate(arrays) if arrays else np.zeros(0, np.uint32)), lengths
+        return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
+
+    def _ids(self, texts: list[str]) -> list[Array]:
+        return [np.array(ids, np.uint32) for ids in self._lists(texts)]
+
+    def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
+        if self._byte_table is not None and int(self._sizes(ids).sum()) == len(document):
+            return super().places(document, ids)
+        # Another make, or an added token that takes white space with it: Hugging Face says which characters.
+        text = document.decode()
+        found: list[Array] = []
+        for start, stop in breaks.cut(text, self._lists):
+            offsets = self._backend.encode(text[start:stop], add_special_tokens=False).offsets
+            found.append(np.array(offsets, np.int64).reshape(-1, 2) + start)
+        assert sum(map(len, found)) == len(ids)
+        return byte_places(text, np.concatenate(found))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         table = self._byte_table
