@@ -131,10 +131,10 @@ class Spans:
         if len(starts) and (starts.min() < 0 or np.any(stops < starts)):
             at = int(np.argmax((starts < 0) | (stops < starts)))
             raise ConfigError(f"piece {at} is [{starts[at]}, {stops[at]}); expected 0 <= start <= stop")
-        object.__setattr__(self, "starts", starts)
-        object.__setattr__(self, "stops", stops)
+        object.__setattr__(self, "starts", np.ascontiguousarray(starts))
+        object.__setattr__(self, "stops", np.ascontiguousarray(stops))
         if self.offsets is not None:
-            object.__setattr__(self, "offsets", as_offsets(self.offsets, len(starts)))
+            object.__setattr__(self, "offsets", np.ascontiguousarray(as_offsets(self.offsets, len(starts))))
 
     def __len__(self) -> int:
         return len(self.starts) if self.offsets is None else len(self.offsets) - 1

@@ -54,11 +54,8 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 
 static void map_dealloc(PyObject *object) {
     Map *self = (Map *)object;
-    PyTypeObject *type = Py_TYPE(object);
     if (self->address != NULL) munmap(self->address, self->length);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    core_free(object);
 }
 
 static int map_getbuffer(PyObject *object, Py_buffer *view, int flags) {
@@ -81,11 +78,5 @@ static PyType_Spec map_spec = {
     .slots = map_slots,
 };
 
-int core_add_map(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &map_spec, NULL);
-    if (type == NULL) return -1;
-    int status = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return status;
-}
+int core_add_map(PyObject *module) { return core_add_type(module, &map_spec, NULL); }
 #endif

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Field, Located
+from millrace.gather.reference import Field, Located, Sources
 from millrace.identity import canonical, digest
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans
@@ -89,10 +89,10 @@ class View(ABC):
         return Located(self._sources, self.fields, spans, self.records(samples) if needs_records else None)
 
     @cached_property
-    def _sources(self) -> dict[str, Any]:
+    def _sources(self) -> Sources:
         """The columns as they are stored: codes of dictionaries, bits of bfloat16; only those asked for."""
         names = {field.column: field for field in self.fields}
-        return {name: source(self.store.columns[name], field) for name, field in names.items()}
+        return Sources({name: source(self.store.columns[name], field) for name, field in names.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: not what can be computed again there."""
