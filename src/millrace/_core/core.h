@@ -52,7 +52,7 @@ int core_add_column(PyObject *module);
 
 enum { DENSE, RAGGED, PADDED, RECORD };
 enum { COPY, FROM_I8, FROM_U8, FROM_I16, FROM_U16, FROM_I32, FROM_U32, FROM_F16, FROM_BF16 };
-enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE };
+enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED };
 
 typedef struct { /* one entry of a batch */
     Column *column;
@@ -126,10 +126,14 @@ typedef struct {
     int64_t marks[3], places[MAX_FIELDS], fixed_bytes;
 } Program;
 
+typedef struct Ahead Ahead; /* ring.h */
+
 typedef struct { /* of one thread, while it makes a batch */
     int64_t *positions, *samples, *records, *starts, *stops;
     int32_t *parts;
     char *valid;
+    Ahead *ahead;          /* NULL where nothing is asked for ahead */
+    int64_t probe_faults; /* of the first sample */
 } Work;
 
 extern PyTypeObject *Program_Type;

@@ -150,6 +150,7 @@ PyObject *core_raise_problem(const Problem *problem) {
                           name, c);
     case BEYOND:
         return core_raise("ConfigError", "sample %lld is beyond the %lld of its view, in a plan of it", a, b);
+    case PASSED: return core_raise("ConfigError", "batch %lld passes position 2^63 - 1, where every line ends", a);
     default: return core_raise("FeedError", "shard %lld for %s was not given", a, name);
     }
 }

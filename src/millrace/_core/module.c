@@ -1,5 +1,5 @@
 /* The module object, and what the other files share. Every function has a numpy twin that gives the same bytes. */
-#include "core.h"
+#include "ring.h"
 
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept) {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -47,7 +47,8 @@ PyObject *core_raise(const char *kind, const char *format, ...) {
 static int core_exec(PyObject *module) {
     if (core_add_map(module) < 0 || core_add_permute(module) < 0 || core_add_column(module) < 0) return -1;
     if (core_add_gather(module) < 0) return -1;
-    return core_add_program(module);
+    if (core_add_program(module) < 0) return -1;
+    return core_add_ring(module);
 }
 
 static PyModuleDef_Slot core_slots[] = {

@@ -1,7 +1,7 @@
 /* Program: a view and an order as plain steps, run for a whole batch without Python.
  *
  * position -> sample (order.c) -> its leaf view and spans (the steps here) -> copied into a slot (gather.c). */
-#include "core.h"
+#include "ring.h"
 
 #include <stdlib.h>
 
@@ -164,6 +164,8 @@ Work *core_work_new(const Program *self) {
     size_t size = (size_t)self->size, axes = (size_t)self->num_axes;
     Work *work = malloc(sizeof *work + size * (8 * (3 + 2 * axes) + 4 + 1) + 64);
     if (work == NULL) return NULL;
+    work->ahead = NULL;
+    work->probe_faults = 0;
     work->positions = (int64_t *)(work + 1);
     work->samples = work->positions + size;
     work->records = work->samples + size;
@@ -210,8 +212,12 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
         *problem = (Problem){SPACE, NULL, *used, 0, 0};
         return SPACE;
     }
+    int64_t faults = work->ahead == NULL ? 0 : core_disk_faults();
     for (int64_t i = 0; i < self->size; i++) {
         const Gather *gather = self->gathers[work->parts[i]];
+        if (work->ahead != NULL && i == 1) work->probe_faults = core_disk_faults() - faults;
+        if (work->ahead != NULL && (i & 31) == 31)
+            core_look_at_faults(work->ahead, self, i, core_disk_faults() - faults, work);
         for (int f = 0; f < self->num_fields; f++) {
             const Field *field = &gather->fields[f];
             int64_t room = field->kind == RECORD ? 1 : field->length;

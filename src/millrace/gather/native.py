@@ -64,7 +64,7 @@ class Native:
     def __init__(
         self, columns: Mapping[str, Any], fields: Sequence[Field], gather: Any, tables: dict[str, Any]
     ) -> None:
-        self._columns, self.gather, self.tables = columns, gather, tables
+        self.columns, self.gather, self.tables = columns, gather, tables
         self.fields = [field for field in fields if not field.is_text]
         self.axes = _axes(fields)
 
@@ -85,7 +85,7 @@ class Native:
 
     def give(self, name: str, shard: int, whole: Array | None) -> bool:
         """One shard of a column, for good; False where it is not one run of memory."""
-        if whole is None or whole.dtype != self._columns[name].dtype or not whole.flags.c_contiguous:
+        if whole is None or whole.dtype != self.columns[name].dtype or not whole.flags.c_contiguous:
             return False
         self.tables[name].give(shard, whole)
         return True
@@ -97,7 +97,7 @@ class Native:
         for name, own in asked.items():
             starts, stops = own if own is not None else (records, records + 1)  # type: ignore[operator]
             missing = self.tables[name].missing(starts, stops)
-            if missing and not all(self.give(name, k, self._columns[name].whole(k)) for k in missing):
+            if missing and not all(self.give(name, k, self.columns[name].whole(k)) for k in missing):
                 return False
         return True
 

@@ -75,6 +75,14 @@ class View(ABC):
         """The root stores behind the view."""
         return (self.store.root,)
 
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        """The view as plain steps that the C core runs; None where only Python knows it, as with a view of one's own.
+
+        Steps: ``("take", ids)``, ``("concat", ends, [plan of each])``, and last ``("stride", view, count, stride,
+        rows)``, ``("locate", view, ends, firsts, stride, rows)`` or ``("offsets", view)``.
+        """
+        return None
+
     def records(self, samples: npt.ArrayLike) -> Int64s:
         """The record each sample starts in."""
         spans = self.spans(samples)
