@@ -68,7 +68,7 @@ class Feed:
             raise ConfigError(
                 f"epochs={epochs}; expected 1 or more within 2^63 - 1 positions, or None for an endless feed"
             )
-        if device not in DEVICES:
+        if device.split(":")[0] not in DEVICES:
             raise ConfigError(f"device={device!r}; expected one of {', '.join(DEVICES)}")
         if as_integer("depth", depth) < 1 or (workers is not None and as_integer("workers", workers) < 1):
             raise ConfigError(f"depth={depth}, workers={workers}; expected 1 or more")

@@ -13,6 +13,7 @@ import numpy as np
 from millrace.errors import ConfigError, FeedError, StageFailed
 from millrace.feed import native
 from millrace.feed.batch import Batch, check_names
+from millrace.feed.device import CudaLanes, DeviceRing, pinned_memory, to_device
 from millrace.feed.line import Line, Plan
 from millrace.feed.native import NativeRing
 from millrace.feed.program import MARKS, Program, Unmapped
@@ -25,7 +26,7 @@ from millrace.ragged import Array, Ragged
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed, Transform
 
-DEVICES = ("cpu", "numpy")
+DEVICES = ("cpu", "numpy", "cuda")  # also "cuda:1"
 
 
 class Iteration:
@@ -35,15 +36,20 @@ class Iteration:
         self._feed, self.line, self._count = feed, line, 0
         self.total = line.num_batches
         self._process = os.getpid()
-        self._convert = _torch_converter() if feed.device == "cpu" else None
+        self._convert = _torch_converter() if feed.device != "numpy" else None
         self.is_closed = False
         self._began, self._get_s = time.perf_counter(), 0.0
         program = Program.of(line)
         self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
-        self._stage: Stage | NativeRing | None = None
+        self._stage: Stage | NativeRing | DeviceRing | None = None
         if feed.transform is not None:
             workers = min(feed.workers, feed.depth)
             self._stage = Stage(self._maker.make, workers=workers, depth=feed.depth, count=self.total)
+        elif program is not None and feed.device.startswith("cuda"):
+            # Always ahead: the training thread only queues copies.
+            lanes, workers = CudaLanes(feed.device), min(feed.fillers, feed.depth)
+            host = NativeRing(program, count=self.total, depth=feed.depth, workers=workers, new_memory=pinned_memory)
+            self._stage, self._convert = DeviceRing(host, program.layout, lanes), None
         elif program is not None:
             workers = min(feed.fillers, feed.depth) if program.batch_bytes >= native.IN_LINE_BYTES else 0
             self._stage = NativeRing(program, count=self.total, depth=feed.depth, workers=workers)
@@ -67,6 +73,8 @@ class Iteration:
             batch = self._take()
             if self._convert is not None:
                 batch = self._convert(batch)
+                if self._feed.device.startswith("cuda"):
+                    batch = to_device(batch, self._feed.device)
         except BaseException:
             self.close()
             raise
@@ -83,11 +91,12 @@ class Iteration:
             except Unmapped:  # too many shards to map: numpy reads them
                 self._stage.close()
                 self._stage, self._maker.program = None, None
+                self._convert = None if self._feed.device == "numpy" else _torch_converter()
         return self._maker.make(self._count)
 
     def report(self) -> Report:
         way, workers, counted = "numpy" if self._maker.program is None else "in line", 0, {}
-        if isinstance(self._stage, NativeRing):
+        if isinstance(self._stage, NativeRing | DeviceRing):
             counted, workers = self._stage.report(), self._stage.num_workers
             way = "ring" if workers else "in line"
         elif self._stage is not None:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from millrace.errors import FeedError
@@ -22,14 +23,14 @@ JOIN_S = 10.0  # a thread ends after the batch it is on
 class Memory:
     """The memory of the slots, and the views of it that batches are made of."""
 
-    def __init__(self, layout: Layout, count: int) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, count: int, new_memory: Callable[[int], Array]) -> None:
+        self.layout, self._new_memory = layout, new_memory
         self.arrays: list[Array | None] = [None] * count
         self.views: list[Views | None] = [None] * count
 
     def allocate(self, slot: int, num_bytes: int) -> Array:
         self.arrays[slot] = self.views[slot] = None
-        array = ring.new_memory(num_bytes)
+        array = self._new_memory(num_bytes)
         self.arrays[slot], self.views[slot] = array, self.layout.views(array)
         return array
 
@@ -42,13 +43,21 @@ class Memory:
 class NativeRing:
     """Batches 0, 1, 2, ... of a program, at most ``depth`` ahead. Threads hold the core's ring, never this object."""
 
-    def __init__(self, program: Program, *, count: int | None, depth: int, workers: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        count: int | None,
+        depth: int,
+        workers: int,
+        new_memory: Callable[[int], Array] | None = None,
+    ) -> None:
         in_line = workers == 0
         depth = 1 if in_line else depth
         slots = depth + (1 if in_line else 2)
-        self._memory = Memory(program.layout, slots)
+        self.memory = Memory(program.layout, slots, new_memory or ring.new_memory)
         self._ring = core.Ring(
-            program.core, self._memory.allocate, -1 if count is None else count, depth, slots, workers
+            program.core, self.memory.allocate, -1 if count is None else count, depth, slots, workers
         )
         self.num_workers = workers
         self._threads = [
@@ -69,7 +78,11 @@ class NativeRing:
         found = self._ring.get()
         if found is None:
             raise FeedError("the feed was closed while a batch was awaited")
-        return self._memory.batch(found[0])
+        return self.memory.batch(found[0])
+
+    def poll(self, wait: bool) -> tuple[int, int] | None:
+        """Slot and bytes of the next batch; None where it is not ready and ``wait`` is false, or there is none."""
+        return self._ring.get(wait)  # type: ignore[no-any-return]
 
     def report(self) -> dict[str, Any]:
         """What was counted, in the terms of ``Report``."""

@@ -6,6 +6,7 @@ batches are planned in Python, many at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,14 +17,14 @@ from millrace.feed.line import Line
 from millrace.gather.native import Native
 from millrace.gather.reference import Field
 from millrace.native import core
-from millrace.ragged import Array, Ragged
+from millrace.ragged import Ragged
 from millrace.view.view import View
 
 ALIGN = 256  # as in core.h
 MARKS = (("positions", np.dtype(np.int64)), ("samples", np.dtype(np.int64)), ("valid", np.dtype(bool)))
 
 
-Views: TypeAlias = tuple[list[Array], list[tuple[str, Field | None, Array]]]
+Views: TypeAlias = tuple[list[Any], list[tuple[str, Field | None, Any]]]  # of arrays, or of tensors
 
 
 class Unmapped(FeedError):
@@ -48,18 +49,29 @@ class Layout:
         self._end += -(-num_bytes // ALIGN) * ALIGN
         return place
 
-    def views(self, memory: Any) -> Views:
-        """Everything but ragged values, as views of a slot's memory: the marks, and (name, field if ragged, array)."""
+    def views(self, memory: Any, dtype_of: Callable[[np.dtype[Any]], Any] = np.dtype) -> Views:
+        """Everything but ragged values, as views of a slot's memory: the marks, and (name, field if ragged, array).
+
+        The memory is numpy's, or a tensor's with ``dtype_of`` giving its types.
+        """
         marks = []
         for (_, dtype), place in zip(MARKS, self.marks, strict=True):
-            marks.append(memory[place : place + self.size * dtype.itemsize].view(dtype))
+            marks.append(memory[place : place + self.size * dtype.itemsize].view(dtype_of(dtype)))
         fields = []
         for field, place in zip(self.fields, self.places, strict=True):
             shape = (self.size + 1,) if is_ragged(field) else (self.size, *(n or 0 for n in field.shape))
             dtype = np.dtype(np.int64) if is_ragged(field) else field.dtype
-            part = memory[place : place + _fixed_bytes(field, self.size)].view(dtype).reshape(shape)
+            part = memory[place : place + _fixed_bytes(field, self.size)].view(dtype_of(dtype)).reshape(shape)
             fields.append((field.name, field if is_ragged(field) else None, part))
         return marks, fields
+
+    def ragged_values(self, memory: Any, field: Field, begin: int, rows: int, dtype_of: Any = np.dtype) -> Any:
+        part = memory[begin : begin + rows * _row_bytes(field)].view(dtype_of(field.dtype))
+        return part.reshape(rows, *field.tail)
+
+    def ragged_end(self, field: Field, begin: int, rows: int) -> int:
+        """Where the next ragged field's values begin."""
+        return begin + -(-rows * _row_bytes(field) // ALIGN) * ALIGN
 
     def batch(self, views: Views, memory: Any) -> Batch:
         """The batch that lies in a slot: new views, and marks of its own, which may outlive the slot."""
@@ -71,10 +83,8 @@ class Layout:
                 values[name] = array[:]
                 continue
             rows = int(array[-1])
-            num_bytes = rows * _row_bytes(ragged)
-            found = memory[end : end + num_bytes].view(ragged.dtype).reshape(rows, *ragged.tail)
-            values[name] = Ragged.trusted(found, array[:])
-            end += -(-num_bytes // ALIGN) * ALIGN
+            values[name] = Ragged.trusted(self.ragged_values(memory, ragged, end, rows), array[:])
+            end = self.ragged_end(ragged, end, rows)
         return Batch(values, positions=positions.copy(), samples=samples.copy(), valid=valid.copy())
 
 
