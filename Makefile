@@ -30,7 +30,7 @@ test: setup servers check
 
 # The core suite once more as on a platform without flock, memfd, madvise and without a compiler.
 hidden: .venv/ready
-	MILLRACE_TEST_HIDE=1 $(PY) -m pytest -n 2 -q tests/store tests/property tests/golden tests/view tests/gather tests/feed tests/resume
+	MILLRACE_TEST_HIDE=1 $(PY) -m pytest -n 2 -q tests/store tests/property tests/golden tests/order tests/view tests/gather tests/feed tests/resume
 
 demo: setup
 	.venv/bin/millrace demo

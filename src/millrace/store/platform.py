@@ -178,6 +178,22 @@ def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.ui
     return np.frombuffer(area, np.uint8)
 
 
+def random_twin(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same bytes through a map of its own without the kernel's read-ahead; an array that is no map as it is."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    owner = owner.obj if isinstance(owner, memoryview) else owner
+    if not HAS_CORE or not isinstance(owner, _core.Map) or not array.flags.c_contiguous:
+        return array
+    whole, twin = np.frombuffer(cast(bytes, owner), np.uint8), owner.random()
+    if twin is None:
+        return array
+    first = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    part = np.frombuffer(cast(bytes, twin), np.uint8)[first : first + array.nbytes]
+    return part.view(array.dtype).reshape(array.shape)
+
+
 def pread(fd: int, length: int, offset: int) -> bytes:
     """Exactly ``length`` bytes, or fewer at the end of the file."""
     parts: list[bytes] = []

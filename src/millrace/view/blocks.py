@@ -63,6 +63,9 @@ class Blocks(View):
         starts = self._checked(samples) * self.stride
         return Spans(starts, starts + (self.length + 1))
 
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        return [("stride", self, len(self), self.stride, self.length + 1)] if type(self) is Blocks else None
+
     def unused_rows(self) -> int:
         count, rows = len(self), self.store.num_rows
         if count == 0:
