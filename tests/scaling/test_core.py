@@ -10,6 +10,7 @@ from millrace.prepare.table import part
 from millrace.scaling import moments, scaler
 
 needs_core = pytest.mark.skipif(core is None, reason="the core is hidden or was not built: there is only the twin")
+seeds = st.integers(0, 99)
 shapes = st.tuples(st.integers(1, 300), st.integers(1, 19))
 
 
@@ -22,7 +23,7 @@ def rows(shape, dtype, seed, scale=1.0):
     shape=shapes,
     dtype=st.sampled_from(["f4", "f8"]),
     block=st.integers(1, 64),
-    seed=st.integers(0, 99),
+    seed=seeds,
     scale=st.sampled_from([1, 1e30]),
 )
 def test_moments_are_the_same_bytes(shape, dtype, block, seed, scale):
@@ -34,7 +35,7 @@ def test_moments_are_the_same_bytes(shape, dtype, block, seed, scale):
 
 
 @needs_core
-@given(shape=shapes, dtype=st.sampled_from(["f4", "f8"]), seed=st.integers(0, 99))
+@given(shape=shapes, dtype=st.sampled_from(["f4", "f8"]), seed=seeds)
 def test_scaled_rows_are_the_same_bytes(shape, dtype, seed):
     given_rows = rows(shape, dtype, seed)
     center, scale = np.random.default_rng(seed).normal(0, 5, (2, shape[1]))
@@ -52,7 +53,7 @@ def test_scaled_rows_are_the_same_bytes(shape, dtype, seed):
 @given(
     shape=shapes,
     wide=st.booleans(),
-    seed=st.integers(0, 99),
+    seed=seeds,
     bad=st.sampled_from([None, np.nan, np.inf, -np.inf]),
     mixed=st.booleans(),
 )
@@ -85,7 +86,7 @@ def test_what_does_not_fit_is_an_error():
         core.measure_rows(good, 3, 2, np.empty((1, 6, 3)))
     with pytest.raises(ValueError, match="of their width"):
         core.scale_rows(good, np.zeros(3), np.zeros(2), good)
+    read_only = np.zeros((4, 3), np.float32)
+    read_only.flags.writeable = False
     with pytest.raises((ValueError, BufferError)):
-        read_only = np.zeros((4, 3), np.float32)
-        read_only.flags.writeable = False
         core.scale_rows(good, np.zeros(3), np.ones(3), read_only)
