@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ import numpy as np
 import xxhash
 
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.text.clean import clean
-from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.clean import clean, clean_many
+from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
 from millrace.ragged import Array
@@ -45,6 +45,8 @@ DOCUMENT = np.dtype(
         ("characters", "<i8"),
     ]
 )
+
+Texts = tuple[list[int], list[bytes]]  # where documents stand, and what they say
 
 
 class PartTask(msgspec.Struct, frozen=True):
@@ -112,7 +114,7 @@ class _Maker:
         self._task, self._options = task, task.options
         self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer), task.engine)
         self._filter = _function(task.options.filter)
-        self._keeps_all = not task.options.normalize and self._filter is None and task.options.min_chars <= 1
+        self._looks_at_each = self._filter is not None or task.options.min_chars > 1
         self._tokens = _Spill(folder / "tokens.bin")
         self._documents = _Spill(folder / "documents.bin")
         self._signatures = _Spill(folder / "signatures.bin") if task.options.dedup == "near" else None
@@ -125,8 +127,8 @@ class _Maker:
     def run(self) -> PartDone:
         for unit, source in zip(self._task.part.units, self._task.sources, strict=True):
             check_unchanged(source)
-            for chunk in _chunks(self._read(source, unit)):
-                self._add(unit.source, source, chunk)
+            for offsets, texts in _gathered(self._read(source, unit)):
+                self._add(unit.source, offsets, texts)
             check_unchanged(source)
         sizes = {"tokens.bin": self._tokens.finish(), "documents.bin": self._documents.finish()}
         if self._signatures is not None:
@@ -138,9 +140,15 @@ class _Maker:
             dict(sorted(self._dropped.items())), sizes,
         )  # fmt: skip
 
-    def _read(self, source: Source, unit: Unit) -> Iterator[tuple[int, bytes | Bad]]:
+    def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
+        """The usable documents of a unit, some at a time."""
         try:
-            yield from read_documents(source, unit, self._options)
+            if source.is_framed:
+                for stretch in read_stretches(source, unit, self._options):
+                    yield self._usable_stretch(source, stretch)
+            else:
+                for chunk in _chunks(read_documents(source, unit, self._options)):
+                    yield self._usable_ones(source, chunk)
         except OSError as error:  # else it would pass for a failure to write
             raise SourceError(
                 f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again",
@@ -152,33 +160,45 @@ class _Maker:
             if spill is not None:
                 spill.close()
 
-    def _add(self, number: int, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> None:
-        offsets, texts = self._as_they_are(chunk) if self._keeps_all else ([], [])
-        if not texts:
-            for offset, document in chunk:
-                self._bytes += len(document.data if isinstance(document, Bad) else document)
-                text = self._usable(source, offset, document)
-                if text is not None:
-                    offsets.append(offset)
-                    texts.append(text)
-        hashes = [xxhash.xxh3_128_digest(text) for text in texts]
+    def _add(self, number: int, offsets: list[int], texts: list[bytes]) -> None:
+        hashes = list(map(xxhash.xxh3_128_digest, texts))
         if self._options.dedup != "none":
             offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
         if texts:
             self._store(number, offsets, texts, hashes)
 
-    def _as_they_are(self, chunk: Sequence[tuple[int, bytes | Bad]]) -> tuple[list[int], list[bytes]]:
-        """The documents of a chunk where nothing is cleaned or filtered and all are valid: looked at once, not one by one."""
-        texts = [document for _, document in chunk if isinstance(document, bytes) and document]
+    def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
+        """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
+        offsets = (stretch.base + stretch.starts).tolist()
+        texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
+        if texts is None:
+            return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
+        self._bytes += int((stretch.ends - stretch.starts).sum())
+        if all(texts):
+            return offsets, texts
+        kept = [k for k, text in enumerate(texts) if text]
+        self._dropped["empty"] += len(texts) - len(kept)
+        return [offsets[k] for k in kept], [texts[k] for k in kept]
+
+    def _together(self, stretch: Stretch) -> list[bytes] | None:
+        """The documents as they are tokenised; None where one is not utf-8: then it is looked for."""
         try:
-            joined = b"\n".join(texts)
-            joined.decode()
+            if self._options.normalize:
+                return clean_many(stretch.data, stretch.starts, stretch.ends)
+            stretch.data[stretch.starts[0] : stretch.ends[-1]].decode()
         except UnicodeDecodeError:
-            return [], []
-        if len(texts) != len(chunk):
-            return [], []
-        self._bytes += len(joined) - len(texts) + 1
-        return [offset for offset, _ in chunk], texts
+            return None
+        return stretch.documents()
+
+    def _usable_ones(self, source: Source, chunk: Iterable[tuple[int, bytes | Bad]]) -> Texts:
+        offsets, texts = [], []
+        for offset, document in chunk:
+            self._bytes += len(document.data if isinstance(document, Bad) else document)
+            text = self._usable(source, offset, document)
+            if text is not None:
+                offsets.append(offset)
+                texts.append(text)
+        return offsets, texts
 
     def _usable(self, source: Source, offset: int, document: bytes | Bad) -> bytes | None:
         """The document as it is tokenised, or None where it is dropped and counted."""
@@ -241,6 +261,10 @@ class _Maker:
         self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
     ) -> tuple[list[int], list[bytes], list[bytes]]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
+        new = set(hashes)
+        if len(new) == len(hashes) and len(new) + len(self._seen) <= MAX_SEEN and self._seen.isdisjoint(new):
+            self._seen |= new
+            return offsets, texts, hashes
         kept = []
         for place, found in enumerate(hashes):
             if found in self._seen:
@@ -250,8 +274,6 @@ class _Maker:
                 kept.append(place)
                 if len(self._seen) < MAX_SEEN:
                     self._seen.add(found)
-        if len(kept) == len(texts):
-            return offsets, texts, hashes
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
@@ -261,9 +283,8 @@ class _Maker:
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
         documents["bytes"] = documents["characters"] = np.fromiter(map(len, texts), np.int64, len(texts))
-        for place, text in enumerate(texts):
-            if not text.isascii():
-                documents["characters"][place] = len(text.decode())
+        for place in [k for k, is_ascii in enumerate(map(bytes.isascii, texts)) if not is_ascii]:
+            documents["characters"][place] = len(texts[place].decode())
         self._documents.write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
@@ -285,6 +306,22 @@ def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple
             chunk, size = [], 0
     if chunk:
         yield chunk
+
+
+def _gathered(some: Iterable[Texts]) -> Iterator[Texts]:
+    """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
+    offsets: list[int] = []
+    texts: list[bytes] = []
+    size = 0
+    for more_offsets, more_texts in some:
+        offsets += more_offsets
+        texts += more_texts
+        size += sum(map(len, more_texts)) + 64 * len(more_texts)
+        if size >= CHUNK_BYTES:
+            yield offsets, texts
+            offsets, texts, size = [], [], 0
+    if texts:
+        yield offsets, texts
 
 
 class _Spill:

@@ -26,7 +26,7 @@ from millrace.store.shard import ShardEntry, ShardWriter
 
 SPLITS = ("train", "val", "test")
 DROPPED = 255
-STEP = 1 << 20  # documents looked at in one go: a large compressed file makes a part of many millions
+STEP = 1 << 20  # documents or tokens looked at in one go: a large compressed file makes a part of many millions
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -188,24 +188,35 @@ def write_shard(task: ShardTask) -> ShardEntry:
         for number, first, last in task.pieces:
             folder = part_folder(task.folder, number)
             documents = documents_of(task.folder, number)
-            start = int(documents["tokens"][:first].sum())
-            is_mine = _mapped(folder / "splits.bin", np.uint8)[first:last] == split
-            tokens = _mapped(folder / "tokens.bin", f"<u{task.token_bytes}")[start:]
-            arrays, offsets = _selected(documents[first:last], is_mine, tokens)
-            if task.codes:
-                arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
-            writer.write({name: arrays[name] for name in columns}, {"rows": offsets})
+            bounds = np.concatenate(([0], np.cumsum(documents["tokens"][:last])))
+            is_mine = _mapped(folder / "splits.bin", np.uint8)[:last] == split
+            tokens = _mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
+            for start, stop in _steps(bounds, first, last):
+                some = slice(start, stop)
+                arrays, offsets = _selected(documents[some], is_mine[some], tokens, bounds[start : stop + 1])
+                if task.codes:
+                    arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
+                writer.write({name: arrays[name] for name in columns}, {"rows": offsets})
         return writer.finish()
 
 
-def _selected(documents: Array, is_mine: Array, tokens: Array) -> tuple[dict[str, Any], Int64s]:
-    bounds = np.concatenate(([0], np.cumsum(documents["tokens"])))
+def _steps(bounds: Int64s, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Documents [first, last) some at a time: buffers of a few megabytes are used again, larger ones are new pages."""
+    while first < last:
+        stop = int(np.searchsorted(bounds, bounds[first] + STEP, side="right")) - 1
+        stop = min(last, max(first + 1, stop))
+        yield first, stop
+        first = stop
+
+
+def _selected(documents: Array, is_mine: Array, tokens: Array, bounds: Int64s) -> tuple[dict[str, Any], Int64s]:
+    """The columns of those that are mine; the tokens of document k are [bounds[k], bounds[k + 1])."""
     # By runs of documents that are mine: one slice for each document would need more memory than its tokens.
     edges = np.flatnonzero(np.diff(is_mine, prepend=False, append=False))
     parts = [tokens[first:last] for first, last in bounds[edges].reshape(-1, 2).tolist()]
     mine = documents[is_mine]
     arrays = {
-        "tokens": np.concatenate(parts),
+        "tokens": np.concatenate(parts) if parts else tokens[:0],
         "source": np.ascontiguousarray(mine["source"]),
         "offset": np.ascontiguousarray(mine["offset"]),
         "hash": np.ascontiguousarray(mine["hash"]),
