@@ -64,6 +64,7 @@ def run(
     no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Keep the bytes as they are, for code.")] = False,
     dedup: Annotated[str, typer.Option(help="exact, near or none.")] = "exact",
     no_dedup: Annotated[bool, typer.Option("--no-dedup", help="The same as --dedup none.")] = False,
+    dedup_unit: Annotated[str, typer.Option(help="What is compared: document, or line.")] = "document",
     min_chars: Annotated[int, typer.Option(help="Drop documents shorter than this.")] = 1,
     max_document: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The longest document.")] = "64MiB",  # type: ignore[assignment]
     long_documents: Annotated[str, typer.Option(help="What to do with longer ones: stop or split.")] = "stop",
@@ -95,8 +96,8 @@ def run(
         report = prepare_text(
             sources, out, workers=workers, append=append, progress=progress, tokenizer=tokenizer, shard_tokens=shard_tokens,
             val=val, test=test, val_tail=val_tail, document=document, text_field=text_field, normalize=not no_normalize,
-            dedup="none" if no_dedup else dedup, min_chars=min_chars, max_document=max_document, long_documents=long_documents,
-            filter=filter_, on_error=on_error, max_ratio=max_ratio,
+            dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit, min_chars=min_chars,
+            max_document=max_document, long_documents=long_documents, filter=filter_, on_error=on_error, max_ratio=max_ratio,
         )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))

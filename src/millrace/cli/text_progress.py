@@ -15,7 +15,7 @@ EVERY_S = 5.0
 
 
 class TextProgress:
-    """Called as (stage, done, total, facts); stage "read" counts bytes, "write" shards."""
+    """Called as (stage, done, total, facts); stage "read" counts bytes, "lines" parts, "write" shards."""
 
     def __init__(self) -> None:
         self._started = self._said = self._stage_began = time.monotonic()
@@ -59,6 +59,8 @@ class TextProgress:
             sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {text}, about {left:.0f} s left\n")
 
     def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> str:
+        if stage == "lines":
+            return f"{facts['lines']:,} lines compared"
         if stage != "read":
             return f"{done} shards"
         seconds = max(time.monotonic() - self._started, 1e-9)

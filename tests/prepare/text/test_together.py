@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import documents, part
+from millrace.prepare.text import documents, reading, shards
 from millrace.testing import tree_digest
 
 PIECES = [
@@ -34,7 +34,7 @@ texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=40).map("".join)
 @pytest.mark.parametrize("block", [7, 64, 1 << 20])
 def test_documents_taken_together_make_the_store_of_documents_one_by_one(tmp_path, monkeypatch, options, block):
     monkeypatch.setattr(documents, "BLOCK", block)
-    monkeypatch.setattr(part, "CHUNK_BYTES", 5 * block)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 5 * block)
     path = tmp_path / "a.txt"
 
     def store(name):
@@ -48,7 +48,7 @@ def test_documents_taken_together_make_the_store_of_documents_one_by_one(tmp_pat
         path.write_bytes(("first\n\n" + "\n".join(some)).encode())
         found = store("together")
         with monkeypatch.context() as patch:
-            patch.setattr(part._Maker, "_together", lambda *_: None)
+            patch.setattr(reading.Reader, "_together", lambda *_: None)
             assert store("one by one") == found
         for name in ("together", "one by one"):
             mr.store.platform.remove(tmp_path / name)
@@ -68,3 +68,16 @@ def test_one_bad_document_among_many_is_told_with_its_place(tmp_path, normalize)
     report = mr.prepare_text(str(path), tmp_path / "out", on_error="skip", **options)
     assert report.documents == {"train": 499}
     assert report.dropped == {"unreadable: invalid utf-8": 1}
+
+
+def test_shards_are_the_same_copied_in_any_steps(tmp_path, monkeypatch, corpus):
+    def digest(name):
+        mr.prepare_text(
+            str(corpus / "a.txt"), tmp_path / name, tokenizer="bytes", val=0.2, shard_tokens=9_000, workers=1
+        )
+        return tree_digest(tmp_path / name)
+
+    whole = digest("whole")
+    for step in (1, 100, 3_000):
+        monkeypatch.setattr(shards, "STEP", step)
+        assert digest(f"steps of {step}") == whole

@@ -24,6 +24,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_error: str = "stop"
     max_ratio: int = 1000
     dedup: str = "exact"
+    dedup_unit: str = "document"
     part_bytes: int = 16 << 20
 
     def check(self) -> None:
@@ -31,11 +32,27 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("long_documents", self.long_documents, ("stop", "split"))
         _one_of("on_error", self.on_error, ("stop", "skip", "replace"))
         _one_of("dedup", self.dedup, ("exact", "near", "none"))
+        _one_of("dedup_unit", self.dedup_unit, ("document", "line"))
+        if self.dedup_unit == "line" and self.dedup != "exact":
+            raise ConfigError(
+                f"--dedup-unit line with --dedup {self.dedup}; lines are compared exactly: leave one of them out"
+            )
         for name in ("min_chars", "max_document", "max_ratio", "part_bytes"):
             if getattr(self, name) < (0 if name == "min_chars" else 1):
                 raise ConfigError(f"{name}={getattr(self, name)}; expected a positive number")
         if self.filter is not None and ":" not in self.filter:
             raise ConfigError(f"filter={self.filter!r}; expected module:function")
+
+    @property
+    def dedups_documents(self) -> bool:
+        """Whether whole documents are compared; where lines are, no two documents stay alike anyway."""
+        return self.dedup != "none" and self.dedup_unit == "document"
+
+    @property
+    def extra_files(self) -> tuple[str, ...]:
+        """Files that parts have besides tokens and documents."""
+        lines = ("lines.bin", "line_counts.bin") if self.dedup_unit == "line" else ()
+        return (*(("signatures.bin",) if self.dedup == "near" else ()), *lines)
 
 
 def loosened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

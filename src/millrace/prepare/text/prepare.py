@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,22 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.text import shards as sharding
+from millrace.prepare.text.existing import Existing, runs
+from millrace.prepare.text.extras import extra_columns
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
 from millrace.prepare.text.report import Tally, TextReport
-from millrace.prepare.text.sources import Source, cut_parts, find_sources
+from millrace.prepare.text.scan import mark_repeats, scan_part
+from millrace.prepare.text.sources import Part, Source, cut_parts, find_sources
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
-from millrace.ragged import Array
 from millrace.store import gc, platform
 from millrace.store.layout import MAX_DICTIONARY, Column, Layout
 from millrace.store.open import open_store
 from millrace.store.publish import Partial
-from millrace.store.reader import read_base
-from millrace.text.load import load_tokenizer
+from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
-SCRATCH = ("parts", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
+SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
 PLAN_VERSION = 1  # of what parts hold: another one does not continue them
 STDIN = "-"
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
@@ -105,7 +107,8 @@ class _Preparation:
                 sources = find_sources(self._paths, self._reading.document)
             return self._prepare(sources)
         except MillraceError:
-            if self._is_mine and not any((self._partial.folder / "parts").glob("*[0-9]/done.json")):
+            is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
+            if is_mine and not any((self._partial.folder / "parts").glob("*[0-9]/done.json")):
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
@@ -126,15 +129,15 @@ class _Preparation:
     def _whole_plan(self, sources: Sequence[Source]) -> dict[str, Any]:
         return {**self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
 
-    def _already(self, base: Any, report: Mapping[str, Any]) -> TextReport:
+    def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:
         """All there is to append is in the store."""
         self._partial.close(remove=True)
-        return TextReport(str(self._out), base.manifest.fingerprint, False, **report, seconds=0.0)
+        return TextReport(str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0)
 
     def _finished(self, sources: Sequence[Source] | None) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""
         store = open_store(self._out)
-        made = self._made(first=True)
+        made = next(iter(runs(self._out)), {})
         plan = self._whole_plan(sources or ())
         before = made.get("plan") or {}
         if sources is None:
@@ -147,53 +150,39 @@ class _Preparation:
             )
         return TextReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
 
-    def _made(self, *, first: bool) -> dict[str, Any]:
-        """What the first run, or the last append, said of itself."""
-        path = self._out / "provenance.json"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        return json.loads(lines[0 if first else -1]) if lines else {}
-
     def _prepare(self, sources: list[Source]) -> TextReport:
-        folder, base = self._partial.folder, read_base(self._out) if self._append else None
-
-        def allow(old: Any, new: Any) -> Any:
-            return (
-                {**old, "options": loosened(old["options"], new["options"])}
-                if old.get("version") == PLAN_VERSION
-                else old
-            )
-
-        made = self._made(first=False)
-        is_current = base is not None and made.get("fingerprint") == base.manifest.fingerprint
-        if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
-            return self._already(base, made["report"])  # also where it was killed at its very end
-        check_plan(folder / "plan.json", self._plan(sources), folder, allow)
+        folder = self._partial.folder
+        existing = Existing(self._out, self._reading) if self._append else None
+        if existing is not None:
+            made = next(iter(runs(self._out)[::-1]), {})
+            is_current = made.get("fingerprint") == existing.manifest.fingerprint
+            if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
+                return self._already(existing, made["report"])  # also where it was killed at its very end
+        check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
         self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
-        tokenizer = self._tokenizer(sources, parts, base)
-        done = self._read(sources, parts, tokenizer)
+        tokenizer = self._tokenizer(sources, parts, existing)
+        done = self._read(sources, parts, tokenizer, existing)
         assignment = sharding.Assignment(folder, done, self._cutting)
+        known = iter(()) if existing is None else existing.documents()
+        num_known = 0 if existing is None else existing.manifest.totals.records
         with platform.writing(folder):
-            assignment.make(self._repeats(done, base))
+            assignment.make(sharding.repeated(folder, done, self._reading, known, num_known))
         if not self._append:
             assignment.check()
-        return self._publish(sources, done, assignment, tokenizer, base)
+        return self._publish(sources, done, assignment, tokenizer, existing)
 
-    def _repeats(self, done: Sequence[PartDone], base: Any) -> Array:
-        folder, dedup = self._partial.folder, self._reading.dedup
-        if base is None:
-            return sharding.repeated(folder, done, dedup)
-        return sharding.repeated(folder, done, dedup, _known_hashes(self._out), base.manifest.totals.records)
+    def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
+        """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
+        if existing is None or self._reading.dedup_unit != "line":
+            return self._plan(sources)
+        return {**self._plan(sources), "appended to": existing.manifest.fingerprint}
 
-    def _tokenizer(self, sources: list[Source], parts: Sequence[Any], base: Any) -> Tokenizer:
+    def _tokenizer(self, sources: list[Source], parts: Sequence[Part], existing: Existing | None) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""
         path = self._partial.folder / "vocabulary.json"
-        if base is not None:
-            described = base.manifest.tokenizer
-            if described is None:
-                raise ConfigError(f"{self._out} was not made by prepare text; only such a store can be appended to")
-            data = (self._out / "tokenizer.json").read_bytes()
-            tokenizer = load_tokenizer(described, data, str(self._out / "tokenizer.json"))
+        if existing is not None:
+            tokenizer = existing.tokenizer()
         else:
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
         check_engine(tokenizer, sources, parts, self._reading)
@@ -201,27 +190,49 @@ class _Preparation:
             platform.write_file(path, tokenizer.to_file(), mode=0o644)
         return tokenizer
 
-    def _read(self, sources: list[Source], parts: Sequence[Any], tokenizer: Tokenizer) -> list[PartDone]:
-        with platform.writing(self._partial.folder):
-            platform.make_dir(self._partial.folder / "parts")
+    def _read(
+        self, sources: list[Source], parts: Sequence[Part], tokenizer: Tokenizer, existing: Existing | None
+    ) -> list[PartDone]:
+        folder = self._partial.folder
+        with platform.writing(folder):
+            platform.make_dir(folder / "parts")
+        engine = getattr(tokenizer, "engine", "")
         tasks = [
-            PartTask(
-                part,
-                tuple(sources[unit.source] for unit in part.units),
-                self._reading,
-                str(self._partial.folder),
-                tokenizer.describe(),
-                getattr(tokenizer, "engine", ""),
-            )
+            PartTask(part, tuple(sources[unit.source] for unit in part.units), self._reading, str(folder),
+                     tokenizer.describe(), engine)
             for part in parts
-        ]
+        ]  # fmt: skip
+        if self._reading.dedup_unit == "line":
+            tasks = self._with_repeats(tasks, existing)
         tally = Tally(sources, parts)
         done: dict[int, PartDone] = {}
-        for number, result in local.run(prepare_part, tasks, self._workers, apart=self._reading.filter is not None):
+        for number, result in self._run(prepare_part, tasks):
             done[number] = result
             tally.add(parts[number], result)
             self._progress("read", tally.done, tally.total, tally.facts)
         return [done[number] for number in range(len(tasks))]
+
+    def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
+        """The tasks, told which lines of their parts are repeats; all parts are read for that first."""
+        folder, counts = self._partial.folder, [0] * len(tasks)
+        with platform.writing(folder):
+            platform.make_dir(folder / "lines")
+        for finished, (number, count) in enumerate(self._run(scan_part, tasks), start=1):
+            counts[number] = count
+            self._progress("lines", finished, len(tasks), {"lines": sum(counts)})
+        with platform.writing(folder):
+            if existing is None:
+                mark_repeats(folder, counts, (), 0)
+            else:
+                mark_repeats(folder, counts, existing.lines(), existing.num_lines)
+        ends = list(accumulate(counts))
+        return [
+            msgspec.structs.replace(task, lines=(end - count, end))
+            for task, count, end in zip(tasks, counts, ends, strict=True)
+        ]
+
+    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        return local.run(function, tasks, self._workers, apart=self._reading.filter is not None)
 
     def _publish(
         self,
@@ -229,16 +240,14 @@ class _Preparation:
         done: list[PartDone],
         assignment: sharding.Assignment,
         tokenizer: Tokenizer,
-        base: Any,
+        existing: Existing | None,
     ) -> TextReport:
-        if base is not None and not any(assignment.documents.values()):
-            return self._already(base, self._report(done, assignment, {}, tokenizer))
+        if existing is not None and not any(assignment.documents.values()):
+            return self._already(existing, self._report(done, assignment, {}, tokenizer))
+        base = None if existing is None else existing.base
         names = [self._name(source) for source in sources]
-        columns = _columns(names, tokenizer, base)
-        sources_of = _source_codes(sources, columns["source"])
-        if sources_of is not None:
-            raise ConfigError(sources_of)
-        plan = {"read": self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
+        columns = _columns(names, tokenizer, self._reading, () if existing is None else existing.sources)
+        plan = {"read": self._plan_on(sources, existing), "shards": msgspec.to_builtins(self._cutting)}
         check_plan(self._partial.folder / "cut.json", plan["shards"], self._partial.folder)
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
@@ -269,13 +278,13 @@ class _Preparation:
         planned: Mapping[str, Any],
         columns: Mapping[str, Column],
         tokenizer: Tokenizer,
-        base: Any,
+        base: Base | None,
         names: list[str],
     ) -> list[sharding.ShardTask]:
         # The sources of an append are numbered behind those of the store.
         places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
         codes = tuple(places[name] for name in names) if places else ()
-        plain = {name: (c.dtype, c.shape, c.per, c.values) for name, c in columns.items()}
+        plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
         tasks = []
         for split, shards in planned.items():
             first = 0 if base is None else base.next_number(split)
@@ -325,27 +334,25 @@ def _spool(folder: Path) -> Path:
     return path
 
 
-def _columns(names: Sequence[str], tokenizer: Tokenizer, base: Any) -> dict[str, Column]:
-    known: tuple[str, ...] = () if base is None else tuple(base.manifest.columns["source"].values or ())
+def _columns(
+    names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Sequence[str]
+) -> dict[str, Column]:
     values = tuple(dict.fromkeys((*known, *names)))
+    if len(values) > MAX_DICTIONARY:
+        raise ConfigError(f"{len(values)} source files; at most {MAX_DICTIONARY} in one store: join small files first")
     return {
         "tokens": Column(tokenizer.dtype),
         "source": Column("dictionary", per="record", values=values),
         "offset": Column("int64", per="record"),
         "hash": Column("uint64", (2,), per="record"),
+        **extra_columns(options),
     }
 
 
-def _source_codes(sources: Sequence[Source], column: Column) -> str | None:
-    if len(column.values or ()) > MAX_DICTIONARY:
-        return f"{len(column.values or ())} source files; at most {MAX_DICTIONARY} in one store: join small files first"
-    return None
-
-
-def _known_hashes(out: Path) -> Iterator[Array]:
-    column: Any = open_store(out).columns["hash"]
-    for _, piece in column.pieces():
-        yield piece
+def _loosened(old: Any, new: Any) -> Any:
+    if old.get("version") != PLAN_VERSION:
+        return old
+    return {**old, "options": loosened(old["options"], new["options"])}
 
 
 def _quarantine(folder: Path, done: Sequence[PartDone]) -> bytes:
