@@ -29,30 +29,11 @@ class WorkerFailed(SourceError):
     """A worker died or raised on a task; ``source`` says which input it was on."""
 
 
-def run(
-    function: Callable[[Any], Any], tasks: Sequence[Any], workers: int, *, apart: bool = False
-) -> Iterator[tuple[int, Any]]:
-    """(number of the task, result) as they finish.
-
-    With one worker everything happens in this process, and so does a single task unless it must run ``apart``.
-    """
-    if workers < 1:
-        raise ConfigError(f"workers={workers}; expected 1 or more")
-    if workers == 1 or not tasks or (len(tasks) == 1 and not apart):
-        for number, task in enumerate(tasks):
-            yield number, function(task)
-        return
-    pool = _Pool(function, min(workers, len(tasks)))
-    try:
-        yield from pool.run(tasks)
-    finally:
-        pool.close()
-
-
 class _Worker:
     def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, function, os.getpid()), daemon=True)
+        # The function goes along so that what it needs is imported before the first task comes.
+        self.process = context.Process(target=_serve, args=(theirs, os.getpid(), function), daemon=True)
         with _quiet_start():
             self.process.start()
         theirs.close()
@@ -71,19 +52,41 @@ class _Worker:
             self.process.join()
 
 
-class _Pool:
-    def __init__(self, function: Callable[[Any], Any], count: int) -> None:
+class Workers:
+    """Up to ``count`` processes that do tasks; they stay for the next ones, until ``close``."""
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise ConfigError(f"workers={count}; expected 1 or more")
         self._context = multiprocessing.get_context("spawn")
-        self._function = function
+        self._count = count
         self._workers: list[_Worker] = []
+
+    def start(self, function: Callable[[Any], Any], num_tasks: int, *, apart: bool = False) -> bool:
+        """Starts what ``run`` will need, without waiting for it; False where the tasks run in this process."""
+        if self._count == 1 or num_tasks == 0 or (num_tasks == 1 and not apart):
+            return False
+        while len(self._workers) < min(self._count, num_tasks):
+            self._workers.append(_Worker(self._context, function))
+        return True
+
+    def run(
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the task, result) as they finish.
+
+        With one worker everything happens in this process, and so does a single task unless it must run ``apart``.
+        """
+        if not self.start(function, len(tasks), apart=apart):
+            yield from ((number, function(task)) for number, task in enumerate(tasks))
+            return
         try:
-            for _ in range(count):
-                self._workers.append(_Worker(self._context, function))
+            yield from self._run(function, tasks)
         except BaseException:
-            self.close()
+            self.close()  # none goes on with what nobody waits for
             raise
 
-    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
@@ -92,14 +95,14 @@ class _Pool:
                 if worker.task is None and waiting:
                     worker.task = waiting.pop()
                     with contextlib.suppress(OSError):  # it has died while idle: its pipe says so below
-                        worker.pipe.send(tasks[worker.task])
+                        worker.pipe.send((function, tasks[worker.task]))
             for worker in self._ready():
                 number = worker.task
                 assert number is not None
                 try:
                     outcome, result = worker.pipe.recv()
                 except (EOFError, OSError):
-                    self._replace(worker)
+                    self._replace(worker, function)
                     tries[number] += 1
                     if tries[number] > RETRIES:
                         raise _died(worker, tasks[number]) from None
@@ -115,16 +118,17 @@ class _Pool:
         busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
         return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker, function: Callable[[Any], Any]) -> None:
         worker.process.join(timeout=5)
         worker.pipe.close()
-        self._workers[self._workers.index(worker)] = _Worker(self._context, self._function)
+        self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
             worker.wait()
+        self._workers = []
 
 
 @contextlib.contextmanager
@@ -176,12 +180,12 @@ def _died(worker: _Worker, task: Any) -> WorkerFailed:
     )
 
 
-def _serve(pipe: Connection, function: Callable[[Any], Any], parent: int) -> None:
+def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us
     _end_with(parent)
     while True:
         try:
-            task = pipe.recv()
+            function, task = pipe.recv()
         except (EOFError, OSError):
             return
         try:

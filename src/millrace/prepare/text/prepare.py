@@ -86,7 +86,7 @@ class _Preparation:
         progress: Progress,
     ) -> None:
         self._paths, self._out, self._reading, self._cutting = paths, out, reading, cutting
-        self._workers, self._append, self._progress = workers, append, progress
+        self._workers, self._append, self._progress = local.Workers(workers), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
         self._spooled: str | None = None
@@ -112,6 +112,7 @@ class _Preparation:
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
+            self._workers.close()
             self._partial.close(remove=False)
 
     def _name(self, source: Source) -> str:
@@ -161,6 +162,9 @@ class _Preparation:
         check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
         self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
+        self._workers.start(
+            prepare_part, len(parts), apart=self._reading.filter is not None
+        )  # while the vocabulary loads
         tokenizer = self._tokenizer(sources, parts, existing)
         done = self._read(sources, parts, tokenizer, existing)
         assignment = sharding.Assignment(folder, done, self._cutting)
@@ -232,7 +236,7 @@ class _Preparation:
         ]
 
     def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        return local.run(function, tasks, self._workers, apart=self._reading.filter is not None)
+        return self._workers.run(function, tasks, apart=self._reading.filter is not None)
 
     def _publish(
         self,
@@ -255,7 +259,7 @@ class _Preparation:
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
         tasks = self._shard_tasks(planned, columns, tokenizer, base, names)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
-        for finished, (_, entry) in enumerate(local.run(sharding.write_shard, missing, self._workers), start=1):
+        for finished, (_, entry) in enumerate(self._workers.run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             self._progress("write", finished, len(missing), {})
         report = self._report(done, assignment, planned, tokenizer)
