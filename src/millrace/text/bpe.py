@@ -1,13 +1,15 @@
 """Byte-level BPE: a vocabulary in Hugging Face's ``tokenizer.json`` or as tiktoken ranks, run by the fastest engine.
 
-tiktoken's core encodes many joined documents at once, four times as fast as Hugging Face's tokenizers. It is
-used only where it gives the same ids: the vocabulary must convert, and ``check`` compares both on real text.
+tiktoken's core encodes many joined documents at once, four times as fast as Hugging Face's tokenizers; gigatoken, where
+it is installed, is faster still. An engine is used only where it gives the same ids: the vocabulary must convert, and
+``check`` compares them on real text. ``MILLRACE_BPE`` names the fastest engine that may be used.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
+from millrace.text.giga import Engine, GigatokenEngine
 from millrace.text.tokenizer import Tokenizer
 
 # GPT-2's splitting pattern, which Hugging Face's ByteLevel has built in, in the form tiktoken gives it: the
@@ -29,6 +32,8 @@ END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im
 class RankEngine:
     """tiktoken's core over ranks; ``ids`` maps ranks to the vocabulary's own numbers."""
 
+    name = "tiktoken"
+
     def __init__(self, pattern: str, ranks: Mapping[bytes, int], ids: Array | None = None) -> None:
         from tiktoken import _tiktoken  # type: ignore[attr-defined]
 
@@ -37,6 +42,12 @@ class RankEngine:
         self._separator = max(ranks.values()) + 1
         self._core = _tiktoken.CoreBPE(dict(ranks), {SEPARATOR: self._separator}, pattern)
         self._ids = ids
+
+    def sizes(self, vocab_size: int) -> Array:
+        """The number of bytes of each of the vocabulary's ids; of others as many as no text has."""
+        found = np.full(vocab_size, 1 << 40, np.int64)
+        found[np.arange(len(self._sizes)) if self._ids is None else self._ids] = self._sizes
+        return found
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """ValueError where the pattern leaves out text, or gives up on it: a run of a million spaces is too long."""
@@ -113,7 +124,7 @@ class TiktokenTokenizer(Tokenizer):
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on tiktoken's core, everything else on tokenizers."""
+    """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers."""
 
     kind = "json"
 
@@ -138,29 +149,39 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(top, self.end) + 1
         # Added tokens in the text are recognised, as Hugging Face does; gpt2 takes them for plain text, as tiktoken does.
         self._added = [] if plain_special else [t["content"].encode() for t in self._body.get("added_tokens") or []]
-        self.engine = "tokenizers"
-        self._fast = _rank_engine(self._body)
-        if self._fast is not None:
-            self.engine = "tiktoken"
+        self._engines = _engines(self._body, self.vocab_size)  # fastest first
+        if os.environ.get("MILLRACE_BPE"):
+            self.use(os.environ["MILLRACE_BPE"])
+
+    @property
+    def engine(self) -> str:
+        return self._engines[0].name if self._engines else "tokenizers"
+
+    @property
+    def _fast(self) -> Engine | None:
+        return self._engines[0] if self._engines else None
 
     def check(self, documents: Sequence[bytes]) -> bool:
-        """Compares the fast engine with Hugging Face's on these documents, and gives it up if any id differs."""
-        if self._fast is None:
-            return False
+        """Compares the fast engines with Hugging Face's on these documents, and gives up those with any other id."""
         plain = [document for document in documents if not self._has_added(document)]
-        slow = self._slow(plain)
-        try:
-            fast = self._fast.encode_documents(plain)
-        except ValueError:
-            fast = (np.zeros(0, np.uint32), np.full(1, -1))
-        if not all(np.array_equal(a, b) for a, b in zip(slow, fast, strict=True)):
-            self.give_up_fast()
-            return False
-        return True
+        slow = self._slow(plain) if self._engines else None
+        while slow is not None and self._engines:
+            try:
+                if all(map(np.array_equal, self._engines[0].encode_documents(plain), slow)):
+                    return True
+            except ValueError:
+                pass
+            del self._engines[0]
+        return False
+
+    def use(self, engine: str) -> None:
+        """Leaves alone all engines that are faster than this one."""
+        while self.engine not in (engine, "tokenizers"):
+            del self._engines[0]
 
     def give_up_fast(self) -> None:
         """From here on everything runs on Hugging Face's tokenizers."""
-        self._fast, self.engine = None, "tokenizers"
+        self.use("tokenizers")
 
     def _has_added(self, document: bytes) -> bool:
         return any(token in document for token in self._added)
@@ -235,6 +256,19 @@ def _pattern(body: Mapping[str, Any]) -> str | None:
         if split.get("behavior") == "Isolated" and not split.get("invert") and pattern:
             return str(pattern)
     return None
+
+
+def _engines(body: Mapping[str, Any], vocab_size: int) -> list[Engine]:
+    """What may encode instead of Hugging Face's tokenizers, fastest first."""
+    ranks = _rank_engine(body)
+    if ranks is None:
+        return []
+    if _pattern(body) == GPT2_PATTERN and os.environ.get("MILLRACE_BPE", GigatokenEngine.name) == GigatokenEngine.name:
+        try:
+            return [GigatokenEngine(body, SEPARATOR, ranks, ranks.sizes(vocab_size)), ranks]
+        except (ImportError, ValueError):
+            pass
+    return [ranks]
 
 
 def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:

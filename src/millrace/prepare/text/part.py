@@ -201,6 +201,6 @@ def tokenizer_of(folder: str, described: str, engine: str) -> Tokenizer:
     """The tokenizer of a preparation, loaded once per worker, on the engine the run decided on."""
     path = Path(folder) / "vocabulary.json"
     tokenizer = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
-    if isinstance(tokenizer, HuggingFaceTokenizer) and engine == "tokenizers":
-        tokenizer.give_up_fast()
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        tokenizer.use(engine)
     return tokenizer
