@@ -66,9 +66,7 @@ class GigatokenEngine:
     def _are_sure(self, documents: Sequence[bytes]) -> bool:
         if max(map(len, documents), default=0) > MAX_DOCUMENT:
             return False
-        if all(map(bytes.isascii, documents)):  # the separator is not
-            return True
-        others = b"".join(document for document in documents if not document.isascii())
+        others = b"".join([document for document in documents if not document.isascii()])  # the separator is not
         return self._separator not in others and not (self._classes_of(others.decode()) == OTHER).any()
 
     def _classes_of(self, text: str) -> Array:
