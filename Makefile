@@ -42,7 +42,7 @@ bench: setup
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers
-	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults --timeout 7200
+	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults tests/prepare/text/test_restart.py tests/prepare/text/test_lines.py --timeout 7200
 
 dist: setup
 	rm -rf dist build

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.text import giga
-from millrace.text.bpe import SEPARATOR, RankEngine
 from millrace.text.giga import OTHER, GigatokenEngine
 from millrace.text.load import gpt2
+from millrace.text.ranks import SEPARATOR, RankEngine
 
 SPACES = [
     " ",

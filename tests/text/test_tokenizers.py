@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from millrace.errors import ConfigError, SourceError, StoreCorrupt
 from millrace.text import load
-from millrace.text.bpe import SEPARATOR, RankEngine, TiktokenTokenizer
+from millrace.text.bpe import TiktokenTokenizer
 from millrace.text.load import gpt2, load_tokenizer, tokenizer_by_name, tokenizer_from_file
+from millrace.text.ranks import SEPARATOR, RankEngine
 from millrace.text.simple import BytesTokenizer, CharTokenizer
 from millrace.text.train import train_bpe
 

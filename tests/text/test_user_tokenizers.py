@@ -15,8 +15,8 @@ import tiktoken
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from millrace.errors import ConfigError
-from millrace.text.bpe import GPT2_PATTERN, SEPARATOR, RankEngine
 from millrace.text.load import load_tokenizer, tokenizer_by_name
+from millrace.text.ranks import GPT2_PATTERN, SEPARATOR, RankEngine
 
 GPT4 = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

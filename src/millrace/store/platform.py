@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -128,14 +128,18 @@ def remove(path: str | Path) -> None:
         os.unlink(path)
 
 
-def write_file(path: str | Path, data: bytes, *, mode: int = 0o444) -> None:
-    """A file exists whole or not at all: written aside, synced, renamed; the caller syncs the folder."""
+def write_file(path: str | Path, data: bytes | Iterable[bytes], *, mode: int = 0o444) -> None:
+    """A file exists whole or not at all: written aside, synced, renamed; the caller syncs the folder.
+
+    ``data`` may come block by block.
+    """
     aside = f"{path}.tmp"
     remove(aside)
     fd = create(aside)
     try:
         try:
-            write(fd, data, path)
+            for block in (data,) if isinstance(data, bytes) else data:
+                write(fd, block, path)
             with contextlib.suppress(AttributeError):
                 os.fchmod(fd, mode)
             sync(fd, path)

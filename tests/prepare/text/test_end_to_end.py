@@ -175,7 +175,7 @@ def test_a_text_that_spells_the_end_token_is_text(tmp_path, tools):
 
 
 def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_path, monkeypatch):
-    from millrace.text.bpe import RankEngine
+    from millrace.text.ranks import RankEngine
 
     monkeypatch.setenv("MILLRACE_BPE", "tiktoken")
     right = RankEngine.encode_documents

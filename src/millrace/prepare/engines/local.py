@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from millrace.errors import ConfigError, MillraceError, SourceError, StoreError
+from millrace.prepare import engines
 
 Task = TypeVar("Task")
 RETRIES = 2
@@ -38,6 +40,7 @@ class _Worker:
             self.process.start()
         theirs.close()
         self.task: int | None = None
+        self.silent_s = 0.0
 
     def stop(self) -> None:
         """Asks it to end; one that is at work ends at once, since its task can be done again."""
@@ -53,11 +56,15 @@ class _Worker:
 
 
 class Workers:
-    """Up to ``count`` processes that do tasks; they stay for the next ones, until ``close``."""
+    """Up to ``count`` processes that do tasks; they stay for the next ones, until ``close``.
 
-    def __init__(self, count: int) -> None:
+    One that for ``stall_s`` seconds neither ends its task nor says that it is ``alive`` ends the run; 0 is for ever.
+    """
+
+    def __init__(self, count: int, stall_s: float = 0) -> None:
         if count < 1:
             raise ConfigError(f"workers={count}; expected 1 or more")
+        self._stall_s = stall_s
         self._context = multiprocessing.get_context("spawn")
         self._count = count
         self._workers: list[_Worker] = []
@@ -93,10 +100,10 @@ class Workers:
         while left:
             for worker in self._workers:
                 if worker.task is None and waiting:
-                    worker.task = waiting.pop()
+                    worker.task, worker.silent_s = waiting.pop(), 0.0
                     with contextlib.suppress(OSError):  # it has died while idle: its pipe says so below
                         worker.pipe.send((function, tasks[worker.task]))
-            for worker in self._ready():
+            for worker in self._ready(tasks):
                 number = worker.task
                 assert number is not None
                 try:
@@ -108,15 +115,27 @@ class Workers:
                         raise _died(worker, tasks[number]) from None
                     waiting.append(number)
                     continue
+                if outcome == "alive":
+                    continue
                 worker.task = None
                 if outcome == "error":
                     raise _error(result)
                 left -= 1
                 yield number, result
 
-    def _ready(self) -> list[_Worker]:
+    def _ready(self, tasks: Sequence[Any]) -> list[_Worker]:
+        """Workers that have something to say; one that has been silent for too long is an error."""
         busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
-        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+        step = self._stall_s / 20 or None
+        began = time.monotonic()
+        ready = [busy[pipe] for pipe in wait(list(busy), step) if isinstance(pipe, Connection)]
+        # No more than was waited for: if all of us were suspended, they need time to speak again.
+        passed = min(time.monotonic() - began, step or 0)
+        for worker in busy.values():
+            worker.silent_s = 0.0 if worker in ready else worker.silent_s + passed
+            if self._stall_s and worker.silent_s >= self._stall_s:
+                raise _stalled(tasks[worker.task or 0], self._stall_s)
+        return ready
 
     def _replace(self, worker: _Worker, function: Callable[[Any], Any]) -> None:
         worker.process.join(timeout=5)
@@ -180,9 +199,18 @@ def _died(worker: _Worker, task: Any) -> WorkerFailed:
     )
 
 
+def _stalled(task: Any, stall_s: float) -> WorkerFailed:
+    return WorkerFailed(
+        f"a worker made no progress for {stall_s:g} s on {task}; look at that input and at --filter, then run again, "
+        "with a larger --stall if it only is slow",
+        source=str(task),
+    )
+
+
 def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us
     _end_with(parent)
+    engines.on_alive = _Alive(pipe)
     while True:
         try:
             function, task = pipe.recv()
@@ -202,6 +230,19 @@ def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> Non
             pipe.send(reply)
         except OSError:
             return
+
+
+class _Alive:
+    """Tells the parent that this worker moves, once a second at most."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._said = pipe, time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._said >= 1:
+            self._said = time.monotonic()
+            with contextlib.suppress(OSError):  # the parent has gone, and we with it
+                self._pipe.send(("alive", None))
 
 
 def _end_with(parent: int) -> None:

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from millrace.errors import SourceError
+from millrace.prepare.text.csvs import csv_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.records import Bad, Document, csv_documents, json_documents, parquet_documents
+from millrace.prepare.text.records import Bad, Document, json_documents, parquet_documents
 from millrace.prepare.text.sources import Source, Unit
 from millrace.prepare.text.streams import open_source
 from millrace.ragged import Array, Int64s

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import ConfigError
-from millrace.prepare.text.extras import LINES, check_continues
+from millrace.prepare.text.columns import LINES, check_continues
 from millrace.prepare.text.options import ReadOptions
 from millrace.ragged import Array
 from millrace.store.open import open_store
@@ -26,6 +26,11 @@ class Existing:
         if self.manifest.tokenizer is None:
             raise ConfigError(f"{out} was not made by prepare text; only such a store can be appended to")
         check_continues(options, self.manifest.columns, out)
+
+    def made(self) -> dict[str, Any]:
+        """What the run that made this snapshot said of itself; a killed append may have written behind it."""
+        mine = [run for run in runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
+        return mine[-1] if mine else {}
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -17,10 +17,12 @@ import numpy as np
 import xxhash
 
 from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
+from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.reading import Reader
 from millrace.prepare.text.sources import Part, Source
 from millrace.prepare.text.spill import Spill, mapped
+from millrace.ragged import Array, Int64s
 from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.load import load_tokenizer
@@ -145,7 +147,10 @@ class _Maker:
     def _add(self, number: int, offsets: list[int], texts: list[bytes]) -> None:
         if self._lines is not None:
             offsets, texts, self._hashed_lines = self._lines.remove(offsets, texts)
-        hashes = list(map(xxhash.xxh3_128_digest, texts))
+        if self._options.mask_field is None:
+            hashes = list(map(xxhash.xxh3_128_digest, texts))
+        else:
+            hashes = [text.identity() for text in texts if isinstance(text, Masked)]
         if self._options.dedups_documents:
             offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
         if texts:
@@ -182,9 +187,9 @@ class _Maker:
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
-        self._store_extras(texts)
+        self._store_extras(texts, tokens, lengths)
 
-    def _store_extras(self, texts: list[bytes]) -> None:
+    def _store_extras(self, texts: list[bytes], tokens: Array, lengths: Int64s) -> None:
         """What only some options ask for."""
         if self._options.dedup == "near":
             from millrace.prepare.text.near import band_hashes
@@ -194,6 +199,14 @@ class _Maker:
             self._spill("lines.bin").write_bytes(b"".join(self._hashed_lines))
             counts = np.array([len(hashes) // HASH_BYTES for hashes in self._hashed_lines], "<i8")
             self._spill("line_counts.bin").write(counts)
+        if self._options.mask_field is not None:
+            stop = 0
+            for text, length in zip(texts, lengths.tolist(), strict=True):
+                assert isinstance(text, Masked)
+                start, stop = stop, stop + length
+                places = self._tokenizer.places(text, tokens[start : stop - 1])
+                self._spill("mask.bin").write(token_mask(text.spans, *places))
+                self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
 
 
 @lru_cache(maxsize=2)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,19 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.text import shards as sharding
+from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, runs
-from millrace.prepare.text.extras import extra_columns
-from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
+from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
-from millrace.prepare.text.report import Tally, TextReport
+from millrace.prepare.text.quarantine import Quarantine
+from millrace.prepare.text.report import Tally, TextReport, summary
+from millrace.prepare.text.room import check_room, estimate
 from millrace.prepare.text.scan import mark_repeats, scan_part
 from millrace.prepare.text.sources import Part, Source, cut_parts, find_sources
+from millrace.prepare.text.spool import spool
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
 from millrace.store import gc, platform
-from millrace.store.layout import MAX_DICTIONARY, Column, Layout
+from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
 from millrace.store.publish import Partial
 from millrace.store.snapshot import Base
@@ -40,6 +41,7 @@ from millrace.text.tokenizer import Tokenizer
 SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
 PLAN_VERSION = 1  # of what parts hold: another one does not continue them
 STDIN = "-"
+STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -50,28 +52,16 @@ def prepare_text(
     workers: int | None = None,
     append: bool = False,
     progress: Progress | None = None,
+    stall_s: float = STALL_S,
     **options: Any,
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
 
     Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
     """
-    reading, cutting = _options(options)
+    reading, cutting = parted(options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
-                        workers or os.cpu_count() or 1, append, progress or (lambda *_: None)).run()  # fmt: skip
-
-
-def _options(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
-    kinds = (ReadOptions, ShardOptions)
-    names = [set(kind.__struct_fields__) for kind in kinds]
-    unknown = set(given) - names[0] - names[1]
-    if unknown:
-        raise ConfigError(f"unknown options {sorted(unknown)}; expected {', '.join(sorted(names[0] | names[1]))}")
-    reading = ReadOptions(**{key: value for key, value in given.items() if key in names[0]})
-    cutting = ShardOptions(**{key: value for key, value in given.items() if key in names[1]})
-    reading.check()
-    cutting.check()
-    return reading, cutting
+                        workers or os.cpu_count() or 1, append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
 
 
 class _Preparation:
@@ -84,9 +74,10 @@ class _Preparation:
         workers: int,
         append: bool,
         progress: Progress,
+        stall_s: float,
     ) -> None:
         self._paths, self._out, self._reading, self._cutting = paths, out, reading, cutting
-        self._workers, self._append, self._progress = local.Workers(workers), append, progress
+        self._workers, self._append, self._progress = local.Workers(workers, stall_s), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
         self._spooled: str | None = None
@@ -94,7 +85,7 @@ class _Preparation:
 
     def run(self) -> TextReport:
         stdin = STDIN in self._paths
-        sources = [] if stdin else find_sources(self._paths, self._reading.document)
+        sources = [] if stdin else self._find()
         if not self._append and not stdin and (self._out / "store.json").exists():
             return self._finished(sources)
         self._partial.acquire()
@@ -102,9 +93,9 @@ class _Preparation:
             if self._partial.complete():
                 return self._finished(None if stdin else sources)
             if stdin:
-                self._spooled = str(_spool(self._partial.folder))
+                self._spooled = str(spool(self._partial.folder))
                 self._paths = [self._spooled if path == STDIN else path for path in self._paths]
-                sources = find_sources(self._paths, self._reading.document)
+                sources = self._find()
             return self._prepare(sources)
         except MillraceError:
             is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
@@ -114,6 +105,13 @@ class _Preparation:
         finally:
             self._workers.close()
             self._partial.close(remove=False)
+
+    def _find(self) -> list[Source]:
+        sources = find_sources(self._paths, self._reading.document)
+        without = next((source for source in sources if source.format == "text"), None)
+        if self._reading.mask_field is not None and without is not None:
+            raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
+        return sources
 
     def _name(self, source: Source) -> str:
         """What a source is called in the store: standard input is not the file it was spooled to."""
@@ -162,19 +160,21 @@ class _Preparation:
         check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
         self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
-        self._workers.start(
-            prepare_part, len(parts), apart=self._reading.filter is not None
-        )  # while the vocabulary loads
+        # While the vocabulary loads.
+        self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
         tokenizer = self._tokenizer(sources, parts, existing)
+        known = () if existing is None else existing.sources
+        columns = store_columns([self._name(source) for source in sources], tokenizer, self._reading, known)
+        self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
         done = self._read(sources, parts, tokenizer, existing)
         assignment = sharding.Assignment(folder, done, self._cutting)
-        known = iter(()) if existing is None else existing.documents()
-        num_known = 0 if existing is None else existing.manifest.totals.records
+        documents = iter(()) if existing is None else existing.documents()
+        num_documents = 0 if existing is None else existing.manifest.totals.records
         with platform.writing(folder):
-            assignment.make(sharding.repeated(folder, done, self._reading, known, num_known))
+            assignment.make(sharding.repeated(folder, done, self._reading, documents, num_documents))
         if not self._append:
             assignment.check()
-        return self._publish(sources, done, assignment, tokenizer, existing)
+        return self._publish(sources, done, assignment, tokenizer, columns, existing)
 
     def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
         """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
@@ -244,36 +244,37 @@ class _Preparation:
         done: list[PartDone],
         assignment: sharding.Assignment,
         tokenizer: Tokenizer,
+        columns: Mapping[str, Column],
         existing: Existing | None,
     ) -> TextReport:
         if existing is not None and not any(assignment.documents.values()):
-            return self._already(existing, self._report(done, assignment, {}, tokenizer))
+            return self._already(existing, summary(done, assignment, {}, tokenizer))
         base = None if existing is None else existing.base
-        names = [self._name(source) for source in sources]
-        columns = _columns(names, tokenizer, self._reading, () if existing is None else existing.sources)
         plan = {"read": self._plan_on(sources, existing), "shards": msgspec.to_builtins(self._cutting)}
         check_plan(self._partial.folder / "cut.json", plan["shards"], self._partial.folder)
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
-        tasks = self._shard_tasks(planned, columns, tokenizer, base, names)
+        tasks = self._shard_tasks(planned, columns, tokenizer, base, [self._name(source) for source in sources])
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
-        for finished, (_, entry) in enumerate(self._workers.run(sharding.write_shard, missing), start=1):
+        for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             self._progress("write", finished, len(missing), {})
-        report = self._report(done, assignment, planned, tokenizer)
+        report = summary(done, assignment, planned, tokenizer)
         splits = tuple(split for split in sharding.SPLITS if assignment.documents[split])
         known = () if base is None else base.manifest.splits
         fields = {
             "kind": "text", "columns": columns, "splits": tuple(dict.fromkeys((*known, *splits))),
             "tokenizer": tokenizer.describe(), "meta": {"report": report} if base is None else base.manifest.meta,
         }  # fmt: skip
-        provenance = {"plan": self._whole_plan(sources), "report": report}
-        files = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
-        quarantine = _quarantine(self._partial.folder, done)
+        quarantine = Quarantine(self._out, self._partial.folder, done, {} if existing is None else existing.made())
+        provenance = {
+            "plan": self._whole_plan(sources), "report": report, "quarantine_bytes": quarantine.num_bytes
+        }  # fmt: skip
+        files: dict[str, bytes | Iterable[bytes]] = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         if quarantine:
-            files["quarantine.jsonl"] = quarantine
+            files["quarantine.jsonl"] = quarantine.blocks()
         fingerprint = self._partial.publish(fields, base, provenance, files)
         return TextReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
 
@@ -300,69 +301,8 @@ class _Preparation:
             ]
         return tasks
 
-    def _report(
-        self,
-        done: Sequence[PartDone],
-        assignment: sharding.Assignment,
-        planned: Mapping[str, Any],
-        tokenizer: Tokenizer,
-    ) -> dict[str, Any]:
-        dropped: dict[str, int] = {}
-        for part in done:
-            for reason, count in part.dropped.items():
-                dropped[reason] = dropped.get(reason, 0) + count
-        if assignment.dropped["documents"]:
-            dropped["duplicate"] = dropped.get("duplicate", 0) + assignment.dropped["documents"]
-            dropped["duplicate bytes"] = dropped.get("duplicate bytes", 0) + assignment.dropped["bytes"]
-        return {
-            "documents": {split: count for split, count in assignment.documents.items() if count},
-            "tokens": {split: count for split, count in assignment.tokens.items() if count},
-            "shards": {split: len(shards) for split, shards in planned.items()},
-            "dropped": dict(sorted(dropped.items())),
-            "bytes_read": sum(part.bytes_read for part in done),
-            "characters": assignment.characters,
-            "tokenizer": tokenizer.name,
-            "engine": getattr(tokenizer, "engine", tokenizer.kind),
-        }
-
-
-def _spool(folder: Path) -> Path:
-    """Standard input as a file, since a restart could not read it again."""
-    path = folder / "stdin.txt"
-    if not path.exists():
-        with platform.writing(path), open(f"{path}.tmp", "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-            file.flush()
-            os.fsync(file.fileno())
-        platform.rename(f"{path}.tmp", path)
-    return path
-
-
-def _columns(
-    names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Sequence[str]
-) -> dict[str, Column]:
-    values = tuple(dict.fromkeys((*known, *names)))
-    if len(values) > MAX_DICTIONARY:
-        raise ConfigError(f"{len(values)} source files; at most {MAX_DICTIONARY} in one store: join small files first")
-    return {
-        "tokens": Column(tokenizer.dtype),
-        "source": Column("dictionary", per="record", values=values),
-        "offset": Column("int64", per="record"),
-        "hash": Column("uint64", (2,), per="record"),
-        **extra_columns(options),
-    }
-
 
 def _loosened(old: Any, new: Any) -> Any:
     if old.get("version") != PLAN_VERSION:
         return old
     return {**old, "options": loosened(old["options"], new["options"])}
-
-
-def _quarantine(folder: Path, done: Sequence[PartDone]) -> bytes:
-    paths = [
-        folder / "parts" / f"{part.number:06d}" / "quarantine.jsonl"
-        for part in done
-        if "quarantine.jsonl" in part.sizes
-    ]
-    return b"".join(path.read_bytes() for path in paths)

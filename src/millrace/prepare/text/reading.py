@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from millrace.errors import ConfigError, SourceError
+from millrace.prepare.engines import alive
 from millrace.prepare.text.clean import clean, clean_many
 from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
+from millrace.prepare.text.masks import Masked
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
+from millrace.prepare.text.streams import open_source
 
 CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
 Texts = tuple[list[int], list[bytes]]  # where documents stand, and what they say
@@ -34,6 +37,7 @@ class Reader:
             check_unchanged(source)
             for offsets, texts in _gathered(self._read(source, unit)):
                 yield unit.source, offsets, texts
+                alive()
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
@@ -101,10 +105,11 @@ class Reader:
         if self._filter is not None and not self._stays(source, offset, text):
             self.dropped["filter"] += 1
             return None
-        return text.encode()
+        return document if isinstance(document, Masked) else text.encode()
 
     def _stays(self, source: Source, offset: int, text: str) -> bool:
         assert self._filter is not None
+        alive()
         try:
             return bool(self._filter(text))
         except Exception as error:
@@ -125,11 +130,22 @@ class Reader:
             place = offset if source.has_rows else offset + error.start
             raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
 
+    def _line(self, source: Source, offset: int) -> str:
+        """The line of a byte, as editors count: nobody knew it until something was wrong there."""
+        if source.has_rows:
+            return "it"
+        line, left = 1, offset
+        with open_source(source, self._options) as file:
+            while block := file.read(min(1 << 20, left)):
+                line, left = line + block.count(b"\n"), left - len(block)
+        return f"line {line}"
+
     def _set_aside(self, source: Source, bad: Bad) -> None:
         if self._options.on_error == "stop":
             unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
             raise SourceError(
-                f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend it, or go on with --on-error skip",
+                f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend {self._line(source, bad.offset)}, "
+                "or go on with --on-error skip",
                 source=source.path, **{name: bad.offset},
             )  # fmt: skip
         self.dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.prepare.text.columns import extra_arrays
 from millrace.prepare.text.dedup import find_repeats
-from millrace.prepare.text.extras import extra_arrays
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import DOCUMENT, PartDone, part_folder

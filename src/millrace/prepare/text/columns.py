@@ -1,4 +1,6 @@
-"""Columns that only some options make, copied from the files of a part into a shard beside its tokens.
+"""The columns of a token store: those that all have, and those that only some options make.
+
+The latter are copied from the files of a part into a shard beside its tokens.
 
 ``line``: the hash of every line, kept where lines are deduplicated. ``bands``: the signature of every document, kept
 where near-duplicates are. ``mask``: for every token whether it counts for the loss.
@@ -6,7 +8,7 @@ where near-duplicates are. ``mask``: for every token whether it counts for the l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
-from millrace.store.layout import Column
+from millrace.store.layout import MAX_DICTIONARY, Column
+from millrace.text.tokenizer import Tokenizer
 
 LINES = "lines"  # the axis of the column "line"
 
@@ -29,10 +32,28 @@ def extra_columns(options: ReadOptions) -> dict[str, Column]:
         columns["line"] = Column("uint64", (2,), axis=LINES)
     if options.dedup == "near":
         columns["bands"] = Column("uint64", (BANDS,), per="record")
+    if options.mask_field is not None:
+        columns["mask"] = Column("uint8")
     return columns
 
 
-HOW = {"line": "--dedup-unit line", "bands": "--dedup near"}
+def store_columns(
+    names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Sequence[str]
+) -> dict[str, Column]:
+    """All columns of a store of these sources, behind those ``known`` of a store that is appended to."""
+    values = tuple(dict.fromkeys((*known, *names)))
+    if len(values) > MAX_DICTIONARY:
+        raise ConfigError(f"{len(values)} source files; at most {MAX_DICTIONARY} in one store: join small files first")
+    return {
+        "tokens": Column(tokenizer.dtype),
+        "source": Column("dictionary", per="record", values=values),
+        "offset": Column("int64", per="record"),
+        "hash": Column("uint64", (2,), per="record"),
+        **extra_columns(options),
+    }
+
+
+HOW = {"line": "--dedup-unit line", "bands": "--dedup near", "mask": "--mask-field"}
 
 
 def check_continues(options: ReadOptions, columns: Mapping[str, Any], out: Path) -> None:
