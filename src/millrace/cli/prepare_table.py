@@ -93,6 +93,12 @@ def run(
     lookback: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 64,
     horizon: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 8,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
+    stall: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Report a --transform that makes no progress for so long; 0: never."
+        ),
+    ] = 1800,
     engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
     append: Annotated[bool, typer.Option("--append", help="Add rows and entities to a store that is there.")] = False,
     refit: Annotated[
@@ -116,7 +122,8 @@ def run(
     refitting = {"refit": True} if refit else {}
     with TableProgress() as progress:
         report = prepare_table(
-            sources, out, workers=workers, append=append, progress=progress, time=time, entity=names(entity), **refitting,
+            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, time=time,
+            entity=names(entity), **refitting,
             features=names(features), target=names(target), static=names(static), categorical=names(categorical),
             known_future=names(known_future), where=where, transform=transform, nulls=policies(nulls), duplicates=duplicates,
             freq=freq, min_rows=min_rows, calendar=names(calendar), scale=scale, per_entity=per_entity, fit_on=fit_on, dtype=dtype,

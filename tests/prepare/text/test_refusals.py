@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_read_is_not_a_failed_write(source, out, monkeypat
         raise PermissionError(13, "Permission denied", source[0])
         yield
 
-    monkeypatch.setattr(reading, "read_documents", refuse)
+    monkeypatch.setattr(reading, "read_stretches", refuse)
     with pytest.raises(mr.SourceError, match=r"a\.txt' cannot be read: Permission denied"):
         mr.prepare_text(source, out, **OPTIONS)
 

@@ -16,7 +16,6 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -26,78 +25,18 @@ from millrace.prepare import engines
 
 Task = TypeVar("Task")
 RETRIES = 2
-STALL_S = 1800.0  # a worker this long without a word is taken for hung
+STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
 
 
 class WorkerFailed(SourceError):
     """A worker died or raised on a task; ``source`` says which input it was on."""
 
 
-def run(
-    function: Callable[[Any], Any], tasks: Sequence[Any], workers: int, *, apart: bool = False, stall_s: float = 0
-) -> Iterator[tuple[int, Any]]:
-    """(number of the task, result) as they finish.
-
-    With one worker everything happens in this process, and so does a single task unless it must run ``apart``. A
-    worker that for ``stall_s`` seconds neither ends its task nor says that it is ``alive`` ends the run; 0 is for ever.
-    """
-    if workers < 1:
-        raise ConfigError(f"workers={workers}; expected 1 or more")
-    if workers == 1 or not tasks or (len(tasks) == 1 and not apart):
-        for number, task in enumerate(tasks):
-            yield number, function(task)
-        return
-    pool = _Pool(function, min(workers, len(tasks)), stall_s)
-    try:
-        yield from pool.run(tasks)
-    finally:
-        pool.close()
-
-
-class LocalPool:
-    """Workers that stay for several runs of tasks: starting them costs as much as a small run.
-
-    ``threads`` are for work that leaves the GIL alone and runs no code of the user's; processes for any other.
-    """
-
-    def __init__(self, function: Callable[[Any], Any], workers: int, *, threads: bool = False) -> None:
-        if workers < 1:
-            raise ConfigError(f"workers={workers}; expected 1 or more")
-        self._function, self._workers = function, workers
-        self._pool = _Pool(function, workers, STALL_S) if workers > 1 and not threads else None
-
-    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """(number of the task, result) as they finish."""
-        if self._pool is not None:
-            yield from self._pool.run(tasks)
-            return
-        if self._workers > 1 and len(tasks) > 1:
-            yield from self._in_threads(tasks)
-            return
-        for number, task in enumerate(tasks):
-            yield number, self._function(task)
-
-    def _in_threads(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="millrace-prepare")
-        try:
-            waiting = {pool.submit(self._function, task): number for number, task in enumerate(tasks)}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> LocalPool:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if self._pool is not None:
-            self._pool.close()
-
-
 class _Worker:
     def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, function, os.getpid()), daemon=True)
+        # The function goes along so that what it needs is imported before the first task comes.
+        self.process = context.Process(target=_serve, args=(theirs, os.getpid(), function), daemon=True)
         with _quiet_start():
             self.process.start()
         theirs.close()
@@ -117,20 +56,45 @@ class _Worker:
             self.process.join()
 
 
-class _Pool:
-    def __init__(self, function: Callable[[Any], Any], count: int, stall_s: float) -> None:
+class Workers:
+    """Up to ``count`` processes that do tasks; they stay for the next ones, until ``close``.
+
+    One that for ``stall_s`` seconds neither ends its task nor says that it is ``alive`` ends the run; 0 is for ever.
+    """
+
+    def __init__(self, count: int, stall_s: float = 0) -> None:
+        if count < 1:
+            raise ConfigError(f"workers={count}; expected 1 or more")
         self._stall_s = stall_s
         self._context = multiprocessing.get_context("spawn")
-        self._function = function
+        self._count = count
         self._workers: list[_Worker] = []
+
+    def start(self, function: Callable[[Any], Any], num_tasks: int, *, apart: bool = False) -> bool:
+        """Starts what ``run`` will need, without waiting for it; False where the tasks run in this process."""
+        if self._count == 1 or num_tasks == 0 or (num_tasks == 1 and not apart):
+            return False
+        while len(self._workers) < min(self._count, num_tasks):
+            self._workers.append(_Worker(self._context, function))
+        return True
+
+    def run(
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the task, result) as they finish.
+
+        With one worker everything happens in this process, and so does a single task unless it must run ``apart``.
+        """
+        if not self.start(function, len(tasks), apart=apart):
+            yield from ((number, function(task)) for number, task in enumerate(tasks))
+            return
         try:
-            for _ in range(count):
-                self._workers.append(_Worker(self._context, function))
+            yield from self._run(function, tasks)
         except BaseException:
-            self.close()
+            self.close()  # none goes on with what nobody waits for
             raise
 
-    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
@@ -139,14 +103,14 @@ class _Pool:
                 if worker.task is None and waiting:
                     worker.task, worker.silent_s = waiting.pop(), 0.0
                     with contextlib.suppress(OSError):  # it has died while idle: its pipe says so below
-                        worker.pipe.send(tasks[worker.task])
+                        worker.pipe.send((function, tasks[worker.task]))
             for worker in self._ready(tasks):
                 number = worker.task
                 assert number is not None
                 try:
                     outcome, result = worker.pipe.recv()
                 except (EOFError, OSError):
-                    self._replace(worker)
+                    self._replace(worker, function)
                     tries[number] += 1
                     if tries[number] > RETRIES:
                         raise _died(worker, tasks[number]) from None
@@ -174,16 +138,17 @@ class _Pool:
                 raise _stalled(tasks[worker.task or 0], self._stall_s)
         return ready
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker, function: Callable[[Any], Any]) -> None:
         worker.process.join(timeout=5)
         worker.pipe.close()
-        self._workers[self._workers.index(worker)] = _Worker(self._context, self._function)
+        self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
             worker.wait()
+        self._workers = []
 
 
 @contextlib.contextmanager
@@ -237,19 +202,19 @@ def _died(worker: _Worker, task: Any) -> WorkerFailed:
 
 def _stalled(task: Any, stall_s: float) -> WorkerFailed:
     return WorkerFailed(
-        f"a worker made no progress for {stall_s:g} s on {task}; look at that input and at --filter, then run again, "
+        f"a worker made no progress for {stall_s:g} s on {task}; look at that input and at your own function, then run again, "
         "with a larger --stall if it only is slow",
         source=str(task),
     )
 
 
-def _serve(pipe: Connection, function: Callable[[Any], Any], parent: int) -> None:
+def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us
     _end_with(parent)
     engines.on_alive = _Alive(pipe)
     while True:
         try:
-            task = pipe.recv()
+            function, task = pipe.recv()
         except (EOFError, OSError):
             return
         try:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.prepare.engines.local import LocalPool
+from millrace.prepare.engines.local import Workers
+from millrace.prepare.engines.threads import Threads
 from millrace.prepare.table import fit
 from millrace.prepare.table.clean import calendar_names
 from millrace.prepare.table.index import Index
@@ -23,6 +24,7 @@ from millrace.scaling.moments import Moments, merge_all
 from millrace.scaling.quantiles import QuantileSearch, quantiles_of
 from millrace.scaling.scaler import Scaling
 
+Engine = Threads | Workers
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -42,7 +44,7 @@ class Fitted(msgspec.Struct):
 class Measuring:
     """Measures the train rows of an index, once its parts are read."""
 
-    def __init__(self, folder: Path, options: TableOptions, found: Survey, pool: LocalPool, progress: Progress) -> None:
+    def __init__(self, folder: Path, options: TableOptions, found: Survey, pool: Engine, progress: Progress) -> None:
         self._folder, self._options, self._found, self._pool, self._progress = folder, options, found, pool, progress
 
     def run(
@@ -76,7 +78,7 @@ class Measuring:
             for number, (first, last) in enumerate(fit.groups(index.rows))
         ]  # fmt: skip
         results: dict[int, fit.FitDone] = {}
-        for number, result in self._pool.run(tasks):
+        for number, result in self._pool.run(fit.fit_entities, tasks):
             results[number] = result
             self._progress("measure", len(results), len(tasks), {})
         ordered = [results[number] for number in range(len(tasks))]
@@ -99,7 +101,7 @@ class Measuring:
                 plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
                 asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]
                 total: Any = 0
-                for _, counts in self._pool.run(asked):
+                for _, counts in self._pool.run(fit.count_values, asked):
                     total = total + np.frombuffer(counts, np.int64).reshape(-1, 1 << 16)
                 edges = np.cumsum([0, *(len(target.prefixes) for target in targets)]).tolist()
                 search.update([total[low:high] for low, high in pairwise(edges)])

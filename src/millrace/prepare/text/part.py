@@ -148,7 +148,7 @@ class _Maker:
         if self._lines is not None:
             offsets, texts, self._hashed_lines = self._lines.remove(offsets, texts)
         if self._options.mask_field is None:
-            hashes = [xxhash.xxh3_128_digest(text) for text in texts]
+            hashes = list(map(xxhash.xxh3_128_digest, texts))
         else:
             hashes = [text.identity() for text in texts if isinstance(text, Masked)]
         if self._options.dedups_documents:
@@ -160,6 +160,10 @@ class _Maker:
         self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
     ) -> tuple[list[int], list[bytes], list[bytes]]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
+        new = set(hashes)
+        if len(new) == len(hashes) and len(new) + len(self._seen) <= MAX_SEEN and self._seen.isdisjoint(new):
+            self._seen |= new
+            return offsets, texts, hashes
         kept = []
         for place, found in enumerate(hashes):
             if found in self._seen:
@@ -169,8 +173,6 @@ class _Maker:
                 kept.append(place)
                 if len(self._seen) < MAX_SEEN:
                     self._seen.add(found)
-        if len(kept) == len(texts):
-            return offsets, texts, hashes
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
@@ -180,9 +182,8 @@ class _Maker:
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
         documents["bytes"] = documents["characters"] = np.fromiter(map(len, texts), np.int64, len(texts))
-        for place, text in enumerate(texts):
-            if not text.isascii():
-                documents["characters"][place] = len(text.decode())
+        for place in [k for k, is_ascii in enumerate(map(bytes.isascii, texts)) if not is_ascii]:
+            documents["characters"][place] = len(texts[place].decode())
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
@@ -213,6 +214,6 @@ def tokenizer_of(folder: str, described: str, engine: str) -> Tokenizer:
     """The tokenizer of a preparation, loaded once per worker, on the engine the run decided on."""
     path = Path(folder) / "vocabulary.json"
     tokenizer = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
-    if isinstance(tokenizer, HuggingFaceTokenizer) and engine == "tokenizers":
-        tokenizer.give_up_fast()
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        tokenizer.use(engine)
     return tokenizer

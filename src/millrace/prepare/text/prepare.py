@@ -41,7 +41,6 @@ from millrace.text.tokenizer import Tokenizer
 SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
 PLAN_VERSION = 1  # of what parts hold: another one does not continue them
 STDIN = "-"
-STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -52,7 +51,7 @@ def prepare_text(
     workers: int | None = None,
     append: bool = False,
     progress: Progress | None = None,
-    stall_s: float = STALL_S,
+    stall_s: float = local.STALL_S,
     **options: Any,
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
@@ -77,8 +76,7 @@ class _Preparation:
         stall_s: float,
     ) -> None:
         self._paths, self._out, self._reading, self._cutting = paths, out, reading, cutting
-        self._workers, self._append, self._progress = workers, append, progress
-        self._stall_s = stall_s
+        self._workers, self._append, self._progress = local.Workers(workers, stall_s), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
         self._spooled: str | None = None
@@ -104,6 +102,7 @@ class _Preparation:
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
+            self._workers.close()
             self._partial.close(remove=False)
 
     def _find(self) -> list[Source]:
@@ -160,6 +159,8 @@ class _Preparation:
         check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
         self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
+        # While the vocabulary loads.
+        self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
         tokenizer = self._tokenizer(sources, parts, existing)
         known = () if existing is None else existing.sources
         columns = store_columns([self._name(source) for source in sources], tokenizer, self._reading, known)
@@ -234,7 +235,7 @@ class _Preparation:
         ]
 
     def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        return local.run(function, tasks, self._workers, apart=self._reading.filter is not None, stall_s=self._stall_s)
+        return self._workers.run(function, tasks, apart=self._reading.filter is not None)
 
     def _publish(
         self,

@@ -6,18 +6,19 @@ import base64
 import importlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.engines import alive
-from millrace.prepare.text.clean import clean
-from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.clean import clean, clean_many
+from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
 from millrace.prepare.text.masks import Masked
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
 from millrace.prepare.text.streams import open_source
 
 CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
+Texts = tuple[list[int], list[bytes]]  # where documents stand, and what they say
 
 
 class Reader:
@@ -26,7 +27,7 @@ class Reader:
     def __init__(self, options: ReadOptions, quarantine: Callable[[bytes], None]) -> None:
         self._options, self._quarantine = options, quarantine
         self._filter = _function(options.filter)
-        self._keeps_all = not options.normalize and self._filter is None and options.min_chars <= 1
+        self._looks_at_each = self._filter is not None or options.min_chars > 1
         self.bytes_read = 0
         self.dropped: Counter[str] = Counter()
 
@@ -34,43 +35,58 @@ class Reader:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
-            for chunk in _chunks(self._read(source, unit)):
-                yield unit.source, *self._texts(source, chunk)
+            for offsets, texts in _gathered(self._read(source, unit)):
+                yield unit.source, offsets, texts
                 alive()
             check_unchanged(source)
 
-    def _read(self, source: Source, unit: Unit) -> Iterator[tuple[int, bytes | Bad]]:
+    def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
+        """The usable documents of a unit, some at a time."""
         try:
-            yield from read_documents(source, unit, self._options)
+            if source.is_framed:
+                for stretch in read_stretches(source, unit, self._options):
+                    yield self._usable_stretch(source, stretch)
+            else:
+                for chunk in _chunks(read_documents(source, unit, self._options)):
+                    yield self._usable_ones(source, chunk)
         except OSError as error:  # else it would pass for a failure to write
             raise SourceError(
                 f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again",
                 source=source.path,
             ) from error
 
-    def _texts(self, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> tuple[list[int], list[bytes]]:
-        offsets, texts = self._as_they_are(chunk) if self._keeps_all else ([], [])
-        if not texts:
-            for offset, document in chunk:
-                self.bytes_read += len(document.data if isinstance(document, Bad) else document)
-                text = self._usable(source, offset, document)
-                if text is not None:
-                    offsets.append(offset)
-                    texts.append(text)
-        return offsets, texts
+    def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
+        """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
+        offsets = (stretch.base + stretch.starts).tolist()
+        texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
+        if texts is None:
+            return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
+        self.bytes_read += int((stretch.ends - stretch.starts).sum())
+        if all(texts):
+            return offsets, texts
+        kept = [k for k, text in enumerate(texts) if text]
+        self.dropped["empty"] += len(texts) - len(kept)
+        return [offsets[k] for k in kept], [texts[k] for k in kept]
 
-    def _as_they_are(self, chunk: Sequence[tuple[int, bytes | Bad]]) -> tuple[list[int], list[bytes]]:
-        """The documents of a chunk where nothing is cleaned or filtered and all are valid: looked at once, not one by one."""
-        texts = [document for _, document in chunk if isinstance(document, bytes) and document]
+    def _together(self, stretch: Stretch) -> list[bytes] | None:
+        """The documents as they are tokenised; None where one is not utf-8: then it is looked for."""
         try:
-            joined = b"\n".join(texts)
-            joined.decode()
+            if self._options.normalize:
+                return clean_many(stretch.data, stretch.starts, stretch.ends)
+            stretch.data[stretch.starts[0] : stretch.ends[-1]].decode()
         except UnicodeDecodeError:
-            return [], []
-        if len(texts) != len(chunk):
-            return [], []
-        self.bytes_read += len(joined) - len(texts) + 1
-        return [offset for offset, _ in chunk], texts
+            return None
+        return stretch.documents()
+
+    def _usable_ones(self, source: Source, chunk: Iterable[tuple[int, bytes | Bad]]) -> Texts:
+        offsets, texts = [], []
+        for offset, document in chunk:
+            self.bytes_read += len(document.data if isinstance(document, Bad) else document)
+            text = self._usable(source, offset, document)
+            if text is not None:
+                offsets.append(offset)
+                texts.append(text)
+        return offsets, texts
 
     def _usable(self, source: Source, offset: int, document: bytes | Bad) -> bytes | None:
         """The document as it is tokenised, or None where it is dropped and counted."""
@@ -154,6 +170,22 @@ def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple
             chunk, size = [], 0
     if chunk:
         yield chunk
+
+
+def _gathered(some: Iterable[Texts]) -> Iterator[Texts]:
+    """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
+    offsets: list[int] = []
+    texts: list[bytes] = []
+    size = 0
+    for more_offsets, more_texts in some:
+        offsets += more_offsets
+        texts += more_texts
+        size += sum(map(len, more_texts)) + 64 * len(more_texts)
+        if size >= CHUNK_BYTES:
+            yield offsets, texts
+            offsets, texts, size = [], [], 0
+    if texts:
+        yield offsets, texts
 
 
 def _function(name: str | None) -> Callable[[str], bool] | None:

@@ -27,7 +27,7 @@ from millrace.store.shard import ShardEntry, ShardWriter
 
 SPLITS = ("train", "val", "test")
 DROPPED = 255
-STEP = 1 << 20  # documents looked at in one go: a large compressed file makes a part of many millions
+STEP = 1 << 20  # documents or tokens looked at in one go: a large compressed file makes a part of many millions
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -195,20 +195,33 @@ def write_shard(task: ShardTask) -> ShardEntry:
         for number, first, last in task.pieces:
             folder = part_folder(task.folder, number)
             documents = documents_of(task.folder, number)
-            start = int(documents["tokens"][:first].sum())
+            bounds = int(documents["tokens"][:first].sum()) + np.concatenate(
+                ([0], np.cumsum(documents["tokens"][first:last]))
+            )
             is_mine = mapped(folder / "splits.bin", np.uint8)[first:last] == split
-            tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")[start:]
-            arrays, offsets = _selected(documents[first:last], is_mine, tokens)
-            if task.codes:
-                arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
-            bounds = start + np.concatenate(([0], np.cumsum(documents["tokens"][first:last])))
-            extras, axes = extra_arrays(folder, columns, first, is_mine, bounds)
-            writer.write({name: (arrays | extras)[name] for name in columns}, {"rows": offsets, **axes})
+            tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
+            for some in _steps(bounds, is_mine):
+                places = bounds[some.start : some.stop + 1]
+                arrays, offsets = _selected(documents[first:last][some], is_mine[some], tokens, places)
+                if task.codes:
+                    arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
+                extras, axes = extra_arrays(folder, columns, first + some.start, is_mine[some], places)
+                writer.write({name: (arrays | extras)[name] for name in columns}, {"rows": offsets, **axes})
         return writer.finish()
 
 
-def _selected(documents: Array, is_mine: Array, tokens: Array) -> tuple[dict[str, Any], Int64s]:
-    bounds = np.concatenate(([0], np.cumsum(documents["tokens"])))
+def _steps(bounds: Int64s, is_mine: Array) -> Iterator[slice]:
+    """Some documents at a time: buffers of a megabyte or two are used again, larger ones are new pages every time."""
+    first = 0
+    while first < len(is_mine):
+        stop = max(first + 1, int(np.searchsorted(bounds, bounds[first] + STEP, side="right")) - 1)
+        if is_mine[first:stop].any():
+            yield slice(first, min(stop, len(is_mine)))
+        first = stop
+
+
+def _selected(documents: Array, is_mine: Array, tokens: Array, bounds: Int64s) -> tuple[dict[str, Any], Int64s]:
+    """The columns of those that are mine; the tokens of document k are [bounds[k], bounds[k + 1])."""
     # By runs of documents that are mine: one slice for each document would need more memory than its tokens.
     edges = np.flatnonzero(np.diff(is_mine, prepend=False, append=False))
     parts = [tokens[first:last] for first, last in bounds[edges].reshape(-1, 2).tolist()]
