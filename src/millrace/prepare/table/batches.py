@@ -200,6 +200,8 @@ class Reader:
     def _times(self, time: Any) -> Array:
         import pyarrow
 
+        if not len(time):
+            return np.zeros(0, self._schema.time_dtype)
         if self._schema.time_dtype == "float64":
             return time.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
         if self._schema.time_unit == "D":
@@ -257,11 +259,11 @@ def _null_rows(arrays: Mapping[str, Any], row: int | None = None) -> Any:
     found = None
     for array in arrays.values():
         mask = None
-        if array.null_count:
-            mask = array.is_null().to_numpy(zero_copy_only=False)
-        elif pyarrow.types.is_floating(array.type):
+        if pyarrow.types.is_floating(array.type):
             mask = ~np.isfinite(array.to_numpy(zero_copy_only=False))
             mask = mask if mask.any() else None
+        elif array.null_count:
+            mask = array.is_null().to_numpy(zero_copy_only=False)
         if mask is not None:
             found = mask if found is None else found | mask
     return found if row is None else found is not None and bool(found[row])

@@ -62,6 +62,15 @@ def is_number(kind: Any) -> bool:
     )  # fmt: skip
 
 
+def _is_label(kind: Any) -> bool:
+    """Whether values of this type can be told apart by a text."""
+    from pyarrow import types as t
+
+    return bool(
+        is_number(kind) or t.is_string(kind) or t.is_boolean(kind) or t.is_temporal(kind) or t.is_null(kind) or t.is_binary(kind)
+    )  # fmt: skip
+
+
 def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: Iterable[str]) -> Schema:
     """One schema for all files, each given as (name, pyarrow schema); refused where they do not fit together."""
     import pyarrow
@@ -82,6 +91,13 @@ def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: I
             raise ConfigError(
                 f"column {name!r} is {types[name]}; a feature is a number: leave it out, or give it as --categorical"
             )
+    entity = () if FILE_NAME in options.entity else options.entity
+    for what, names in (("entity", entity), ("categorical", role.categorical), ("static", role.static_categorical)):
+        for name in names:
+            if not _is_label(types[name]):
+                raise ConfigError(
+                    f"--{what} {name!r} is {types[name]}; expected texts or numbers: make one with --transform"
+                )
     unit, dtype, zone = _time(options.time, types[options.time])
     raw = "float32" if all(str(types[name]) in ("float", "halffloat", "null") for name in role.features) else "float64"
     return Schema(role, {name: str(kind) for name, kind in types.items()}, unit, dtype, zone, raw)
@@ -156,7 +172,10 @@ def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
         if missing:
             groups.setdefault(missing, []).append(name)
     if groups:
-        told = " | ".join(f"{_named(names)} lack {', '.join(missing)}" for missing, names in groups.items())
+        told = " | ".join(
+            f"{_named(names)} {'lacks' if len(names) == 1 else 'lack'} {', '.join(missing)}"
+            for missing, names in groups.items()
+        )
         raise SourceError(
             f"columns are missing in {sum(map(len, groups.values()))} of {len(files)} files: {told}; "
             "leave those columns out, or those files"
@@ -165,7 +184,7 @@ def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
 
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:MAX_NAMED])
-    return f"{len(names)} files ({shown}{', ...' if len(names) > MAX_NAMED else ''})"
+    return f"{len(names)} file{'s' * (len(names) > 1)} ({shown}{', ...' if len(names) > MAX_NAMED else ''})"
 
 
 def _drift(
