@@ -50,13 +50,16 @@ def run(
 
 
 class LocalPool:
-    """Workers that stay for several runs of tasks: starting them costs as much as a small run."""
+    """Workers that stay for several runs of tasks: starting them costs as much as a small run.
 
-    def __init__(self, function: Callable[[Any], Any], workers: int) -> None:
+    A single one works in this process, unless it must be ``apart``.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], workers: int, *, apart: bool = False) -> None:
         if workers < 1:
             raise ConfigError(f"workers={workers}; expected 1 or more")
         self._function = function
-        self._pool = _Pool(function, workers) if workers > 1 else None
+        self._pool = _Pool(function, workers) if workers > 1 or apart else None
 
     def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """(number of the task, result) as they finish."""

@@ -11,7 +11,7 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.schema import Schema, logical
+from millrace.prepare.table.schema import Schema, is_number, logical
 from millrace.prepare.table.sources import TableSource, Unit, arrow, native, open_csv, partition_type
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
@@ -157,6 +157,12 @@ class Reader:
                 raise ConfigError(
                     f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
                 )
+            found, expected = logical(made.schema.field(name).type), self._types[name]
+            if not _is_alike(found, expected):
+                raise ConfigError(
+                    f"--transform gave column {name!r} as {found}, but {expected} for a table without rows "
+                    f"(on {source.file.path!r}); it must always give one type"
+                )
         return made
 
     def _batch(self, source: TableSource, first: int, table: Any) -> Batch:
@@ -232,6 +238,14 @@ def _type(text: str) -> Any:
     if text in plain:
         return plain[text]
     return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether columns of both types are read the same way; --widen may have made them differ in width or unit."""
+    from pyarrow import types as t
+
+    families = (is_number, t.is_timestamp)
+    return one == other or t.is_null(one) or t.is_null(other) or any(is_(one) and is_(other) for is_ in families)
 
 
 def _without_empty_texts(table: Any) -> Any:

@@ -145,7 +145,9 @@ class Preparation:
     def _prepare(self, found: Survey) -> TableReport:
         check_plan(self._folder / "plan.json", self._plan(found), self._folder, self._mended)
         self._is_mine = True
-        with LocalPool(run_task, min(self._workers, max(1, len(found.parts)))) as pool:
+        # A user's function may end its process: not ours, where there are workers.
+        apart = self._options.transform is not None and self._workers > 1
+        with LocalPool(run_task, min(self._workers, max(1, len(found.parts))), apart=apart) as pool:
             done = self._read(pool, found)
             index = build_index(self._folder, done, found.schema)
             if not index.names:

@@ -84,7 +84,7 @@ def survey(paths: Sequence[str], options: TableOptions) -> Survey:
     if transform is None:
         _type_csv(sources, looks, options)
     schemas = [
-        (source.file.path, _after(look.schema, source, transform))
+        (source.file.path, _after(look.schema, source, transform, options.transform))
         for source, look in zip(sources, looks, strict=True)
         if look.schema is not None
     ]
@@ -266,7 +266,7 @@ def _type_csv(sources: Sequence[TableSource], looks: Sequence[_Look], options: T
             look.schema = pyarrow.schema([pyarrow.field(field.name, kind(field)) for field in look.schema])
 
 
-def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None) -> Any:
+def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
     """The schema with the columns of the path, behind the user's function."""
     pyarrow = arrow()
     schema = schema.remove_metadata()
@@ -276,7 +276,13 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
         schema = schema.append(pyarrow.field(name, partition_type(value)))
     if transform is None:
         return schema
-    made = transform(schema.empty_table())
+    try:
+        made = transform(schema.empty_table())
+    except Exception as error:
+        raise ConfigError(
+            f"--transform {name_of} raised {type(error).__name__}: {error} (on a table without rows, with the columns of "
+            f"{source.file.path!r}); it is asked for its columns that way: mend it"
+        ) from error
     if not isinstance(made, pyarrow.Table):
         raise ConfigError(
             f"--transform gave {type(made).__name__} for a table without rows; it must give an Arrow table"
