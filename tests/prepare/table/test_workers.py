@@ -81,7 +81,9 @@ def out(tmp_path):
 
 
 def prepare(source, out, how, **options):
-    return mr.prepare_table(source, out, **{"workers": 2, "time": "t", "transform": f"poisoned_tables:{how}", **options})
+    return mr.prepare_table(
+        source, out, **{"workers": 2, "time": "t", "transform": f"poisoned_tables:{how}", **options}
+    )
 
 
 def command(source, out, how="slow"):
@@ -100,10 +102,16 @@ def wait_for_workers(process, out):
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("exits", "exit code 3"), ("crashes", "signal SIGSEGV"), ("killed", "signal SIGKILL; it may have run out of memory")],
+    [
+        ("exits", "exit code 3"),
+        ("crashes", "signal SIGSEGV"),
+        ("killed", "signal SIGKILL; it may have run out of memory"),
+    ],
 )
 def test_a_worker_that_dies_is_retried_then_named_with_its_files(source, out, how, said):
-    with pytest.raises(local.WorkerFailed, match=rf"a worker died \({said}\) 3 times on part 2 \('.*2\.parquet'\); look at that"):
+    with pytest.raises(
+        local.WorkerFailed, match=rf"a worker died \({said}\) 3 times on part 2 \('.*2\.parquet'\); look at that"
+    ):
         prepare(source, out, how)
     assert not out.exists()
     alive = [child for child in psutil.Process().children() if "multiprocessing.spawn" in " ".join(child.cmdline())]
@@ -112,14 +120,17 @@ def test_a_worker_that_dies_is_retried_then_named_with_its_files(source, out, ho
 
 def test_a_worker_that_dies_is_named_also_where_the_table_is_one_part(source, out, monkeypatch):
     monkeypatch.setattr(sources, "PART_BYTES", 1 << 20)
-    with pytest.raises(local.WorkerFailed, match=r"exit code 3\) 3 times on part 0 \('.*0\.parquet' and 3 more files\)"):
+    with pytest.raises(
+        local.WorkerFailed, match=r"exit code 3\) 3 times on part 0 \('.*0\.parquet' and 3 more files\)"
+    ):
         prepare(source, out, "exits")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_transform_that_raises_is_named_with_the_file(source, out, workers):
     with pytest.raises(
-        mr.ConfigError, match=r"--transform poisoned_tables:raises raised ValueError: no such price \(on '.*2\.parquet'\)"
+        mr.ConfigError,
+        match=r"--transform poisoned_tables:raises raised ValueError: no such price \(on '.*2\.parquet'\)",
     ):
         prepare(source, out, "raises", workers=workers)
 
@@ -132,7 +143,7 @@ def test_a_transform_that_exits_ends_the_run_with_its_files(source, out):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("raises_at_once", r"--transform poisoned_tables:raises_at_once raised KeyError: .* \(on a table without rows, with the columns of '.*0\.parquet'\)"),
+        ("raises_at_once", r"raises_at_once raised KeyError: .* \(on a table without rows, with the columns of '.*0\.parquet'\)"),
         ("gives_nothing", "--transform gave NoneType for a table without rows; it must give an Arrow table"),
         ("forgets", r"--transform left out column 'x' \(on '.*0\.parquet'\); it must always give it"),
         ("another_type", r"--transform gave column 't' as string, but int64 for a table without rows \(on '.*0\.parquet'\)"),
@@ -180,10 +191,25 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_continues(sou
 
 def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path):
     for k in range(4):  # large enough for a part of its own each
-        frame = pd.DataFrame({"t": np.arange(1_300_000), **{f"x{j}": np.random.default_rng(k + j).normal(size=1_300_000) for j in range(3)}})
+        frame = pd.DataFrame(
+            {
+                "t": np.arange(1_300_000),
+                **{f"x{j}": np.random.default_rng(k + j).normal(size=1_300_000) for j in range(3)},
+            }
+        )
         frame.to_parquet(tmp_path / f"{k}.parquet", row_group_size=1_300_000)
     (tmp_path / "poisoned_tables.py.stuck").touch()
-    arguments = ["prepare", "table", *(str(tmp_path / f"{k}.parquet") for k in range(4)), "--out", str(out), "--time", "t", "--workers", "2"]
+    arguments = [
+        "prepare",
+        "table",
+        *(str(tmp_path / f"{k}.parquet") for k in range(4)),
+        "--out",
+        str(out),
+        "--time",
+        "t",
+        "--workers",
+        "2",
+    ]
     arguments += ["--transform", "poisoned_tables:slow"]
     process = subprocess.Popen(
         [sys.executable, "-m", "millrace", *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
