@@ -6,6 +6,7 @@ anything. Files that differ in the type of a column that is used are reported, g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.where import columns_of
 
 UNITS = ("s", "ms", "us", "ns")
+PANDAS_INDEX = re.compile(
+    r"__index_level_\d+__"
+)  # row numbers that pandas writes along: nobody means them as a feature
 MAX_NAMED = 3  # files shown of each group
 
 
@@ -139,7 +143,7 @@ def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: It
         inputs = options.features
     else:
         numeric = [name for name, kinds in found.items() if any(is_number(kind) for kind in kinds)]
-        inputs = tuple(name for name in numeric if name not in taken)
+        inputs = tuple(name for name in numeric if name not in taken and not PANDAS_INDEX.fullmatch(name))
     features = (*inputs, *(name for name in options.target if name not in inputs))
     if not features:
         raise ConfigError(f"no numeric columns are left for --features; there are {', '.join(found)}")
