@@ -151,14 +151,17 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
         ],
         indent="",
     )
-    print_line(f"{report.entities:,} entities in {report.shards} shards, {size(report.bytes)}")
+    print_line(
+        f"{report.entities:,} {'entity' if report.entities == 1 else 'entities'} in {report.shards:,} "
+        f"{'shard' if report.shards == 1 else 'shards'}, {size(report.bytes)}"
+    )
     rows = [("column", "mean", "std", "min", "max", "nulls", "filled")]
     for name, column in report.columns.items():
         figures = ["" if column[key] is None else f"{column[key]:.6g}" for key in ("mean", "std", "min", "max")]
         rows.append((name, *figures, f"{column['nulls'] + column['infinite']:,}", f"{column['filled']:,}"))
     print_table(rows, indent="")
     for reason, number in report.dropped.items():
-        print_line(f"{'added' if 'added' in reason else 'dropped'}, {reason}: {number:,}")
+        print_line(f"{'' if 'added' in reason else 'dropped, '}{reason}: {number:,}")
     if report.rows_sorted:
         print_line(f"sorted by entity and time: {report.rows_sorted:,} rows came in another order")
     for note in report.notes:

@@ -165,6 +165,16 @@ def test_every_numeric_column_is_a_feature_and_those_of_the_path_are_not(twin, t
     assert report.columns["month"]["std"] == 0
 
 
+def test_the_row_numbers_of_pandas_are_no_feature_unless_named(tmp_path):
+    frame = pd.DataFrame({"t": [3, 1, 2], "x": [3.0, 1.0, 2.0]}, index=[7, 8, 9])
+    frame.to_parquet(tmp_path / "a.parquet")
+    assert "__index_level_0__" in parquet.read_schema(tmp_path / "a.parquet").names
+    report = mr.prepare_table(str(tmp_path / "a.parquet"), tmp_path / "out", workers=1, time="t")
+    assert list(report.columns) == ["x"]
+    report = mr.prepare_table(str(tmp_path / "a.parquet"), tmp_path / "named", workers=1, time="__index_level_0__")
+    assert report.open().columns["time"][:].tolist() == [7, 8, 9]
+
+
 def test_a_partition_without_a_value_is_a_null(twin, tmp_path):
     frame = twin.random_frame(3, kinds=["float64"], rows=30, names=["only"])
     for k, year in enumerate(("2019", "__HIVE_DEFAULT_PARTITION__", "2020")):

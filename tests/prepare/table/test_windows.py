@@ -36,26 +36,36 @@ def by_force(entities, options, names, lookback, horizon, stride, lead, gap, val
 
 @settings(max_examples=50)
 @given(
-    seed=st.integers(0, 2**32), way=st.sampled_from(["from", "from+test", "share", "last", "last+test", "none"]),
-    gap=st.integers(0, 3), lookback=st.integers(1, 4), horizon=st.integers(1, 3), stride=st.integers(1, 3), lead=st.integers(0, 2),
+    seed=st.integers(0, 2**32),
+    way=st.sampled_from(["from", "from+test", "share", "last", "last+test", "none"]),
+    gap=st.integers(0, 3),
+    lookback=st.integers(1, 4),
+    horizon=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    lead=st.integers(0, 2),
     is_small=st.booleans(),
-)  # fmt: skip
+)
 def test_windows_of_splits_by_time(twin, seed, way, gap, lookback, horizon, stride, lead, is_small):
     frame = twin.random_frame(seed, rows=60, names=["A", "B", "C"], kinds=["float64"] * 2)
     start = twin.START * 1000
     options = {
-        "from": {"val_from": "2020-01-01T01:40:00"}, "from+test": {"val_from": "2020-01-01T01:00:30", "test_from": "2020-01-01 02:00"},
-        "share": {"val": 0.2, "test": 0.1}, "last": {"val_last": 0.29}, "last+test": {"val_last": 0.1, "test_last": 0.7}, "none": {},
-    }[way]  # fmt: skip
+        "from": {"val_from": "2020-01-01T01:40:00"},
+        "from+test": {"val_from": "2020-01-01T01:00:30", "test_from": "2020-01-01 02:00"},
+        "share": {"val": 0.2, "test": 0.1},
+        "last": {"val_last": 0.29},
+        "last+test": {"val_last": 0.1, "test_last": 0.7},
+        "none": {},
+    }[way]
     with twin.folder() as folder:
         written = twin.write(frame, folder / "in", layout="spread", seed=seed)
         entities = twin.cleaned(written.frame, FEATURES)
         low, high = written.frame["t"].min(), written.frame["t"].max()
         tenth = (high - low) / 10
         times = {
-            "from": [start + 6_000_000], "from+test": [start + 3_630_000, start + 7_200_000],
+            "from": [start + 6_000_000],
+            "from+test": [start + 3_630_000, start + 7_200_000],
             "share": [high - 3 * tenth, high - tenth],
-        }.get(way)  # fmt: skip
+        }.get(way)
         for entity in entities:
             rows = len(entity.time)
             if times is not None:
@@ -138,16 +148,22 @@ def test_splits_by_entity(twin, seed, way, is_small):
 
 @settings(max_examples=40)
 @given(
-    seed=st.integers(0, 2**32), way=st.sampled_from(["time", "last", "entity"]), method=st.sampled_from(["standard", "minmax", "robust"]),
-    nulls=st.sampled_from(["ffill", "interpolate", "mask", "value:1"]), per_entity=st.booleans(), has_grid=st.booleans(),
+    seed=st.integers(0, 2**32),
+    way=st.sampled_from(["time", "last", "entity"]),
+    method=st.sampled_from(["standard", "minmax", "robust"]),
+    nulls=st.sampled_from(["ffill", "interpolate", "mask", "value:1"]),
+    per_entity=st.booleans(),
+    has_grid=st.booleans(),
     is_small=st.booleans(),
-)  # fmt: skip
+)
 def test_nothing_after_the_cut_changes_a_byte_of_train(twin, seed, way, method, nulls, per_entity, has_grid, is_small):
     """Every value at or after the cut is another one, missing or infinite: train samples and scaling stay as they are."""
     frame = twin.random_frame(seed, rows=60, names=["A", "B", "C", "D"], kinds=["float64"] * 2, missing=0.2)
     options = {
-        "time": {"val_from": "2020-01-01T01:20:00"}, "last": {"val_last": 0.3}, "entity": {"split_by": "entity", "val_entities": ["B"]},
-    }[way]  # fmt: skip
+        "time": {"val_from": "2020-01-01T01:20:00"},
+        "last": {"val_last": 0.3},
+        "entity": {"split_by": "entity", "val_entities": ["B"]},
+    }[way]
     rng = np.random.default_rng(seed)
     step = 60 if has_grid else None
     later = np.zeros(len(frame), bool)
@@ -172,9 +188,16 @@ def test_nothing_after_the_cut_changes_a_byte_of_train(twin, seed, way, method, 
             written = twin.write(version, folder / f"in{k}", layout="spread", seed=seed)
             with twin.small() if is_small else contextlib.nullcontext():
                 mr.prepare_table(
-                    written.paths, folder / f"out{k}", workers=1, scale=method, nulls=nulls, per_entity=per_entity,
-                    freq="1min" if has_grid else None, **options, **written.options,
-                )  # fmt: skip
+                    written.paths,
+                    folder / f"out{k}",
+                    workers=1,
+                    scale=method,
+                    nulls=nulls,
+                    per_entity=per_entity,
+                    freq="1min" if has_grid else None,
+                    **options,
+                    **written.options,
+                )
             made.append(mr.open_store(folder / f"out{k}"))
         one, two = made
         assert one.manifest.scaling == two.manifest.scaling
@@ -216,13 +239,21 @@ def test_fit_on_all_does_leak_which_is_why_it_must_be_asked_for(twin, tmp_path):
 @pytest.mark.parametrize(
     ("time", "cut", "rows"),
     [
-        ("timestamp[ms]", "2020-01-01T00:05:00", 5), ("timestamp[ms]", "2020-01-01T00:04:00.000001", 5), ("timestamp[ms]", "2020-01-01 00:05", 5),
-        ("timestamp[us, tz=UTC]", "2020-01-01T00:05:00", 5), ("timestamp[us, tz=UTC]", "2020-01-01T02:05:00+02:00", 5),
-        ("timestamp[ns, tz=Asia/Tokyo]", "2020-01-01T00:05:00.000000000", 5), ("timestamp[ns, tz=Asia/Tokyo]", "2020-01-01T00:04:00.000000001Z", 5),
-        ("date32", "2020-01-06", 5), ("date32", "2020-01-05T00:00:01", 5), ("int64", 1_577_837_100, 5), ("int32", "300", 5),
-        ("float64", 37.5, 5), ("float64", "30.1", 5),
+        ("timestamp[ms]", "2020-01-01T00:05:00", 5),
+        ("timestamp[ms]", "2020-01-01T00:04:00.000001", 5),
+        ("timestamp[ms]", "2020-01-01 00:05", 5),
+        ("timestamp[us, tz=UTC]", "2020-01-01T00:05:00", 5),
+        ("timestamp[us, tz=UTC]", "2020-01-01T02:05:00+02:00", 5),
+        ("timestamp[ns, tz=Asia/Tokyo]", "2020-01-01T00:05:00.000000000", 5),
+        ("timestamp[ns, tz=Asia/Tokyo]", "2020-01-01T00:04:00.000000001Z", 5),
+        ("date32", "2020-01-06", 5),
+        ("date32", "2020-01-05T00:00:01", 5),
+        ("int64", 1_577_837_100, 5),
+        ("int32", "300", 5),
+        ("float64", 37.5, 5),
+        ("float64", "30.1", 5),
     ],
-)  # fmt: skip
+)
 def test_times_of_every_kind_cut_where_they_say(twin, tmp_path, time, cut, rows):
     step = 86400 if time == "date32" else 60
     frame = pd.DataFrame({"name": "A", "t": twin.START + step * np.arange(10), "f0": np.arange(10.0)})

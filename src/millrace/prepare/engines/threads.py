@@ -17,8 +17,13 @@ class Threads:
             raise ConfigError(f"workers={count}; expected 1 or more")
         self._count = count
 
-    def run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """(number of the task, result) as they finish; an error ends those that have not begun."""
+    def run(
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the task, result) as they finish; an error ends those that have not begun.
+
+        ``apart`` is for engines that have another place to run in.
+        """
         if self._count == 1 or len(tasks) < 2:
             yield from ((number, function(task)) for number, task in enumerate(tasks))
             return

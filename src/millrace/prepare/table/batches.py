@@ -11,7 +11,7 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.schema import Schema, logical
+from millrace.prepare.table.schema import Schema, is_number, logical
 from millrace.prepare.table.sources import TableSource, Unit, arrow, native, open_csv, partition_type
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
@@ -154,6 +154,12 @@ class Reader:
                 raise ConfigError(
                     f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
                 )
+            found, expected = logical(made.schema.field(name).type), self._types[name]
+            if not _is_alike(found, expected):
+                raise ConfigError(
+                    f"--transform gave column {name!r} as {found}, but {expected} for a table without rows "
+                    f"(on {source.file.path!r}); it must always give one type"
+                )
         return made
 
     def _batch(self, source: TableSource, first: int, table: Any) -> Batch:
@@ -197,6 +203,8 @@ class Reader:
     def _times(self, time: Any) -> Array:
         import pyarrow
 
+        if not len(time):
+            return np.zeros(0, self._schema.time_dtype)
         if self._schema.time_dtype == "float64":
             return time.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
         if self._schema.time_unit == "D":
@@ -229,6 +237,14 @@ def _type(text: str) -> Any:
     return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
 
 
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether columns of both types are read the same way; --widen may have made them differ in width or unit."""
+    from pyarrow import types as t
+
+    families = (is_number, t.is_timestamp)
+    return one == other or t.is_null(one) or t.is_null(other) or any(is_(one) and is_(other) for is_ in families)
+
+
 def _without_empty_texts(table: Any) -> Any:
     """A CSV file cannot tell an empty text from none: as a key or a category it is null."""
     import pyarrow
@@ -254,11 +270,11 @@ def _null_rows(arrays: Mapping[str, Any], row: int | None = None) -> Any:
     found = None
     for array in arrays.values():
         mask = None
-        if array.null_count:
-            mask = array.is_null().to_numpy(zero_copy_only=False)
-        elif pyarrow.types.is_floating(array.type):
+        if pyarrow.types.is_floating(array.type):
             mask = ~np.isfinite(array.to_numpy(zero_copy_only=False))
             mask = mask if mask.any() else None
+        elif array.null_count:
+            mask = array.is_null().to_numpy(zero_copy_only=False)
         if mask is not None:
             found = mask if found is None else found | mask
     return found if row is None else found is not None and bool(found[row])

@@ -46,7 +46,9 @@ class PartTask(msgspec.Struct, frozen=True):
     folder: str
 
     def __str__(self) -> str:
-        return f"part {self.number} ({self.sources[0].file.path!r}, {len(self.units)} files)"
+        others = len({source.file.path for source in self.sources}) - 1
+        more = f" and {others} more file{'s' * (others > 1)}" if others else ""
+        return f"part {self.number} ({self.sources[0].file.path!r}{more})"
 
 
 class PartDone(msgspec.Struct, frozen=True):

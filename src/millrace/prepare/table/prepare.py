@@ -171,7 +171,7 @@ class Preparation:
         ]
         done: dict[int, PartDone] = {}
         rows = 0
-        for number, result in pool.run(prepare_part, tasks):
+        for number, result in pool.run(prepare_part, tasks, apart=True):
             done[number] = result
             rows += result.rows_read
             self._progress("read", len(done), len(tasks), {"rows": rows})

@@ -23,6 +23,7 @@ _OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _SWAPPED = {operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt, operator.ge: operator.le}
+MAX_PARTS = 500  # 20,000 comparisons overflowed pyarrow's stack, which ended the process
 HELP = "expected comparisons of columns with values, joined by and, or, not: volume > 0 and exchange in ('A', 'B')"
 
 
@@ -33,15 +34,18 @@ def columns_of(text: str) -> list[str]:
 
 def expression(text: str, types: Mapping[str, Any]) -> Any:
     """The condition as an expression of pyarrow; ``types`` are the columns' types, to which values are cast."""
-    try:
-        return _Reader(text, types).read(_parse(text).body)
-    except RecursionError as error:
-        raise ConfigError(f"--where {text[:60]!r}... is nested too deeply; {HELP}") from error
+    return _Reader(text, types).read(_parse(text).body)
 
 
 def _parse(text: str) -> ast.Expression:
     try:
-        return ast.parse(text.strip(), mode="eval")
+        parsed = ast.parse(text.strip(), mode="eval")
+        size = sum(isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) for node in ast.walk(parsed))
+        if size > MAX_PARTS:
+            raise ConfigError(
+                f"--where {text[:60]!r}... has {size} parts; at most {MAX_PARTS}: take rows with --transform, or x in (1, 2, 3)"
+            )
+        return parsed
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"--where {text[:200]!r} cannot be read ({error}); {HELP}") from error
 
@@ -97,9 +101,7 @@ class _Reader:
             and isinstance(left, ast.Name)
             and isinstance(right, (ast.Tuple, ast.List))
         ):
-            field = self._field(left)
-            inside = field.isin([self._value(left, self._constant(item)) for item in right.elts])
-            return inside if isinstance(op, ast.In) else ~inside & ~field.is_null(nan_is_null=True)
+            return self._inside(left, right.elts, isinstance(op, ast.In))
         compare = _COMPARE.get(type(op))
         if compare is None:
             raise self._refuse(op)
@@ -112,10 +114,26 @@ class _Reader:
             return self._compared(turned, self._field(right), self._value(right, self._constant(left)), right)
         raise self._refuse(left)
 
-    def _compared(self, compare: Callable[[Any, Any], Any], left: Any, right: Any, *names: ast.Name) -> Any:
+    def _inside(self, name: ast.Name, items: list[ast.expr], is_in: bool) -> Any:
+        field, values = self._field(name), [self._constant(item) for item in items]
+        if not values:
+            raise self._refuse(name)
+        if any(isinstance(value, float) for value in values) or self._is_float(name):
+            # Value by value: a set of floats tells -0.0 from 0.0.
+            compare = operator.eq if is_in else operator.ne
+            return _joined(
+                [self._compared(compare, field, self._value(name, value), name) for value in values], not is_in
+            )
+        inside = field.isin([self._value(name, value) for value in values])
+        return inside if is_in else ~inside & ~field.is_null()
+
+    def _is_float(self, name: ast.Name) -> bool:
         import pyarrow
 
-        if compare is operator.ne and any(pyarrow.types.is_floating(self._types[name.id]) for name in names):
+        return bool(pyarrow.types.is_floating(self._types[name.id]))
+
+    def _compared(self, compare: Callable[[Any, Any], Any], left: Any, right: Any, *names: ast.Name) -> Any:
+        if compare is operator.ne and any(map(self._is_float, names)):
             return (left < right) | (left > right)  # NaN differs from every number
         return compare(left, right)
 
