@@ -101,6 +101,7 @@ typedef struct {
 } Order;
 
 int core_order_init(Order *order, PyObject *plan);
+int core_add_order(PyObject *module);
 void core_order(const Order *order, const int64_t *positions, int64_t count, int64_t *samples);
 
 /* program.c: the steps of a plan, and a whole batch by them. */

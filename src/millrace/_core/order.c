@@ -64,6 +64,39 @@ void core_order(const Order *order, const int64_t *positions, int64_t count, int
     }
 }
 
+/* samples(plan, positions, out): the sample at each position, all int64. */
+static PyObject *samples_at(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *plan, *given;
+    Py_buffer positions_buffer, out;
+    Order order;
+    if (!PyArg_ParseTuple(args, "O!Ow*", &PyTuple_Type, &plan, &given, &out)) return NULL;
+    int64_t count = 0, lowest = 0;
+    const int64_t *positions = core_order_init(&order, plan) < 0 ? NULL : core_int64s(given, &positions_buffer, &count);
+    if (positions != NULL) {
+        int is_fitting = out.len == count * 8;
+        for (int64_t i = 0; i < count; i++) lowest = positions[i] < lowest ? positions[i] : lowest;
+        if (lowest < 0 || !is_fitting) {
+            PyErr_SetString(PyExc_ValueError, "samples: positions from 0 on, and room for as many samples");
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            core_order(&order, positions, count, out.buf);
+            Py_END_ALLOW_THREADS
+        }
+        PyBuffer_Release(&positions_buffer);
+    }
+    PyBuffer_Release(&out);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef order_methods[] = {
+    {"samples", samples_at, METH_VARARGS, "samples(plan, positions, out): the sample at each position of an order."},
+    {NULL, NULL, 0, NULL},
+};
+
+int core_add_order(PyObject *module) { return PyModule_AddFunctions(module, order_methods); }
+
 /* ("sequential", n) | ("shuffled", n, seed) | ("block_shuffled", n, seed, block, window) */
 int core_order_init(Order *order, PyObject *plan) {
     const char *name;

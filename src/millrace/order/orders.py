@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
+from millrace.native import core
 from millrace.order.hashing import round_keys
 from millrace.order.permute import num_rounds, permute, unpermute
 from millrace.ragged import Int64s, as_integer
@@ -41,6 +42,11 @@ class Order(ABC):
     def samples(self, positions: npt.ArrayLike) -> Int64s:
         """The sample at each position."""
         line = _checked(positions, MAX_POSITION, "position")
+        plan = None if core is None else self.plan()
+        if plan is not None:
+            found = np.empty(len(line), np.int64)
+            core.samples(plan, np.ascontiguousarray(line), found)
+            return found
         epochs, inside = np.divmod(line, np.int64(self.n))
         return self._forward(inside, epochs)
 
