@@ -33,7 +33,9 @@ def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_commands_are_those_documented() -> None:
-    assert COMMANDS == ["demo", "doctor", "explain", "gc", "head", "info", "verify", "verify-resume"]
+    assert COMMANDS == [
+        "demo", "doctor", "explain", "forecast", "gc", "generate", "head", "info", "train", "verify", "verify-resume",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
