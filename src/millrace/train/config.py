@@ -173,8 +173,7 @@ def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> 
 
 def as_dict(config: Config) -> dict[str, Any]:
     """Plain values, as they are saved with a run and read back by ``parse_config``."""
-    plain: dict[str, Any] = msgspec.to_builtins(config)
-    return plain
+    return dataclasses.asdict(config)
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -8,8 +8,10 @@ RUN/data/           the store that --input was prepared into
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform as python_platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,7 @@ def write_run(folder: Path, config: Config, store: Store, world: World) -> None:
         "device": str(world.device) if world.device.type == "cpu" else torch.cuda.get_device_name(world.device),
     }
     with platform.writing(folder / NAME):
+        platform.make_dir(folder)
         platform.write_file(folder / NAME, json.dumps(values, indent=1).encode(), mode=0o644)
         platform.sync_dir(folder)
 
@@ -97,11 +100,18 @@ def _flat(config: Config) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, values in as_dict(config).items() for key, value in values.items()}
 
 
-def lock(folder: Path) -> FolderLock:
-    """One trainer per run folder; the lock dies with its process."""
+@contextlib.contextmanager
+def locked(folder: Path, world: World) -> Iterator[None]:
+    """One trainer per run folder, held by its first rank; the lock dies with its process."""
+    if not world.is_first:
+        yield
+        return
     with platform.writing(folder):
         platform.make_dir(folder)
-    held = FolderLock(folder, folder, folder)
-    held.acquire()
-    held.write_owner()
-    return held
+    lock = FolderLock(folder, folder, folder)
+    lock.acquire()
+    try:
+        lock.write_owner()
+        yield
+    finally:
+        lock.release()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -20,9 +21,15 @@ from millrace.train.tensors import hash_file, read_tensors
 
 def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
     """Every tensor of a training state by part and name; the names are those of the bare model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after an evaluation the outermost parameters still lie there whole, as other objects
+    parameters = dict(model.named_parameters())
+    lost = set(optimizer.state) - set(parameters.values())
+    assert not lost, f"{len(lost)} parameters have optimiser state but no name"
     state = {
         f"{name}.{key}": value
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }

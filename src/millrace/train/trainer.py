@@ -40,11 +40,12 @@ def train(config: Config, folder: Path, *, resume: str = "auto", console: Consol
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0."""
     world = start_world(config.train.device, config.train.timeout_s)
     try:
-        trainer = Trainer(config, folder, world, resume=resume, console=console)
-        try:
-            return trainer.run()
-        finally:
-            trainer.close()
+        with run.locked(folder, world):
+            trainer = Trainer(config, folder, world, resume=resume, console=console)
+            try:
+                return trainer.run()
+            finally:
+                trainer.close()
     finally:
         end_world(world)
 
@@ -57,7 +58,6 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.world = config, folder, world
         self._console = console if console is not None and world.is_first else Silent()
-        self._lock = run.lock(folder) if world.is_first else None
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
@@ -277,8 +277,6 @@ class Trainer:
         self.feed.close()
         if self._metrics is not None:
             self._metrics.close()
-        if self._lock is not None:
-            self._lock.release()
 
 
 def _finite(value: float) -> float | None:
