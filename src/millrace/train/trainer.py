@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, TrainError
 from millrace.feed.batch import Batch
 from millrace.feed.feed import Feed
 from millrace.train import data, run, state
@@ -44,10 +44,23 @@ def train(config: Config, folder: Path, *, resume: str = "auto", console: Consol
             trainer = Trainer(config, folder, world, resume=resume, console=console)
             try:
                 return trainer.run()
+            except RuntimeError as error:
+                raise _of_ranks(error, world) from error
             finally:
                 trainer.close()
     finally:
         end_world(world)
+
+
+def _of_ranks(error: RuntimeError, world: World) -> BaseException:
+    """The error itself, or where it is about the other ranks, what to do."""
+    is_about_ranks = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+    if world.size == 1 or not is_about_ranks:
+        return error
+    return TrainError(
+        f"another rank has ended or does not answer: {str(error).splitlines()[0][:200]}; see what it said, then run the "
+        "same command again: it continues from the last checkpoint"
+    )
 
 
 class Trainer:
