@@ -33,6 +33,7 @@ _NAMES = {
     "from_pandas": "store.memory",
     "from_spec": "view.spec",
     "open_store": "store.open",
+    "prepare_table": "prepare.table.prepare",
     "prepare_text": "prepare.text.prepare",
     **dict.fromkeys(
         (
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from millrace.order.orders import BlockShuffled as BlockShuffled
     from millrace.order.orders import Sequential as Sequential
     from millrace.order.orders import Shuffled as Shuffled
+    from millrace.prepare.table.prepare import prepare_table as prepare_table
     from millrace.prepare.text.prepare import prepare_text as prepare_text
     from millrace.ragged import Ragged as Ragged
     from millrace.ragged import Spans as Spans

@@ -169,7 +169,10 @@ def test_target_is_kept(tmp_path: Path, key: str, value: Any) -> None:
 def test_scaler_becomes_mean_and_scale(tmp_path: Path, scaler: dict[str, Any], scale: list[float]) -> None:
     (tmp_path / "scaler.joblib").write_bytes(b"never opened")
     store = open_at(write(tmp_path, scaler={"mean": [1, -1.5], **scaler, "n_samples": 3}))
-    assert store.meta["scaling"] == {"mean": [1.0, -1.5], "scale": scale}
+    assert store.scaling.method == "standard"
+    assert (store.scaling.center.tolist(), store.scaling.scale.tolist()) == ([1.0, -1.5], scale)
+    assert store.inverse([[1.0, 2.0]]).tolist() == [[1.0 + scale[0], -1.5 + 2 * scale[1]]]
+    assert store.scale([[1.0 + scale[0], -1.5]]).tolist() == [[1.0, 0.0]]
 
 
 @pytest.mark.parametrize(

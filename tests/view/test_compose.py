@@ -218,3 +218,15 @@ def test_a_subset_counts_the_rows_it_never_delivers(data):
     covered = {int(row) for k in range(len(ids)) for row in subset.spans([k]).rows(0)}
     assert subset.unused_rows() == rows - len(covered)
     assert f"{rows - len(covered)} rows never delivered" in repr(subset)
+
+
+@given(data=st.data())
+def test_rows_between_lookback_and_horizon_are_not_delivered(data):
+    sizes = {name: data.draw(st.integers(1, 4)) for name in ("lookback", "horizon", "stride")}
+    lead = data.draw(st.integers(0, 5))
+    view = mr.Windows(mr.from_arrays({"values": np.arange(40.0)}), **sizes, lead=lead)
+    ids = data.draw(st.lists(st.integers(0, len(view) - 1), min_size=1, max_size=6))
+    subset = mr.Subset(view, ids)
+    batch = subset[:]
+    seen = np.unique(np.concatenate((batch["x"].ravel(), batch["y"].ravel())))  # the values are their row numbers
+    assert subset.unused_rows() == 40 - len(seen)

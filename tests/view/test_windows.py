@@ -97,9 +97,7 @@ def test_windows_are_the_runs_within_records(stores, check_view, lengths, shape,
     check_view(view, items, spans)
     owners = [record for record, own in enumerate(starts) for _ in own]
     assert view.records(np.arange(len(view))).tolist() == owners
-    if shape[1] == 0:
-        covered = {row for start, stop in spans for row in range(start, stop)}
-        assert f"{sum(lengths) - len(covered):,} rows never delivered" in repr(view)
+    assert f"{sum(lengths) - len(delivered_rows(spans, shape)):,} rows never delivered" in repr(view)
 
 
 @given(lengths=lengths_of_entities, shape=shapes(), gap=st.integers(0, 12), data=st.data())
@@ -120,19 +118,24 @@ def test_a_window_belongs_to_the_split_that_holds_its_whole_horizon(stores, chec
         check_view(view, items, spans)
         assert taken.isdisjoint(spans)
         taken |= set(spans)
-        if shape[1] == 0:
-            assert view.unused_rows() == unused_of_split(lengths, inner, names.index(name), gap, shape[0], spans)
+        assert view.unused_rows() == unused_of_split(lengths, inner, names.index(name), gap, shape, spans)
     whole = mr.Windows(store, **options(shape))  # the store itself knows no cuts
     assert len(whole) == sum(len(starts_in(rows, ["all"] * rows, "all", shape)) for rows in lengths)
 
 
-def unused_of_split(lengths, inner, k, gap, lookback, spans):
-    """Rows from where the first lookback may begin to the end of the split that are in no window."""
-    covered = {row for start, stop in spans for row in range(start, stop)}
+def delivered_rows(spans, shape):
+    """Rows in some lookback or some horizon; those between are in neither."""
+    lookback, lead, _, _ = shape
+    return {row for start, stop in spans for row in range(start, stop) if not 0 <= row - start - lookback < lead}
+
+
+def unused_of_split(lengths, inner, k, gap, shape, spans):
+    """Rows from where the first lookback may begin to the end of the split that no window delivers."""
+    covered = delivered_rows(spans, shape)
     count, before = 0, 0
     for rows, own in zip(lengths, inner, strict=True):
         begin, end = [0, *own, rows][k : k + 2]
-        first = max(0, begin + (gap if k else 0) - lookback)
+        first = max(0, begin + (gap if k else 0) - shape[0] - shape[1])
         count += sum(before + row not in covered for row in range(first, end))
         before += rows
     return count

@@ -8,4 +8,7 @@
 /* map.c: Map, a read-only memory map that keeps no file descriptor. */
 int core_add_map(PyObject *module);
 
+/* table.c: rows of tables turned, measured and scaled. */
+int core_add_table(PyObject *module);
+
 #endif

@@ -1,7 +1,10 @@
 /* The module object. Every function here has a Python or numpy twin that gives the same bytes. */
 #include "core.h"
 
-static int core_exec(PyObject *module) { return core_add_map(module); }
+static int core_exec(PyObject *module) {
+    if (core_add_table(module) < 0) return -1;
+    return core_add_map(module);
+}
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},

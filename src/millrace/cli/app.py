@@ -15,6 +15,7 @@ from millrace.cli import (
     generate,
     head,
     info,
+    prepare_table,
     prepare_text,
     train,
     verify,
@@ -48,6 +49,7 @@ prepare = typer.Typer(
     epilog=f"Example: {prepare_text.EXAMPLE}",
 )
 prepare.command("text", epilog=f"Example: {prepare_text.EXAMPLE}")(prepare_text.run)
+prepare.command("table", epilog=f"Example: {prepare_table.EXAMPLE}")(prepare_table.run)
 prepare.callback()(lambda: None)
 app.add_typer(prepare, name="prepare")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 EXAMPLE = "millrace head prices/ --split val --records 2"
+SHOWN = 12  # columns of a table of rows
 
 
 def run(
@@ -40,6 +41,8 @@ def record(store: Any, number: int, rows: int) -> dict[str, Any]:
     if store.manifest is not None and store.manifest.tokenizer is not None:
         start, stop = store.offsets[number : number + 2].tolist()
         entry["text"] = store.decode(store.columns["tokens"][start : min(stop, start + 20 * rows)])
+    if _has_series(store):
+        entry["series"] = _series(store, number, rows)
     for name, column in store.layout.columns.items():
         values = store.columns[name]
         if column.axis is None:
@@ -52,12 +55,37 @@ def record(store: Any, number: int, rows: int) -> dict[str, Any]:
     return entry
 
 
+def _has_series(store: Any) -> bool:
+    """Whether rows can be shown as people know them: with names, times and the values before they were scaled."""
+    columns = store.layout.columns
+    named = (
+        len(store.meta.get("features", ())) == (columns["values"].shape or (0,))[0] if "values" in columns else False
+    )
+    return store.kind == "series" and named and store.manifest is not None and store.manifest.scaling is not None
+
+
+def _series(store: Any, number: int, rows: int) -> list[dict[str, Any]]:
+    import numpy as np
+
+    start, stop = store.offsets[number : number + 2].tolist()
+    picked = slice(start, min(stop, start + rows))
+    unscaled = store.inverse(
+        store.columns["values"][picked], features=range(len(store.meta["features"])), entity=number
+    )
+    unit = (store.meta.get("time") or {}).get("unit")
+    shown = []
+    for time, values in zip(store.columns["time"][picked], unscaled, strict=True):
+        when = _plain(time) if unit is None else str(np.datetime64(int(time), unit))
+        shown.append({"time": when, **dict(zip(store.meta["features"], values.tolist(), strict=True))})
+    return shown
+
+
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def show(entry: dict[str, Any]) -> None:
-    from millrace.cli.console import print_line
+    from millrace.cli.console import print_line, print_table
 
     lengths = ", ".join(
         f"{rows:,} rows" if axis == "rows" else f"{rows:,} {axis}" for axis, rows in entry["rows"].items()
@@ -65,13 +93,22 @@ def show(entry: dict[str, Any]) -> None:
     print_line(f"record {entry['record']:,}: {lengths}")
     if "text" in entry:
         print_line(f"  text  {entry['text']!r}")
+    if entry.get("series"):
+        table = [list(entry["series"][0]), *([_cell(value) for value in row.values()] for row in entry["series"])]
+        print_table([row[:SHOWN] + ["..."] * (len(row) > SHOWN) for row in table])
     for name, value in entry["columns"].items():
+        if "series" in entry and name in ("values", "time", "scaling"):
+            continue  # shown above, before they were scaled
         if isinstance(value, list) and value and isinstance(value[0], list):
             print_line(f"  {name}")
             for row in value:
                 print_line(f"    {_short(row)}")
         else:
             print_line(f"  {name}  {_short(value)}")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _short(value: Any) -> str:

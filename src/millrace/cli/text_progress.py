@@ -66,11 +66,11 @@ class TextProgress:
         return (
             f"{facts['files']:,} of {facts['all_files']:,} files, {size(facts['bytes'])}, "
             f"{facts['bytes'] / seconds / 1e6:.1f} MB/s, {facts['tokens'] / seconds:,.0f} tokens/s, "
-            f"{repeats:.1%} repeats, {size(_memory())} memory"
+            f"{repeats:.1%} repeats, {size(memory())} memory"
         )
 
 
-def _memory() -> float:
+def memory() -> float:
     """Resident memory of this process and its workers."""
     import psutil
 

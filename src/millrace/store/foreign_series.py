@@ -46,7 +46,11 @@ def read_series(folder: str, given: str | None) -> Found:
     check_given(given, "float32", data.path)
     rows = _num_rows(data, len(features))
     names, offsets = _entities(where, body, rows)
-    scaling, target = _scaling(folder, features), _target(where, body)
+    scaler, target = _scaler(folder, features), _target(where, body)
+    scaling = None if scaler is None else {
+        "method": "standard", "features": features, "center": scaler["mean"], "scale": scaler["scale"],
+        "dtype": "float32", "fit_on": "unknown", "per_entity": False,
+    }  # fmt: skip
     texts = [name.encode() for name in names]
     text_offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     values = data.items("float32").reshape(rows, len(features))
@@ -57,7 +61,7 @@ def read_series(folder: str, given: str | None) -> Found:
         {"values": Column("float32", len(features)), "name": Column("string", per="record")},
         [Shard(DATA, None, [offsets, text_offsets, values, text])], [data],
         meta={key: value for key, value in meta.items() if value is not None},
-        identity=lambda: canonical([features, names, offsets.tolist(), scaling]).encode(),
+        identity=lambda: canonical([features, names, offsets.tolist(), scaler]).encode(),
     )  # fmt: skip
 
 
@@ -155,7 +159,7 @@ def _bounds(where: str, name: str, span: Any) -> tuple[int, int]:
     return span[0], span[1]
 
 
-def _scaling(folder: str, features: list[str]) -> dict[str, list[float]] | None:
+def _scaler(folder: str, features: list[str]) -> dict[str, list[float]] | None:
     """``{"mean": [...], "scale": [...]}`` from scaler.json, or None where there is no scaler."""
     where = os.path.join(folder, "scaler.json")
     if not os.path.lexists(where):

@@ -128,8 +128,20 @@ def remove(path: str | Path) -> None:
         os.unlink(path)
 
 
-def write_file(path: str | Path, data: bytes, *, mode: int = 0o444) -> None:
-    """A file exists whole or not at all: written aside, synced, renamed; the caller syncs the folder."""
+def boot_id() -> str | None:
+    """Names this start of the machine: what was written since is there, synced or not; None where nobody knows."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def write_file(path: str | Path, data: bytes, *, mode: int = 0o444, durable: bool = True) -> None:
+    """A file exists whole or not at all: written aside, synced, renamed; the caller syncs the folder.
+
+    One that is not ``durable`` survives the end of this process, not that of the machine.
+    """
     aside = f"{path}.tmp"
     remove(aside)
     fd = create(aside)
@@ -138,7 +150,8 @@ def write_file(path: str | Path, data: bytes, *, mode: int = 0o444) -> None:
             write(fd, data, path)
             with contextlib.suppress(AttributeError):
                 os.fchmod(fd, mode)
-            sync(fd, path)
+            if durable:
+                sync(fd, path)
         finally:
             os.close(fd)
         rename(aside, path)

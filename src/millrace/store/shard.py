@@ -51,6 +51,7 @@ class ShardWriter:
         self._final = shards / shard_name(split, number)
         self._aside = self._final.with_name(self._final.name + ".tmp")
         self._rows = [0] * len(self._layout.axes)
+        self._open_rows = 0  # of the record that write_rows has begun
         self._files: list[ColumnFile] = []
         self._is_finished = False
 
@@ -63,12 +64,16 @@ class ShardWriter:
         for k in range(len(self._layout.axes)):
             self._files[k].append(np.zeros(1, "<i8"))
 
-    def write(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
-        """Appends records: each axis' offsets start at 0 and count the rows given here."""
+    def write(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s], before: int = 0) -> None:
+        """Appends records: each axis' offsets start at 0 and count the rows given here.
+
+        ``before`` rows of the first record are written already (``end_record`` says so, nobody else).
+        """
         self._check(columns, offsets)
         with platform.writing(self._aside):
             if not self._files:
                 self._open()
+            self._rows[0] += before
             for k, axis in enumerate(self._layout.axes):
                 local = offsets[axis]
                 self._files[k].append((local[1:] + self._rows[k]).astype("<i8", copy=False))
@@ -76,6 +81,39 @@ class ShardWriter:
             for name, array in columns.items():
                 self._files[self._layout.file_of[name]].append(array)
         self.num_records += len(offsets[self._layout.primary]) - 1
+
+    def write_rows(self, columns: Mapping[str, Array]) -> None:
+        """Some rows of a record that is too large to be given at once; ``end_record`` ends it.
+
+        All row columns, of equal length, on the primary axis: records with several axes are given whole.
+        """
+        expected = [name for name, column in self._layout.columns.items() if column.axis is not None]
+        if (
+            self._is_finished
+            or sorted(columns) != sorted(expected)
+            or len({len(array) for array in columns.values()}) != 1
+        ):
+            raise ConfigError(
+                f"rows of {sorted(columns)}; expected {sorted(expected)}, of one length, in an open shard"
+            )
+        with platform.writing(self._aside):
+            if not self._files:
+                self._open()
+            for name, array in columns.items():
+                self._files[self._layout.file_of[name]].append(array)
+        self._open_rows += len(next(iter(columns.values())))
+
+    def end_record(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
+        """Ends the record whose rows were written, with its record columns and the offsets of its texts."""
+        rows = {name: np.zeros((0, *file.tail), file.dtype) for name, file in self._row_files()}
+        open_rows, self._open_rows = self._open_rows, 0
+        self.write({**rows, **columns}, {**offsets, self._layout.primary: np.array([0, 0], np.int64)}, open_rows)
+
+    def _row_files(self) -> list[tuple[str, File]]:
+        files, columns = self._layout.files, self._layout.columns
+        return [
+            (name, files[self._layout.file_of[name]]) for name, column in columns.items() if column.axis is not None
+        ]
 
     def _check(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
         """What is written must make whole records: a shard that does not open is found out too late."""
@@ -100,6 +138,8 @@ class ShardWriter:
         """Syncs, renames into place and says what was written."""
         if self._is_finished:
             raise ConfigError(f"shard {self._final.name} is finished already")
+        if self._open_rows:
+            raise ConfigError(f"shard {self._final.name} has {self._open_rows} rows of a record that was not ended")
         self._is_finished = True
         with platform.writing(self._final):
             try:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from millrace.store import manifest as manifests
-from millrace.store.layout import Layout, check_name
+from millrace.store.layout import Layout, check_name, num_blocks
 from millrace.store.manifest import Manifest, TableFile, Totals, digest
 from millrace.store.shard import ShardEntry
 
@@ -21,6 +21,24 @@ class Base:
 
     def __init__(self, manifest: Manifest, table: bytes, hashes: bytes) -> None:
         self.manifest, self.table, self.hashes = manifest, table, hashes
+        self.replaced: dict[tuple[str, int], ShardEntry] = {}  # shards of it written anew; they keep their places
+
+    def continued(self, splits: tuple[str, ...]) -> tuple[bytes, bytes]:
+        """Its table and hashes, with the shards that were replaced."""
+        if not self.replaced:
+            return self.table, self.hashes
+        rows = np.frombuffer(self.table, "<u8").reshape(-1, 3 + len(self.manifest.axes)).copy()
+        blocks = num_blocks(self.manifest.layout.file_bytes(manifests.table_counts(rows))).sum(axis=1)
+        ends = 8 * np.cumsum(blocks)
+        hashes = []
+        for k, row in enumerate(rows):
+            entry = self.replaced.get((splits[int(row[0])], int(row[1])))
+            if entry is None:
+                hashes.append(self.hashes[int(ends[k]) - 8 * int(blocks[k]) : int(ends[k])])
+            else:
+                rows[k, 1:] = [entry.number, entry.records, *entry.rows]
+                hashes.append(_hashes([entry]))
+        return rows.tobytes(), b"".join(hashes)
 
     def next_number(self, split: str) -> int:
         """The first shard number of a split that no snapshot of this line uses."""
@@ -41,11 +59,13 @@ def build(
     for split in splits:
         check_name(split, "split")
     order = {split: k for k, split in enumerate(splits)}
-    rows = [[order[entry.split], entry.number, entry.records, *entry.rows] for entry in entries]
-    table = np.array(rows, "<u8").reshape(-1, 3 + len(layout.axes)).tobytes()
-    hashes = b"".join(bytes.fromhex(block)[::-1] for entry in entries for block in entry.hashes)
+    replaced = set() if base is None else {(entry.split, entry.number) for entry in base.replaced.values()}
+    fresh = [entry for entry in entries if (entry.split, entry.number) not in replaced]
+    rows = [[order[entry.split], entry.number, entry.records, *entry.rows] for entry in fresh]
+    table, hashes = np.array(rows, "<u8").reshape(-1, 3 + len(layout.axes)).tobytes(), _hashes(fresh)
     if base is not None:
-        table, hashes = base.table + table, base.hashes + hashes
+        before = base.continued(base.manifest.splits)
+        table, hashes = before[0] + table, before[1] + hashes
     whole = np.frombuffer(table, "<u8").reshape(-1, 3 + len(layout.axes))
     counts = manifests.table_counts(whole)
     sums = [sum(column) for column in counts.T.tolist()]
@@ -74,6 +94,10 @@ def build(
         manifests.check_cuts(manifest.cuts, layout)
     manifest.fingerprint = manifests.fingerprint(manifest, whole)
     return manifest, table, hashes
+
+
+def _hashes(entries: Iterable[ShardEntry]) -> bytes:
+    return b"".join(bytes.fromhex(block)[::-1] for entry in entries for block in entry.hashes)
 
 
 def split_rank(split: str) -> tuple[int, str]:

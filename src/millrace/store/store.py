@@ -192,6 +192,31 @@ class Store:
         """The text of ids."""
         return self.tokenizer.decode(ids)  # type: ignore[no-any-return]
 
+    # Series.
+
+    @property
+    def scaling(self) -> Any:
+        """The ``Scaling`` the values were stored with: center and scale of each feature, and the statistics."""
+        return self._scaling.scaling
+
+    @cached_property
+    def _scaling(self) -> Any:
+        return import_module("millrace.scaling.apply").StoreScaling(self)
+
+    def scale(self, rows: Any, entity: Any = None) -> Array:
+        """New rows (..., features) in original units as the store would hold them, float32.
+
+        Where every entity has its own scaling, ``entity`` is a name, a record number, or one for each of the first axis.
+        """
+        return self._scaling.scale(rows, entity)  # type: ignore[no-any-return]
+
+    def inverse(self, y: Any, features: Any = None, entity: Any = None) -> Array:
+        """Scaled values (..., features), such as predictions, in original units, float64.
+
+        ``features`` names or numbers those on the last axis; without, they are all features or the store's target.
+        """
+        return self._scaling.inverse(y, features, entity)  # type: ignore[no-any-return]
+
     # Where a row lies, for explanations.
 
     def shard_name(self, shard: int) -> str:
@@ -259,7 +284,7 @@ class Store:
         return f"<Store {where}{split}: {self.num_records:,} records, {self.num_rows:,} rows; {columns}>"
 
 
-_CACHED = ("columns", "tokenizer", "_offsets", "_starts", "cuts", "fingerprint")
+_CACHED = ("columns", "tokenizer", "_scaling", "_offsets", "_starts", "cuts", "fingerprint")
 
 
 def _reopen_split(parent: Store, name: str) -> Store:

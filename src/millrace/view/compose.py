@@ -61,12 +61,14 @@ class Subset(View):
         return self.view.located(self.ids[samples])
 
     def unused_rows(self) -> int | None:
-        """Rows outside the spans of the chosen samples; None for very many, for several views, and for a split by time."""
+        """Rows that no chosen sample delivers; None for very many, for several views, and for a split by time."""
         if len(self) > MOST_COUNTED or len(_leaves(self)) > 1 or self.store.cuts is not None:
             return None
         spans = self.spans(np.arange(len(self)))
-        order = np.argsort(spans.starts, kind="stable")
-        starts, stops = spans.starts[order], spans.stops[order]
+        pieces = _delivered(self.fields, spans)
+        starts, stops = (np.concatenate(edges) for edges in zip(*pieces, strict=True))
+        order = np.argsort(starts, kind="stable")
+        starts, stops = starts[order], stops[order]
         reached = np.concatenate(([0], np.maximum.accumulate(stops)))[:-1] if len(stops) else stops
         return int(self.store.num_rows - np.maximum(stops - np.maximum(starts, reached), 0).sum())
 
@@ -96,7 +98,7 @@ class Concat(View):
         for number, found in enumerate(shapes):
             if found != shapes[0]:
                 raise ConfigError(f"view {number} delivers {found}, view 0 {shapes[0]}; Concat needs the same of all")
-            if getattr(views[number], "features", None) != getattr(views[0], "features", None):
+            if _labels(views[number]) != _labels(views[0]):
                 raise ConfigError(
                     f"view {number} has other features than view 0, or in another order; Concat would mix them"
                 )
@@ -153,10 +155,25 @@ class Concat(View):
         return {"view": "concat", "of": [view.spec() for view in self.views]}
 
 
+def _delivered(fields: Sequence[Field], spans: Spans) -> list[tuple[Int64s, Int64s]]:
+    """The pieces of spans that are delivered: rows between lookback and horizon are not."""
+    dense = {(field.first, field.length) for field in fields if field.axis is not None and field.length is not None}
+    is_whole = spans.offsets is not None or any(field.axis is not None and field.length is None for field in fields)
+    if is_whole or not dense:
+        return [(spans.starts, spans.stops)]
+    return [(spans.starts + first, spans.starts + first + length) for first, length in dense]
+
+
 def _leaves(view: View) -> list[View]:
     if isinstance(view, Subset):
         return _leaves(view.view)
     return [leaf for part in view.views for leaf in _leaves(part)] if isinstance(view, Concat) else [view]
+
+
+def _labels(view: View) -> Any:
+    """What stands on the last axis of each field, for views that know."""
+    leaf = _leaves(view)[0]
+    return getattr(leaf, "features", None), getattr(leaf, "labels", None)
 
 
 def _check_dictionaries(view: Concat) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans, as_integer
+from millrace.view.extras import Places, as_include, extra_fields, meta_names, picked
 from millrace.view.view import StoreLike, View, column_field, row_column, store_spec
 
 
@@ -21,6 +22,11 @@ class Windows(View):
     Sample ``i`` is the ``i``-th window when records are read left to right. A record shorter than a window
     contributes none. On a split by time a window belongs to the split that holds its whole horizon. Memory is
     one integer per record.
+
+    ``inputs`` and ``target`` are the features of x and y by name or number; without, those that the store's meta names
+    so, else all. ``include`` adds what the store keeps beside them: ``time`` and ``y_time``, ``mask`` and ``y_mask``
+    (1 where a value was observed), ``categorical``, ``known_future`` and ``known_categorical`` (of the horizon),
+    ``static`` and ``static_categorical``.
 
     >>> from millrace import from_arrays
     >>> store = from_arrays({"values": np.arange(12.0)}, offsets=[0, 5, 7, 12])   # records of 5, 2, 5 rows
@@ -41,6 +47,8 @@ class Windows(View):
         lead: int = 0,
         target: Sequence[str | int] | None = None,
         column: str | None = None,
+        inputs: Sequence[str | int] | None = None,
+        include: str | Sequence[str] = (),
     ) -> None:
         lookback, horizon = as_integer("lookback", lookback), as_integer("horizon", horizon)
         stride, lead = as_integer("stride", stride), as_integer("lead", lead)
@@ -56,12 +64,22 @@ class Windows(View):
                 f"column {self.column!r} has shape {values.tail} per row; Windows needs one row of features"
             )
         values = replace(values, tail=values.tail or (1,), is_single=not values.tail)  # a 1-D column is one feature
-        self.features = _feature_names(store, self.column, values.tail[0])
-        self.target = _feature_numbers(target, self.features, values.tail[0])
-        y = replace(values, name="y", first=lookback + lead, length=horizon)
-        if self.target is not None and not (values.is_single and self.target == (0,)):
-            y = replace(y, tail=(len(self.target),), items=self.target)
-        self.fields = (values, y)
+        count = values.tail[0]
+        self.features = _feature_names(store, self.column, count)
+        self.inputs = _feature_numbers("inputs", _or_meta(inputs, store, "inputs", self.features), self.features, count)
+        self.target = _feature_numbers("target", _or_meta(target, store, "target", self.features), self.features, count)
+        self.include = as_include(include)
+        x = picked(values, self.inputs)
+        y = picked(replace(values, name="y", first=lookback + lead, length=horizon), self.target)
+        extras = extra_fields(store, self.include, Places(x, y, self.features))
+        self.fields = (x, y, *(field for field, _ in extras.values()))
+        numbered: Sequence[Any] = self.features or range(count)
+        both = {"x": self.inputs, "y": self.target}
+        #: What stands on the last axis of each field; views that are concatenated must agree on it.
+        self.labels = {
+            **{name: list(numbered) if some is None else [numbered[k] for k in some] for name, some in both.items()},
+            **{name: list(names) for name, (_, names) in extras.items()},
+        }
 
     @property
     def span(self) -> int:
@@ -111,22 +129,47 @@ class Windows(View):
         return self._record_and_start(samples)[0]
 
     def unused_rows(self) -> int:
-        """Rows outside every window of their record; in a split by time, of the rows from its first lookback on."""
+        """Rows in no lookback and no horizon of their record; in a split by time, of the rows from its first lookback on."""
+        again, how_many = self._repeats
         counts = self._counts
-        covered = np.where(counts > 0, (counts - 1) * min(self.stride, self.span) + self.span, 0)
+        # The k-th row of a window is new in every window until one starts early enough to hold it as well.
+        covered = sum(int(np.minimum(counts, n).sum()) * m for n, m in zip(again, how_many, strict=True))
         ends = np.diff(self._offsets) if self.store.cuts is None else self.store.cuts[1]
-        return int(np.maximum(ends - self._firsts, 0).sum() - covered.sum())
+        return int(np.maximum(ends - self._firsts, 0).sum()) - covered
+
+    @property
+    def _repeats(self) -> tuple[list[int], list[int]]:
+        """After how many windows a row of one stands in another one, and of how many rows that is so."""
+        ahead = self.lookback + self.lead
+        rows = np.concatenate((np.arange(self.lookback), np.arange(ahead, self.span)))
+        never = np.iinfo(np.int64).max
+        to_horizon = -((rows - ahead) // self.stride)  # windows until the row is at or behind the first of the horizon
+        meets = rows + to_horizon * self.stride < self.span
+        is_next = (rows + self.stride < self.lookback) | ((rows >= ahead) & (rows + self.stride < self.span))
+        again = np.where(is_next, 1, np.where((rows < ahead) & meets, to_horizon, never))
+        found, how_many = np.unique(again, return_counts=True)
+        return found.tolist(), how_many.tolist()
 
     def spec(self) -> dict[str, Any]:
         target = None if self.target is None else list(self.target)
-        options = {
+        options: dict[str, Any] = {
             "lookback": self.lookback,
             "horizon": self.horizon,
             "stride": self.stride,
             "lead": self.lead,
             "target": target,
         }
+        if self.inputs is not None:
+            options["inputs"] = list(self.inputs)
+        if self.include:
+            options["include"] = list(self.include)
         return {"view": "windows", **store_spec(self.store), "column": self.column, **options}
+
+
+def _or_meta(given: Any, store: StoreLike, key: str, features: list[str] | None) -> Any:
+    """What was given, else what the store's meta names, where these are features of it."""
+    names = meta_names(store, key) if given is None else []
+    return names if names and set(names) <= set(features or ()) else given
 
 
 def _feature_names(store: StoreLike, column: str, count: int) -> list[str] | None:
@@ -137,13 +180,15 @@ def _feature_names(store: StoreLike, column: str, count: int) -> list[str] | Non
     return list(names) if isinstance(names, (list, tuple)) and len(names) == count else None
 
 
-def _feature_numbers(target: Sequence[str | int] | None, names: list[str] | None, count: int) -> tuple[int, ...] | None:
-    if target is None:
+def _feature_numbers(
+    what: str, given: Sequence[str | int] | None, names: list[str] | None, count: int
+) -> tuple[int, ...] | None:
+    if given is None:
         return None
-    if isinstance(target, (str, int, np.integer)):
-        target = [target]
+    if isinstance(given, (str, int, np.integer)):
+        given = [given]
     numbers = []
-    for wanted in target:
+    for wanted in given:
         if isinstance(wanted, str):
             if names is None or wanted not in names:
                 known = (
@@ -151,12 +196,12 @@ def _feature_numbers(target: Sequence[str | int] | None, names: list[str] | None
                     if names is None
                     else f"features are {', '.join(names)}"
                 )
-                raise ConfigError(f"target {wanted!r} is unknown; {known}")
+                raise ConfigError(f"{what} {wanted!r} is unknown; {known}")
             numbers.append(names.index(wanted))
         else:
             if not isinstance(wanted, (int, np.integer)) or not 0 <= wanted < count:
-                raise ConfigError(f"target {wanted!r} is out of range; there are features 0 to {count - 1}")
+                raise ConfigError(f"{what} {wanted!r} is out of range; there are features 0 to {count - 1}")
             numbers.append(int(wanted))
     if not numbers:
-        raise ConfigError("target=[] names nothing to predict; leave it out for every feature")
+        raise ConfigError(f"{what}=[] names no feature; leave it out for every one")
     return tuple(numbers)

@@ -15,6 +15,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -47,6 +48,46 @@ def run(
         yield from pool.run(tasks)
     finally:
         pool.close()
+
+
+class LocalPool:
+    """Workers that stay for several runs of tasks: starting them costs as much as a small run.
+
+    ``threads`` are for work that leaves the GIL alone and runs no code of the user's; processes for any other.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], workers: int, *, threads: bool = False) -> None:
+        if workers < 1:
+            raise ConfigError(f"workers={workers}; expected 1 or more")
+        self._function, self._workers = function, workers
+        self._pool = _Pool(function, workers) if workers > 1 and not threads else None
+
+    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """(number of the task, result) as they finish."""
+        if self._pool is not None:
+            yield from self._pool.run(tasks)
+            return
+        if self._workers > 1 and len(tasks) > 1:
+            yield from self._in_threads(tasks)
+            return
+        for number, task in enumerate(tasks):
+            yield number, self._function(task)
+
+    def _in_threads(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="millrace-prepare")
+        try:
+            waiting = {pool.submit(self._function, task): number for number, task in enumerate(tasks)}
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._pool is not None:
+            self._pool.close()
 
 
 class _Worker:

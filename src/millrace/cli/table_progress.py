@@ -1,0 +1,26 @@
+"""Progress of ``prepare table``: a bar on a terminal, a plain line every few seconds otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.cli.console import size
+from millrace.cli.text_progress import TextProgress, memory
+
+NOUNS = {"read": "parts", "measure": "groups of entities", "write": "shards"}
+
+
+class TableProgress(TextProgress):
+    """Called as (stage, done, total, facts): parts read, groups of entities measured, shards written."""
+
+    _rows = 0
+
+    def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> str:
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        if stage == "write":
+            self._rows += facts["rows"]
+        rows = facts.get("rows", 0) if stage == "read" else self._rows
+        rate = f", {rows:,} rows, {rows / seconds:,.0f} rows/s" if rows else ""
+        return f"{done:,} {NOUNS[stage]}{rate}, {size(memory())} memory"

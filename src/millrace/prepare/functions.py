@@ -1,0 +1,29 @@
+"""A user's own function, named on the command line as ``module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from millrace.errors import ConfigError
+
+
+def load_function(name: str | None, option: str) -> Callable[..., Any] | None:
+    """The function; modules of the current folder are found too."""
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"{option} {name!r}; expected module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{option} {name!r} cannot be loaded: {error}; check the name, and where it lies") from error
+    if not callable(function):
+        raise ConfigError(f"{option} {name!r} is {type(function).__name__}; expected a function")
+    return function  # type: ignore[no-any-return]

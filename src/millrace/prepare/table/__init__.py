@@ -1,0 +1,1 @@
+"""Tables: from Parquet and CSV to a scaled series store."""

@@ -1,0 +1,353 @@
+"""``prepare table --append``: later rows of entities a store has, and new entities, as a new snapshot.
+
+A shard that holds an entity with new rows is written anew under another name: its rows are copied as they are, the new
+ones follow. The scaling stays what it was unless ``refit`` is asked for; cuts stay where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from millrace.errors import ConfigError, SourceError
+from millrace.prepare.engines.local import LocalPool
+from millrace.prepare.plan import check_plan, differences
+from millrace.prepare.table import fit, shards
+from millrace.prepare.table.assemble import describe, shard_tasks
+from millrace.prepare.table.clean import calendar_names, show_time
+from millrace.prepare.table.index import Index, build_index
+from millrace.prepare.table.measure import Fitted, Measuring, Progress
+from millrace.prepare.table.options import TableOptions, make_options
+from millrace.prepare.table.part import PartDone
+from millrace.prepare.table.prepare import SCRATCH, Preparation
+from millrace.prepare.table.report import TableReport
+from millrace.prepare.table.sources import Survey, survey
+from millrace.prepare.table.splits import SPLITS, rows_by_split
+from millrace.ragged import Array, Int64s
+from millrace.scaling.moments import Moments
+from millrace.scaling.scaler import Scaling
+from millrace.store import gc
+from millrace.store.layout import Column
+from millrace.store.open import open_store
+from millrace.store.publish import Partial
+from millrace.store.reader import read_base
+from millrace.store.shard import shard_name
+from millrace.store.snapshot import Base
+
+FREE = ("on_error", "widen", "strict", "shard_bytes", "where", "transform")  # may differ from one append to the next
+
+
+def append_table(
+    paths: list[str], out: Path, given: Mapping[str, Any], workers: int, progress: Progress
+) -> TableReport:
+    """Adds rows to the store at ``out``; its own options hold, those given may only repeat them."""
+    asked = dict(given)
+    refit = bool(asked.pop("refit", False))
+    made = _made(out)
+    options = _options(out, made, asked)
+    return Appending(paths, out, options, workers, progress, refit).run()
+
+
+def _made(out: Path) -> dict[str, Any]:
+    """What the first preparation of a store said of itself."""
+    store = open_store(out)
+    path = out / "provenance.json"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    made = json.loads(lines[0]) if lines else {}
+    if store.kind != "series" or "options" not in (made.get("plan") or {}):
+        raise ConfigError(f"{out} was not made by prepare table; only such a store can be appended to")
+    return made
+
+
+def _options(out: Path, made: Mapping[str, Any], given: Mapping[str, Any]) -> TableOptions:
+    """The options of the store; one that is given and says something else is refused."""
+    kept = msgspec.convert(made["plan"]["options"], TableOptions)
+    asked = make_options({"time": kept.time, **given})
+    default = TableOptions(time=kept.time)
+    changes = {}
+    for name in TableOptions.__struct_fields__:
+        value = getattr(asked, name)
+        if name in FREE:
+            changes[name] = value
+        elif value not in (getattr(default, name), getattr(kept, name)):
+            raise ConfigError(
+                f"{out} was made with {name}={getattr(kept, name)!r}, which an append cannot change to {value!r}; "
+                "leave it out, or prepare another store"
+            )
+    return msgspec.structs.replace(kept, **changes)
+
+
+class Appending(Preparation):
+    """One append, from the survey to the next snapshot."""
+
+    def __init__(
+        self, paths: list[str], out: Path, options: TableOptions, workers: int, progress: Progress, refit: bool
+    ) -> None:
+        super().__init__(paths, out, options, workers, progress)
+        self._refit = refit
+        self._partial = Partial(out, append=True, scratch=SCRATCH)
+
+    def run(self) -> TableReport:
+        self._partial.acquire()
+        try:
+            base = read_base(self._out)
+            self._store = open_store(self._out)
+            meta = self._store.meta
+            waves = len(calendar_names(self._options.calendar))
+            inputs = meta.get("inputs", meta["features"])
+            self._options = msgspec.structs.replace(self._options, features=tuple(inputs[: len(inputs) - waves]))
+            found = self._as_stored(survey(self._paths, self._options))
+            last = json.loads((self._out / "provenance.json").read_bytes().splitlines()[-1])
+            is_current = last.get("fingerprint") == base.manifest.fingerprint
+            if is_current and not differences(last.get("plan") or {}, self._plan(found)):
+                self._partial.close(remove=True)  # also where it was killed at its very end
+                return TableReport(str(self._out), base.manifest.fingerprint, False, **last["report"], seconds=0.0)
+            return self._append(found, base)
+        finally:
+            self._partial.close(remove=False)
+
+    def _plan(self, found: Survey) -> dict[str, Any]:
+        return {**super()._plan(found), "append": True, "refit": self._refit}
+
+    def _as_stored(self, found: Survey) -> Survey:
+        """The survey with the times in the store's unit; what the store cannot take is refused."""
+        unit, zone = (self._store.meta["time"].get(key) for key in ("unit", "zone"))
+        schema = found.schema
+        if (schema.time_unit is None) != (unit is None) or (schema.time_zone is None) != (zone is None):
+            raise ConfigError(
+                f"--time {self._options.time!r} is {schema.types[self._options.time]}; the store has times of unit {unit}, "
+                f"zone {zone}: convert it with --transform"
+            )
+        if len(schema.role.features) + len(calendar_names(self._options.calendar)) != len(self._store.meta["features"]):
+            raise ConfigError(
+                f"the store has features {', '.join(self._store.meta['features'])}; the files have others"
+            )
+        return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit))
+
+    def _append(self, found: Survey, base: Base) -> TableReport:
+        check_plan(self._folder / "plan.json", {**self._plan(found), "base": base.manifest.fingerprint}, self._folder)
+        with self._pool(found) as pool:
+            done = self._read(pool, found)
+            index = build_index(self._folder, done, found.schema, self._store.meta.get("categories"))
+            if not index.names:
+                raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
+            fit.save_index(self._folder, index)
+            records = self._records(index)
+            fitted = self._measure(pool, found, index, done, records)
+            return self._publish(pool, found, base, index, done, fitted, records)
+
+    def _records(self, index: Index) -> Int64s:
+        """The store's record of each entity, -1 for a new one; new rows must lie behind those it has."""
+        known = {name: k for k, name in enumerate(self._store.columns["name"][:].tolist())}
+        records = np.array([known.get(name, -1) for name in index.names], np.int64)
+        firsts = np.minimum.reduceat(index.runs["first"], index.offsets[:-1])
+        unit = self._store.meta["time"]["unit"]
+        for k in np.flatnonzero(records >= 0).tolist():
+            last = self._last_time(int(records[k]))
+            if firsts[k] <= last:
+                raise SourceError(
+                    f"entity {index.names[k]!r} has rows from {show_time(firsts[k], unit)} on, but the store has it up to "
+                    f"{show_time(last, unit)}; leave those out with --where, or prepare the whole table anew"
+                )
+        return records
+
+    def _last_time(self, record: int) -> Any:
+        return self._store.columns["time"][int(self._store.offsets[record + 1]) - 1]
+
+    def _measure(
+        self, pool: LocalPool, found: Survey, index: Index, done: Sequence[PartDone], records: Int64s
+    ) -> Fitted:
+        after = {k: self._last_time(int(records[k])).item() for k in np.flatnonzero(records >= 0).tolist()}
+        listed = set(index.names)
+        options = msgspec.structs.replace(
+            self._options,
+            val_entities=tuple(name for name in self._options.val_entities if name in listed),
+            test_entities=tuple(name for name in self._options.test_entities if name in listed),
+        )
+        measuring = Measuring(self._folder, options, found, pool, self._progress)
+        fitted = measuring.run(index, done, self._store.meta.get("cut_times"), after, self._scaling)
+        fitted.cuts = fitted.cuts.copy()  # as they came they are not writable
+        for k, record in enumerate(records.tolist()):
+            if record >= 0:
+                fitted.cuts[k] = self._cuts(record, fitted.cuts[k])
+        return fitted
+
+    def _scaling(self, moments: Moments) -> Scaling:
+        """The store's, or refitted on its train rows and the new ones."""
+        assert self._store.manifest is not None
+        old = Scaling.from_manifest(self._store.manifest.scaling)
+        if not self._refit:
+            return old
+        if old.method == "robust" or old.per_entity:
+            raise ConfigError(
+                "--refit needs all rows for quartiles or a scaling per entity; prepare the whole table anew"
+            )
+        width = len(moments)
+        count = np.array(old.statistics["count"][:width], np.int64)
+        mean, std, low, high = (
+            np.array([0.0 if value is None else value for value in old.statistics[key][:width]])
+            for key in ("mean", "std", "min", "max")
+        )
+        low, high = np.where(count > 0, low, np.inf), np.where(count > 0, high, -np.inf)
+        before = Moments(count, mean, std**2 * count, low, high, np.zeros(width))
+        fitted = Scaling.fit(
+            old.method, old.features[:width], Moments.merge(before, moments), dtype=old.dtype, fit_on=old.fit_on
+        )
+        waves = len(old.features) - width
+        return dataclasses.replace(
+            fitted, features=old.features, center=np.append(fitted.center, np.zeros(waves)),
+            scale=np.append(fitted.scale, np.ones(waves)),
+            statistics={key: [*values, *([None] * waves)] for key, values in fitted.statistics.items()},
+        )  # fmt: skip
+
+    def _cuts(self, record: int, new: Int64s) -> Int64s:
+        """Where a longer record is cut: a split that had begun keeps its first row."""
+        if not self._options.has_time_split:
+            return new
+        rows = int(np.diff(self._store.offsets[record : record + 2])[0])
+        old = np.asarray(self._store.columns["cuts"][record])
+        return old if "cut_times" not in self._store.meta else np.where(old < rows, old, rows + new)
+
+    def _publish(
+        self,
+        pool: LocalPool,
+        found: Survey,
+        base: Base,
+        index: Index,
+        done: Sequence[PartDone],
+        fitted: Fitted,
+        records: Int64s,
+    ) -> TableReport:
+        columns = base.manifest.layout.columns
+        rewritten = self._rewritten(found, base, index, fitted, records, columns)
+        tasks = [*rewritten, *self._fresh(found, base, index, fitted, records, columns, rewritten)]
+        self._partial.begin({"plan": self._plan(found)}, base.manifest.layout, base, resume=True)
+        gc.sweep(self._out, spare=self._partial.entries)
+        self._write_shards(pool, tasks)
+        for old, task in self._replaced.items():
+            base.replaced[old] = self._partial.entries[shard_name(task.split, task.number)]
+        report = describe(self._options, found, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
+        row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
+        copied = sum(self._rows(entity.record) for task in rewritten for entity in task.entities)
+        report["rows"] = self._rows_after(fitted, records)
+        report["entities"] = self._store.num_records + int((fitted.rows[records < 0] > 0).sum())
+        report["rewritten"] = {"copied bytes": copied * row_bytes, "new bytes": int(fitted.rows.sum()) * row_bytes}
+        meta = dict(base.manifest.meta)
+        if index.categories:
+            meta["categories"] = {name: list(values) for name, values in index.categories.items()}
+        fields = {
+            "kind": "series", "columns": columns, "scaling": fitted.scaling.to_manifest(), "meta": meta, "cuts": base.manifest.cuts,
+            "splits": tuple(dict.fromkeys((*base.manifest.splits, *(task.split for task in tasks)))),
+        }  # fmt: skip
+        fingerprint = self._partial.publish(fields, base, {"plan": self._plan(found), "report": report})
+        return TableReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
+
+    def _rows_after(self, fitted: Fitted, records: Int64s) -> dict[str, int]:
+        """Rows of each split of the whole store."""
+        fresh, known = records < 0, records[records >= 0]
+        if not self._options.has_time_split:
+            splits = self._store.splits or ("train",)
+            total = {split: self._store.split(split).num_rows for split in splits}
+            names = np.concatenate([np.full(self._store.split(split).num_records, split, object) for split in splits])
+            for split, rows in zip(names[known], fitted.rows[~fresh].tolist(), strict=True):
+                total[split] += rows
+            for k, split in enumerate(SPLITS):
+                if added := int(fitted.rows[fresh & (fitted.splits == k)].sum()):
+                    total[split] = total.get(split, 0) + added
+            return total
+        rows, cuts = np.diff(self._store.offsets), np.array(self._store.columns["cuts"][:])
+        rows[known] += fitted.rows[~fresh]
+        cuts[known] = fitted.cuts[~fresh]
+        both = np.concatenate((cuts, fitted.cuts[fresh])), np.concatenate((rows, fitted.rows[fresh]))
+        return rows_by_split(*both, self._options.time_splits)
+
+    def _rows(self, record: int) -> int:
+        return int(self._store.offsets[record + 1] - self._store.offsets[record]) if record >= 0 else 0
+
+    def _rewritten(
+        self, found: Survey, base: Base, index: Index, fitted: Fitted, records: Int64s, columns: Mapping[str, Column]
+    ) -> list[shards.ShardTask]:
+        """The shards to write anew: those with an entity that has new rows, or all of them where the scaling changes."""
+        entity_of = {int(record): k for k, record in enumerate(records.tolist()) if record >= 0 and fitted.rows[k]}
+        table = np.frombuffer(base.table, "<u8").reshape(-1, 3 + len(base.manifest.axes)).astype(np.int64)
+        ends = np.cumsum(table[:, 2])
+        free = {split: base.next_number(split) for split in base.manifest.splits}
+        old = base.manifest.scaling if self._refit else None
+        self._replaced: dict[tuple[str, int], shards.ShardTask] = {}
+        for row, end in zip(table.tolist(), ends.tolist(), strict=True):
+            held = range(end - row[2], end)
+            if not self._refit and not any(record in entity_of for record in held):
+                continue
+            split = base.manifest.splits[row[0]]
+            entities = tuple(self._kept(record, entity_of.get(record, -1), fitted) for record in held)
+            task = shards.ShardTask(
+                split, free[split], entities, str(self._folder), self._options, found.schema, fitted.scaling.to_manifest(),
+                {name: (column.dtype, column.shape, column.per) for name, column in columns.items()},
+                (str(self._out), base.manifest.fingerprint), old,
+            )  # fmt: skip
+            free[split] += 1
+            self._replaced[split, row[1]] = task
+        return list(self._replaced.values())
+
+    def _kept(self, record: int, number: int, fitted: Fitted) -> shards.Entity:
+        """A record of the store with what its record columns hold now."""
+        stored = self._store.columns
+
+        def values(name: str) -> tuple[Any, ...]:
+            return tuple(np.asarray(stored[name][record]).tolist()) if name in self._store.layout.columns else ()
+
+        new_rows = 0 if number < 0 else int(fitted.rows[number])
+        cuts = values("cuts") if number < 0 else tuple(fitted.cuts[number].tolist())
+        own = np.asarray(stored["scaling"][record]).tobytes() if "scaling" in self._store.layout.columns else b""
+        return shards.Entity(
+            number,
+            str(stored["name"][record]),
+            new_rows,
+            cuts,
+            values("static"),
+            values("static_categorical"),
+            own,
+            record,
+        )
+
+    def _fresh(
+        self,
+        found: Survey,
+        base: Base,
+        index: Index,
+        fitted: Fitted,
+        records: Int64s,
+        columns: Mapping[str, Column],
+        rewritten: Sequence[shards.ShardTask],
+    ) -> list[shards.ShardTask]:
+        """The shards of new entities, behind those of the store."""
+        numbers = {split: base.next_number(split) for split in SPLITS}
+        for task in rewritten:
+            numbers[task.split] = max(numbers[task.split], task.number + 1)
+        only_new = msgspec.structs.replace(fitted, rows=np.where(records < 0, fitted.rows, 0))
+        static = self._static(index, records, len(found.schema.role.static))
+        return shard_tasks(self._folder, self._options, found, index, only_new, columns, static, numbers)
+
+    def _static(self, index: Index, records: Int64s, count: int) -> Array:
+        """Static numbers in the store's scaling; those of a known entity must be the ones it has."""
+        if not count:
+            return np.zeros((len(records), 0), np.float32)
+        kept = self._store.meta["static_scaling"]
+        scaled = (index.static[:, :count] - np.array(kept["center"])) / np.array(kept["scale"])
+        found: Array = np.nan_to_num(scaled).astype(np.float32)
+        for k in np.flatnonzero(records >= 0).tolist():
+            stored = np.asarray(self._store.columns["static"][int(records[k])])
+            differ = np.flatnonzero(~np.isnan(scaled[k]) & (found[k] != stored))
+            if len(differ):
+                name = self._store.meta["static"][int(differ[0])]
+                raise SourceError(
+                    f"static column {name!r} of entity {index.names[k]!r} is not what the store has; mend the files"
+                )
+        return found

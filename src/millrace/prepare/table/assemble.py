@@ -1,0 +1,149 @@
+"""What a preparation hands on: the shards to write, what the store says of itself, and the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.prepare.table import shards
+from millrace.prepare.table.clean import calendar_names
+from millrace.prepare.table.index import Index
+from millrace.prepare.table.measure import Fitted
+from millrace.prepare.table.options import TableOptions
+from millrace.prepare.table.part import PartDone
+from millrace.prepare.table.sources import Survey
+from millrace.prepare.table.splits import SPLITS, rows_by_split
+from millrace.ragged import Array, Int64s
+from millrace.store.layout import Column
+
+
+def split_rows(options: TableOptions, fitted: Fitted) -> dict[str, int]:
+    """Rows of each split that was asked for."""
+    if options.has_time_split:
+        return rows_by_split(fitted.cuts, fitted.rows, options.time_splits)
+    if options.split_by == "entity":
+        asked = [
+            True,
+            bool(options.val or options.val_entities),
+            bool(options.test or options.test_entities),
+        ]
+        return {
+            split: int(fitted.rows[fitted.splits == k].sum())
+            for k, (split, is_asked) in enumerate(zip(SPLITS, asked, strict=True))
+            if is_asked
+        }
+    return {"train": int(fitted.rows.sum())}
+
+
+def shard_tasks(
+    folder: Path,
+    options: TableOptions,
+    found: Survey,
+    index: Index,
+    fitted: Fitted,
+    columns: Mapping[str, Column],
+    static: Array,
+    first_numbers: Mapping[str, int],
+) -> list[shards.ShardTask]:
+    """The shards of all entities that have rows; numbers of a split begin at the first that is free."""
+    plain = {name: (column.dtype, column.shape, column.per) for name, column in columns.items()}
+    scaling = fitted.scaling.to_manifest()
+    row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
+    numbers = len(found.schema.role.static)
+    tasks = []
+    for k, split in enumerate(SPLITS):
+        mine = np.flatnonzero((fitted.splits == k) & (fitted.rows > 0))
+        cut = shards.cut_shards(fitted.rows[mine], row_bytes, options.shard_bytes)
+        for number, (first, last) in enumerate(cut, start=first_numbers.get(split, 0)):
+            entities = tuple(
+                shards.Entity(
+                    entity, index.names[entity], int(fitted.rows[entity]), tuple(fitted.cuts[entity].tolist()),
+                    tuple(static[entity].tolist()),
+                    tuple(np.nan_to_num(index.static[entity, numbers:]).astype(int).tolist()),
+                    b"" if fitted.each is None else fitted.each[entity].tobytes(),
+                )
+                for entity in mine[first:last].tolist()
+            )  # fmt: skip
+            tasks.append(shards.ShardTask(split, number, entities, str(folder), options, found.schema, scaling, plain))
+    return tasks
+
+
+def describe(
+    options: TableOptions,
+    found: Survey,
+    done: Sequence[PartDone],
+    fitted: Fitted,
+    filled: Int64s,
+    num_shards: int,
+    columns: Mapping[str, Column],
+) -> dict[str, Any]:
+    """The report of a run, but for its time."""
+    dropped = sum((Counter(part.dropped) for part in done), Counter(fitted.dropped))
+    if found.pruned:
+        dropped["where, by row group"] += found.pruned
+    nulls, infinite = (np.sum([getattr(part, what) for part in done], axis=0) for what in ("nulls", "infinite"))
+    statistics = fitted.scaling.statistics
+    described = {
+        name: {
+            **{key: statistics[key][k] for key in ("mean", "std", "min", "max")},
+            "nulls": int(nulls[k]), "infinite": int(infinite[k]), "filled": int(filled[0][k]), "leading": int(filled[1][k]),
+        }
+        for k, name in enumerate(found.schema.role.features)
+    }  # fmt: skip
+    row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
+    notes = list(found.notes)
+    if options.fit_on == "all":
+        notes.append("the scaling was fitted on all rows (--fit-on all), val and test too")
+    if fitted.borrowed:
+        notes.append(
+            f"{fitted.borrowed} entities have a feature with fewer than 2 train values: scaled there as all are"
+        )
+    return {
+        "entities": int((fitted.rows > 0).sum()),
+        "rows": split_rows(options, fitted),
+        "rows_read": sum(part.rows_read for part in done) + found.pruned,
+        "rows_sorted": sum(part.rows_sorted for part in done),
+        "dropped": dict(sorted(dropped.items())),
+        "columns": described,
+        "shards": num_shards,
+        "bytes": int(fitted.rows.sum()) * row_bytes,
+        "notes": notes,
+    }
+
+
+def make_meta(
+    options: TableOptions,
+    found: Survey,
+    index: Index,
+    fitted: Fitted,
+    static_scaling: dict[str, Any] | None,
+    report: dict[str, Any],
+) -> dict[str, Any]:
+    """What the store says of its columns."""
+    role = found.schema.role
+    waves = calendar_names(options.calendar)
+    meta: dict[str, Any] = {
+        "features": [*role.features, *waves],
+        "time": {"column": options.time, "unit": found.schema.time_unit, "zone": found.schema.time_zone},
+        **({} if fitted.times is None else {"cut_times": list(fitted.times)}),
+        "entity": list(options.entity),
+        "report": report,
+    }
+    if role.inputs != role.features:
+        meta["inputs"] = [*role.inputs, *waves]
+    if role.target:
+        meta["target"] = list(role.target)
+    for name in ("categorical", "static", "static_categorical"):
+        if getattr(role, name):
+            meta[name] = list(getattr(role, name))
+    if index.categories:
+        meta["categories"] = {name: list(values) for name, values in index.categories.items()}
+    if role.known_future or waves:
+        meta["known_future"] = [*role.known_future, *waves]
+    if static_scaling is not None:
+        meta["static_scaling"] = static_scaling
+    return meta

@@ -1,0 +1,260 @@
+"""Reads a unit of a table in batches: decoded, filtered, behind the user's function, as arrays of numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import ConfigError, SourceError
+from millrace.prepare.functions import load_function
+from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.schema import Schema, logical
+from millrace.prepare.table.sources import TableSource, Unit, arrow, open_csv
+from millrace.prepare.table.where import expression
+from millrace.ragged import Array
+
+BATCH_ROWS = 1 << 14  # whose columns stay in cache until they are turned into rows
+SEPARATOR = "|"  # between the columns of an entity's name
+
+
+class Batch:
+    """Rows of one source: which entity each is of, its time, and the columns to take from it."""
+
+    def __init__(self, names: list[str], codes: Array | None, time: Array, table: Any) -> None:
+        self.names, self.codes, self.time = names, codes, time  # codes None: all rows are of names[0]
+        self._table = table
+
+    def numbers(self, column: str) -> Array:
+        """A column as floats, nulls as NaN."""
+        import pyarrow
+
+        array = _flat(self._table.column(column))
+        if pyarrow.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pyarrow.types.is_boolean(array.type):
+            array = array.cast(pyarrow.uint8())
+        elif pyarrow.types.is_decimal(array.type) or pyarrow.types.is_null(array.type):
+            array = array.cast(pyarrow.float64())
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def labels(self, column: str) -> tuple[list[str], Array]:
+        """A column as (distinct texts, code of each row, -1 for null)."""
+        return _encoded(_flat(self._table.column(column)))
+
+
+class Reader:
+    """Reads units of a table; counts what is left out and why."""
+
+    def __init__(self, options: TableOptions, schema: Schema) -> None:
+        self._options, self._schema = options, schema
+        self._transform = load_function(options.transform, "--transform")
+        self._types = {name: _type(text) for name, text in schema.types.items()}
+        self.dropped: Counter[str] = Counter()
+        self.rows_read = 0
+
+    def read(self, source: TableSource, unit: Unit) -> Iterator[Batch]:
+        pyarrow = arrow()
+        path = source.file.path
+        try:
+            for first, table in self._tables(source, unit):
+                self.rows_read += len(table)
+                batch = self._batch(source, first, self._selected(source, table))
+                if len(batch.time):
+                    yield batch
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            message = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise SourceError(
+                f"{path!r}{_groups(unit)} cannot be read: {message}; write the file again, or leave it out", source=path
+            ) from error
+
+    def _tables(self, source: TableSource, unit: Unit) -> Iterator[tuple[int, Any]]:
+        """(number of its first row in the file, rows) for each batch."""
+        pyarrow = arrow()
+        wanted = None if self._transform is not None else self._file_columns(source)
+        first = 0
+        if source.format == "csv":
+            with open_csv(
+                source, None if wanted is None else {name: self._csv_type(name) for name in wanted}
+            ) as reader:
+                for batch in reader:
+                    yield first, pyarrow.Table.from_batches([batch])
+                    first += len(batch)
+            return
+        from pyarrow import parquet
+
+        texts = [name for name in wanted or () if self._types[name] == pyarrow.string()]
+        with parquet.ParquetFile(source.file.location, read_dictionary=texts) as file:
+            for group in unit.groups:
+                first = sum(file.metadata.row_group(k).num_rows for k in range(group))
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
+                    yield first, batch
+                    first += len(batch)
+
+    def _file_columns(self, source: TableSource) -> list[str]:
+        in_path = {name for name, _ in source.partition}
+        return [name for name in self._schema.role.needed if name not in in_path]
+
+    def _csv_type(self, name: str) -> Any:
+        """Numbers are read as floats: a column that begins with whole numbers may go on with others."""
+        import pyarrow
+
+        role = self._schema.role
+        if name in role.features or name in role.static:
+            return pyarrow.float64()
+        if name in (*self._options.entity, *role.categorical, *role.static_categorical):
+            return pyarrow.string()
+        return self._types[name]
+
+    def _selected(self, source: TableSource, table: Any) -> Any:
+        """The rows asked for, with the columns of the path."""
+        pyarrow = arrow()
+        if not (source.partition or self._options.where or self._transform):
+            return table
+        if not isinstance(table, pyarrow.Table):
+            table = pyarrow.Table.from_batches([table])
+        for name, value in source.partition:
+            if self._transform is not None or name in self._types:
+                kind = pyarrow.int64() if isinstance(value, int) else pyarrow.string()
+                table = table.append_column(name, pyarrow.array([value], kind).take(np.zeros(len(table), np.int64)))
+        if self._transform is not None:
+            table = self._transformed(source, table)
+        if self._options.where:
+            before = len(table)
+            types = {field.name: field.type for field in table.schema}
+            table = table.filter(expression(self._options.where, types))
+            self.dropped["where"] += before - len(table)
+        return table
+
+    def _transformed(self, source: TableSource, table: Any) -> Any:
+        pyarrow = arrow()
+        assert self._transform is not None
+        try:
+            made = self._transform(table)
+        except Exception as error:
+            raise ConfigError(
+                f"--transform {self._options.transform} raised {type(error).__name__}: {error} (on {source.file.path!r}); mend it"
+            ) from error
+        if not isinstance(made, pyarrow.Table):
+            raise ConfigError(f"--transform gave {type(made).__name__}; expected an Arrow table")
+        for name in self._schema.role.needed:
+            if name not in made.schema.names:
+                raise ConfigError(
+                    f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
+                )
+        return made
+
+    def _batch(self, source: TableSource, first: int, table: Any) -> Batch:
+        pyarrow = arrow()
+        time = _flat(table.column(self._options.time))
+        keys = [] if FILE_NAME in self._options.entity else [_flat(table.column(name)) for name in self._options.entity]
+        checked = {self._options.time: time, **dict(zip(self._options.entity, keys, strict=False))}
+        missing = _null_rows(checked)
+        if missing is not None:
+            if self._options.on_error == "stop":
+                row = int(np.flatnonzero(missing)[0])
+                name = next(name for name, array in checked.items() if _null_rows({name: array}, row))
+                where = "" if self._options.where or self._transform else f", row {first + row}"
+                raise SourceError(
+                    f"{source.file.path!r}{where}: column {name!r} is null; mend it, or drop such rows with --on-error skip",
+                    source=source.file.path, row=first + row,
+                )  # fmt: skip
+            self.dropped["null time or entity"] += int(missing.sum())
+            table = table.filter(pyarrow.array(~missing))
+            time = _flat(table.column(self._options.time))
+            keys = [_flat(table.column(name)) for name in self._options.entity] if keys else []
+        names, codes = self._entities(source, keys, len(time))
+        return Batch(names, codes, self._times(time), table)
+
+    def _entities(self, source: TableSource, keys: list[Any], rows: int) -> tuple[list[str], Array | None]:
+        if not keys:
+            return [source.stem], None
+        if len(keys) == 1:
+            return _encoded(keys[0])
+        from pyarrow import compute
+
+        texts = [_texts(key) for key in keys]
+        for name, text in zip(self._options.entity, texts, strict=True):
+            if compute.any(compute.match_substring(text, SEPARATOR)).as_py():
+                raise SourceError(
+                    f"{source.file.path!r}: a value of {name!r} holds {SEPARATOR!r}, which joins the columns of --entity; "
+                    "make one column of them with --transform", source=source.file.path,
+                )  # fmt: skip
+        return _encoded(compute.binary_join_element_wise(*texts, SEPARATOR))
+
+    def _times(self, time: Any) -> Array:
+        import pyarrow
+
+        if self._schema.time_dtype == "float64":
+            return time.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        if self._schema.time_unit == "D":
+            time = time.cast(pyarrow.date32()).view(pyarrow.int32())
+        elif self._schema.time_unit is not None:
+            wanted = pyarrow.timestamp(self._schema.time_unit, time.type.tz)
+            time = time.cast(wanted).view(pyarrow.int64())
+        return time.cast(pyarrow.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _groups(unit: Unit) -> str:
+    return f" (row groups {unit.groups[0]} to {unit.groups[-1]})" if unit.groups else ""
+
+
+def _type(text: str) -> Any:
+    """A pyarrow type from its name, as far as reading needs it."""
+    import pyarrow
+
+    if text.startswith("timestamp["):
+        unit, _, zone = text[10:-1].partition(", tz=")
+        return pyarrow.timestamp(unit, zone or None)
+    plain = {
+        "date32[day]": pyarrow.date32(),
+        "date64[ms]": pyarrow.date64(),
+        "double": pyarrow.float64(),
+        "null": pyarrow.null(),
+    }
+    if text in plain:
+        return plain[text]
+    return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
+
+
+def _flat(column: Any) -> Any:
+    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+
+def _null_rows(arrays: Mapping[str, Any], row: int | None = None) -> Any:
+    """A mask of the rows where one of them is null (or not a number); None where none is."""
+    import pyarrow
+
+    found = None
+    for array in arrays.values():
+        mask = None
+        if array.null_count:
+            mask = array.is_null().to_numpy(zero_copy_only=False)
+        elif pyarrow.types.is_floating(array.type):
+            mask = ~np.isfinite(array.to_numpy(zero_copy_only=False))
+            mask = mask if mask.any() else None
+        if mask is not None:
+            found = mask if found is None else found | mask
+    return found if row is None else found is not None and bool(found[row])
+
+
+def _texts(array: Any) -> Any:
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array if logical(array.type) == pyarrow.string() else array.cast(pyarrow.string())
+
+
+def _encoded(array: Any) -> tuple[list[str], Array]:
+    """(distinct texts, code of each row, -1 for null)."""
+    import pyarrow
+
+    if not pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_encode()  # then only the distinct ones become text
+    codes = array.indices
+    if codes.null_count:
+        codes = codes.fill_null(-1)
+    return _texts(array.dictionary).to_pylist(), codes.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)

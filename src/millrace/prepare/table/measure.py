@@ -1,0 +1,156 @@
+"""Between the passes, in the parent: cuts, statistics and scalings of all entities, out of what workers measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from millrace.prepare.engines.local import LocalPool
+from millrace.prepare.table import fit
+from millrace.prepare.table.clean import calendar_names
+from millrace.prepare.table.index import Index
+from millrace.prepare.table.options import TableOptions
+from millrace.prepare.table.part import PartDone
+from millrace.prepare.table.sources import Survey
+from millrace.prepare.table.splits import cut_times, entity_splits
+from millrace.ragged import Array, Int64s
+from millrace.scaling.moments import Moments, merge_all
+from millrace.scaling.quantiles import QuantileSearch, quantiles_of
+from millrace.scaling.scaler import Scaling
+
+Progress = Callable[[str, int, int, Mapping[str, Any]], None]
+
+
+class Fitted(msgspec.Struct):
+    """What is known of every entity once the train rows are measured."""
+
+    rows: Any  # int64 (entities,); 0: it was dropped
+    cuts: Any  # int64 (entities, cuts)
+    splits: Any  # int64 (entities,): which set of shards
+    scaling: Scaling
+    each: Any  # float64 (entities, 2, features), or None
+    dropped: Counter[str]
+    times: Any = None  # at which the splits are cut; None: by rows of each entity, or not at all
+    borrowed: int = 0  # entities that take the scaling of all for some feature
+
+
+class Measuring:
+    """Measures the train rows of an index, once its parts are read."""
+
+    def __init__(self, folder: Path, options: TableOptions, found: Survey, pool: LocalPool, progress: Progress) -> None:
+        self._folder, self._options, self._found, self._pool, self._progress = folder, options, found, pool, progress
+
+    def run(
+        self,
+        index: Index,
+        done: Sequence[PartDone],
+        times: Sequence[Any] | None = None,
+        after: Mapping[int, Any] | None = None,
+        kept: Callable[[Moments], Scaling] | None = None,
+    ) -> Fitted:
+        """Rows, cuts, splits and scaling of every entity.
+
+        Of a store that is appended to: the ``times`` of its cuts, the last time (``after``) it has of each entity, and
+        its scaling (``kept``).
+        """
+        options, features = self._options, len(self._found.schema.role.features)
+        if times is None:
+            ends = index.runs["first"].min().item(), index.runs["last"].max().item()
+            times = cut_times(options, self._found.schema, *ends)
+        splits = entity_splits(index.names, options)
+        train = (splits == 0) | (options.fit_on == "all")
+        known = after or {}
+        if times is None and options.has_time_split and options.fit_on == "train":
+            train[list(known)] = (
+                False  # cut by shares of rows, an entity the store has gets more rows of its last split
+            )
+        tasks = [
+            fit.FitTask(
+                number, first, last, str(self._folder), options, self._found.schema, None if times is None else tuple(times),
+                train[first:last].tobytes(), {entity: known[entity] for entity in range(first, last) if entity in known},
+            )
+            for number, (first, last) in enumerate(fit.groups(index.rows))
+        ]  # fmt: skip
+        results: dict[int, fit.FitDone] = {}
+        for number, result in self._pool.run(tasks):
+            results[number] = result
+            self._progress("measure", len(results), len(tasks), {})
+        ordered = [results[number] for number in range(len(tasks))]
+        rows = np.concatenate([np.frombuffer(part.rows, np.int64) for part in ordered])
+        cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
+        moments = merge_all([fit.unpack(part.moments, features)[0] for part in ordered])
+        quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and kept is None else None
+        scaling = self._scaling(moments, quartiles, done) if kept is None else kept(moments)
+        each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
+        dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
+        return Fitted(rows, cuts, splits, scaling, each, dropped, times, borrowed)
+
+    def _quartiles(self, tasks: Sequence[fit.FitTask], fitted: Sequence[fit.FitDone]) -> Array:
+        """Of all train rows, in passes over what was kept aside."""
+        features, parts = len(self._found.schema.role.features), []
+        for first in range(0, features, fit.SEARCHED):
+            search = QuantileSearch(min(fit.SEARCHED, features - first), dtypes=self._found.schema.raw_dtype)
+            while (targets := search.next_pass()) is not None:
+                plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
+                asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]
+                total: Any = 0
+                for _, counts in self._pool.run(asked):
+                    total = total + np.frombuffer(counts, np.int64).reshape(-1, 1 << 16)
+                edges = np.cumsum([0, *(len(target.prefixes) for target in targets)]).tolist()
+                search.update([total[low:high] for low, high in pairwise(edges)])
+            parts.append(search.result())
+        return np.concatenate(parts)
+
+    def _scaling(self, moments: Moments, quartiles: Array | None, done: Sequence[PartDone]) -> Scaling:
+        """For all features; the calendar behind them stays as it is."""
+        options, features = self._options, self._found.schema.role.features
+        nulls = np.sum([part.nulls for part in done], axis=0) + np.sum([part.infinite for part in done], axis=0)
+        fitted = Scaling.fit(
+            options.scale, features, moments, quartiles, dtype=options.dtype, fit_on=options.fit_on,
+            per_entity=options.per_entity, nulls=nulls.tolist(),
+        )  # fmt: skip
+        waves = calendar_names(options.calendar)
+        if not waves:
+            return fitted
+        return Scaling(
+            fitted.method, (*features, *waves), np.append(fitted.center, np.zeros(len(waves))),
+            np.append(fitted.scale, np.ones(len(waves))), fitted.dtype, fitted.fit_on, fitted.per_entity, fitted.constant,
+            fitted.empty, {key: [*values, *([None] * len(waves))] for key, values in fitted.statistics.items()},
+        )  # fmt: skip
+
+    def _each(self, fitted: Sequence[fit.FitDone], whole: Scaling, rows: Int64s) -> tuple[Array, int]:
+        """Center and scale of every entity; one with fewer than 2 train values takes those of all, and is counted."""
+        features = self._found.schema.role.features
+        moments = [one for part in fitted for one in fit.unpack(part.each, len(features))]
+        quartiles: Any = [None] * len(moments)
+        if self._options.scale == "robust":
+            quartiles = np.concatenate([np.frombuffer(part.quartiles, np.float64) for part in fitted])
+            quartiles = quartiles.reshape(-1, len(features), 3)
+        each = np.empty((len(moments), 2, len(whole.features)))
+        each[:] = np.stack((whole.center, whole.scale))
+        borrowed = 0
+        for k, (one, known) in enumerate(zip(moments, quartiles, strict=True)):
+            mine = Scaling.fit(self._options.scale, features, one, known)
+            enough = one.count >= 2
+            borrowed += bool(rows[k] and not enough.all())
+            each[k, 0, : len(features)] = np.where(enough, mine.center, whole.center[: len(features)])
+            each[k, 1, : len(features)] = np.where(enough, mine.scale, whole.scale[: len(features)])
+        return each, borrowed
+
+
+def scale_static(values: Array, train: Array, method: str) -> tuple[Array, dict[str, Any] | None]:
+    """Static numbers scaled over the train entities, each counted once; a missing one is the centre, 0."""
+    if not values.shape[1]:
+        return np.zeros((len(values), 0), np.float32), None
+    columns = [values[train, k] for k in range(values.shape[1])]
+    quartiles = np.array([quantiles_of(column) for column in columns]) if method == "robust" else None
+    names = [str(k) for k in range(len(columns))]
+    fitted = Scaling.fit(method, names, Moments.of(columns), quartiles)
+    scaled = np.nan_to_num((values - fitted.center) / fitted.scale).astype(np.float32)
+    return scaled, {"center": fitted.center.tolist(), "scale": fitted.scale.tolist()}

@@ -1,0 +1,207 @@
+"""``prepare_table``: from Parquet and CSV to a scaled series store, in two passes and constant memory.
+
+Pass 1 decodes every file once and keeps raw rows aside; then the cuts are found and the train rows measured; pass 2
+fills, scales and writes. Killed at any time, the same call continues: whole parts, measurements and shards are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.errors import ConfigError, MillraceError, SourceError
+from millrace.prepare.engines.local import LocalPool
+from millrace.prepare.plan import check_plan, differences
+from millrace.prepare.table import fit, shards
+from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
+from millrace.prepare.table.clean import grid_step
+from millrace.prepare.table.index import Index, build_index
+from millrace.prepare.table.measure import Fitted, Measuring, Progress, scale_static
+from millrace.prepare.table.options import TableOptions, make_options
+from millrace.prepare.table.part import PartDone, PartTask, prepare_part
+from millrace.prepare.table.report import TableReport
+from millrace.prepare.table.sources import Survey, survey
+from millrace.prepare.table.splits import check_splits
+from millrace.store import platform
+from millrace.store.layout import Layout
+from millrace.store.manifest import Cuts
+from millrace.store.open import open_store
+from millrace.store.publish import Partial
+from millrace.store.shard import shard_name
+
+SCRATCH = ("parts", "plan.json", "index", "fit")
+PLAN_VERSION = 1
+
+
+def prepare_table(
+    paths: Sequence[str] | str,
+    out: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    append: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> TableReport:
+    """Makes a series store at ``out`` from Parquet or CSV files; see ``TableOptions``.
+
+    Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    target = Path(os.path.realpath(out))
+    told = progress or (lambda *_: None)
+    count = workers or os.cpu_count() or 1
+    if append:
+        from millrace.prepare.table.append import append_table
+
+        return append_table([os.fspath(path) for path in given], target, options, count, told)
+    return Preparation([os.fspath(path) for path in given], target, make_options(options), count, told).run()
+
+
+def run_task(task: Any) -> Any:
+    """What a worker does, by the kind of its task."""
+    if isinstance(task, PartTask):
+        return prepare_part(task)
+    if isinstance(task, fit.FitTask):
+        return fit.fit_entities(task)
+    if isinstance(task, fit.HistogramTask):
+        return fit.count_values(task)
+    return shards.write_shard(task)
+
+
+class Preparation:
+    """One run, from the survey to the finished store."""
+
+    def __init__(self, paths: list[str], out: Path, options: TableOptions, workers: int, progress: Progress) -> None:
+        self._paths, self._out, self._options = paths, out, options
+        self._workers, self._progress = workers, progress
+        self._partial = Partial(out, scratch=SCRATCH)
+        self._folder = self._partial.folder
+        self._started = time.monotonic()
+        self._is_mine = False
+
+    def run(self) -> TableReport:
+        found = survey(self._paths, self._options)
+        grid_step(self._options.freq, found.schema)
+        if self._options.calendar and found.schema.time_unit is None:
+            raise ConfigError("--calendar needs times that are dates; these are plain numbers")
+        if (self._out / "store.json").exists():
+            return self._finished(found)
+        self._partial.acquire()
+        try:
+            if self._partial.complete():
+                return self._finished(found)
+            return self._prepare(found)
+        except MillraceError:
+            if self._is_mine and not any((self._folder / "parts").glob("*[0-9]/done.json")):
+                self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
+            raise
+        finally:
+            self._partial.close(remove=False)
+
+    def _plan(self, found: Survey) -> dict[str, Any]:
+        described = {s.file.path: [s.file.size, s.file.mtime_ns, s.file.ends] for s in found.sources}
+        plan = {
+            "version": PLAN_VERSION, "options": msgspec.to_builtins(self._options), "sources": described,
+            "order": list(described),
+        }  # fmt: skip
+        return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
+
+    def _finished(self, found: Survey) -> TableReport:
+        """An output that is there: the same call is done at once, any other is refused."""
+        store = open_store(self._out)
+        path = self._out / "provenance.json"
+        made = json.loads(path.read_bytes().splitlines()[0]) if path.exists() else {}
+        changed = differences(made.get("plan") or {}, self._plan(found))
+        if changed:
+            raise ConfigError(
+                f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "
+                "choose another --out, add rows with --append, or remove it yourself"
+            )
+        return TableReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
+
+    def _prepare(self, found: Survey) -> TableReport:
+        check_plan(self._folder / "plan.json", self._plan(found), self._folder)
+        self._is_mine = True
+        with self._pool(found) as pool:
+            done = self._read(pool, found)
+            index = build_index(self._folder, done, found.schema)
+            if not index.names:
+                raise SourceError(
+                    "no rows are left: the files are empty, or all was dropped; look at --where and --on-error"
+                )
+            fit.save_index(self._folder, index)
+            fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index, done)
+            self._check(index, fitted)
+            return self._write(pool, found, index, done, fitted)
+
+    def _pool(self, found: Survey) -> LocalPool:
+        """Decoding and arithmetic leave the GIL alone; a user's function gets processes, which it may crash."""
+        workers = min(self._workers, max(1, len(found.parts)))
+        return LocalPool(run_task, workers, threads=self._options.transform is None)
+
+    def _read(self, pool: LocalPool, found: Survey) -> list[PartDone]:
+        with platform.writing(self._folder):
+            platform.make_dir(self._folder / "parts")
+            platform.make_dir(self._folder / "fit")
+        tasks = [
+            PartTask(
+                number,
+                units,
+                tuple(found.sources[unit.source] for unit in units),
+                self._options,
+                found.schema,
+                str(self._folder),
+            )
+            for number, units in enumerate(found.parts)
+        ]
+        done: dict[int, PartDone] = {}
+        rows = 0
+        for number, result in pool.run(tasks):
+            done[number] = result
+            rows += result.rows_read
+            self._progress("read", len(done), len(tasks), {"rows": rows})
+        return [done[number] for number in range(len(tasks))]
+
+    def _check(self, index: Index, fitted: Fitted) -> None:
+        if not fitted.rows.any():
+            raise ConfigError(
+                f"no entity has --min-rows {self._options.min_rows} rows; the longest of {len(index.names)} has "
+                f"{int(index.rows.max())}: ask for fewer"
+            )
+        check_splits(self._options, split_rows(self._options, fitted))
+
+    def _write(
+        self, pool: LocalPool, found: Survey, index: Index, done: Sequence[PartDone], fitted: Fitted
+    ) -> TableReport:
+        options, schema = self._options, found.schema
+        columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
+        static, static_scaling = scale_static(
+            index.static[:, : len(schema.role.static)], fitted.splits == 0, options.scale
+        )
+        tasks = shard_tasks(self._folder, options, found, index, fitted, columns, static, {})
+        self._partial.begin({"plan": self._plan(found)}, Layout(columns), None, resume=True)
+        self._write_shards(pool, tasks)
+        filled = shards.filled_cells(tasks)
+        report = describe(options, found, done, fitted, filled, len(tasks), columns)
+        fields: dict[str, Any] = {
+            "kind": "series", "columns": columns, "splits": tuple(dict.fromkeys(task.split for task in tasks)),
+            "scaling": fitted.scaling.to_manifest(), "meta": make_meta(options, found, index, fitted, static_scaling, report),
+        }  # fmt: skip
+        if options.has_time_split:
+            fields["cuts"] = Cuts(options.time_splits, gap=options.gap)
+        provenance = {"plan": self._plan(found), "report": report}
+        fingerprint = self._partial.publish(fields, None, provenance)
+        return TableReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
+
+    def _write_shards(self, pool: LocalPool, tasks: Sequence[shards.ShardTask]) -> None:
+        missing = [task for task in tasks if shard_name(task.split, task.number) not in self._partial.entries]
+        for finished, (number, entry) in enumerate(pool.run(missing), start=1):
+            self._partial.add(entry)
+            rows = sum(entity.rows for entity in missing[number].entities)
+            self._progress("write", finished, len(missing), {"rows": rows})

@@ -1,0 +1,300 @@
+"""The files of a table and how they are cut into parts: whole small files together, large ones by row groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from millrace.errors import ConfigError, SourceError
+from millrace.prepare.files import InputFile, find_files
+from millrace.prepare.functions import load_function
+from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.schema import Schema, agree
+from millrace.prepare.table.where import expression
+
+PART_BYTES = 32 << 20  # of decoded columns, about
+LARGE_GROUP_BYTES = 128 << 20  # row groups above this are named: reading one needs memory for its columns
+CSV_BLOCK = 1 << 20
+ENDINGS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+class TableSource(msgspec.Struct, frozen=True):
+    """One file of the table, with the columns its path names (``year=2015/``)."""
+
+    file: InputFile
+    format: str
+    partition: tuple[tuple[str, str | int | None], ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """What the file is called without its endings: the entity, where each file is one."""
+        name = Path(self.file.path).name
+        for ending in (".gz", ".zst", *ENDINGS):
+            name = name.removesuffix(ending)
+        return name
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Some row groups of one Parquet file, or a whole CSV file (none)."""
+
+    source: int
+    groups: tuple[int, ...] = ()
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What was found before any work."""
+
+    sources: tuple[TableSource, ...]
+    schema: Schema
+    parts: tuple[tuple[Unit, ...], ...]
+    num_rows: int  # that the footers state; CSV files state none
+    pruned: int  # rows of row groups that cannot hold what --where asks for
+    notes: tuple[str, ...]
+
+
+class _Look(msgspec.Struct):
+    """One file's schema and its row groups as (number, rows, bytes)."""
+
+    schema: Any
+    groups: list[tuple[int, int, int]]
+    pruned: int = 0
+
+
+def survey(paths: Sequence[str], options: TableOptions) -> Survey:
+    """Finds the files, reads all footers and agrees on a schema."""
+    arrow()
+    files = find_files(paths, lambda path: _format(path) is not None, "Parquet or CSV")
+    sources = _with_partitions(files)
+    if FILE_NAME in options.entity:
+        _refuse_equal_stems(sources)
+    looks = _look_at_all(sources)
+    transform = load_function(options.transform, "--transform")
+    schemas = [
+        (source.file.path, _after(look.schema, source, transform))
+        for source, look in zip(sources, looks, strict=True)
+        if look.schema is not None
+    ]
+    if not schemas:
+        raise SourceError(
+            f"all {len(sources)} files have 0 bytes, such as {sources[0].file.path!r}; give files with rows"
+        )
+    schema = agree(schemas, options, {name for source in sources for name, _ in source.partition})
+    pruned = 0
+    if options.where and transform is None:
+        for source, look in zip(sources, looks, strict=True):
+            pruned += _prune(source, look, options.where)
+    columns = None if transform is not None else set(schema.role.needed)
+    parts, notes = _cut(sources, looks, columns)
+    empty = [
+        source.file.path
+        for source, look in zip(sources, looks, strict=True)
+        if not look.pruned and _is_empty(source, look)
+    ]
+    if empty:
+        told = f"{len(empty)} files hold no rows, such as {empty[0]!r}"
+        if options.strict:
+            raise SourceError(f"{told}; remove them, or leave --strict out", source=empty[0])
+        notes.append(told)
+    rows = sum(rows for look in looks for _, rows, _ in look.groups)
+    return Survey(tuple(sources), schema, parts, rows, pruned, tuple(notes))
+
+
+def arrow() -> Any:
+    """pyarrow, which tables need."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ConfigError("tables need pyarrow; pip install millrace[table]") from error
+    return pyarrow
+
+
+def _format(path: str) -> str | None:
+    name = path.lower()
+    for ending in (".gz", ".zst"):
+        name = name.removesuffix(ending)
+    found = ENDINGS.get(Path(name).suffix)
+    return None if found == "parquet" and name != path.lower() else found
+
+
+def _with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
+    """Sources with the columns of their paths; a column is of integers where every value of it is one."""
+    raw = []
+    for file in files:
+        if (kind := _format(file.path)) is None:
+            raise ConfigError(
+                f"{file.path!r} has an unknown ending; expected {', '.join(ENDINGS)}, CSV also .gz or .zst"
+            )
+        pairs = [part.partition("=")[::2] for part in Path(file.path).parent.parts if "=" in part]
+        raw.append((file, kind, {unquote(name): unquote(value) for name, value in pairs if name}))
+    values: dict[str, set[str]] = {}
+    for _, _, found_pairs in raw:
+        for name, value in found_pairs.items():
+            values.setdefault(name, set()).add(value)
+    whole = {name for name, found in values.items() if all(_is_integer(value) for value in found - {NO_VALUE})}
+
+    def typed(name: str, value: str) -> str | int | None:
+        return None if value == NO_VALUE else int(value) if name in whole else value
+
+    return [
+        TableSource(file, kind, tuple((name, typed(name, value)) for name, value in pairs.items()))
+        for file, kind, pairs in raw
+    ]
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
+
+
+def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
+    known: dict[str, str] = {}
+    for source in sources:
+        if source.stem in known:
+            raise ConfigError(
+                f"{known[source.stem]!r} and {source.file.path!r} would be one entity, {source.stem!r}; "
+                "name the column that holds it with --entity, or rename one file"
+            )
+        known[source.stem] = source.file.path
+
+
+def _look_at_all(sources: Sequence[TableSource]) -> list[_Look]:
+    if len(sources) < 8:
+        return [_look(source) for source in sources]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_look, sources))
+
+
+def _look(source: TableSource) -> _Look:
+    pyarrow = arrow()
+    path = source.file.path
+    if source.file.size == 0:
+        return _Look(None, [])  # no rows, and no schema to compare; told in a note
+    try:
+        if source.format == "csv":
+            with open_csv(source, None) as reader:
+                return _Look(reader.schema, [])
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(source.file.location) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+            groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+            look = _Look(schema, [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)])
+            _check_claims(path, source.file.size, look)
+            return look
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{path!r} is not readable as {source.format}: {_first_line(error)}; copy or write it again", source=path
+        ) from error
+
+
+def _check_claims(path: str, size: int, look: _Look) -> None:
+    """A footer that claims what the file cannot hold is damaged, or made to exhaust memory."""
+    for k, rows, num_bytes in look.groups:
+        if rows < 0 or num_bytes < 0 or num_bytes > max(size, 1) * 10_000 + (1 << 20):
+            raise SourceError(
+                f"{path!r}: row group {k} claims {rows} rows in {num_bytes} bytes, but the file has {size}; write it again",
+                source=path,
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def open_csv(source: TableSource, types: dict[str, Any] | None) -> Any:
+    """A streaming reader of a CSV file; ``types`` are those agreed on, else they are guessed from its beginning."""
+    pyarrow = arrow()
+    from pyarrow import csv
+
+    delimiter = "\t" if ".tsv" in Path(source.file.path).name.lower() else ","
+    options = csv.ConvertOptions(column_types=types, include_columns=list(types)) if types else csv.ConvertOptions()
+    stream = pyarrow.input_stream(source.file.location, compression="detect")
+    return csv.open_csv(
+        stream, read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
+        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True), convert_options=options,
+    )  # fmt: skip
+
+
+def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None) -> Any:
+    """The schema with the columns of the path, behind the user's function."""
+    pyarrow = arrow()
+    schema = schema.remove_metadata()
+    for name, value in source.partition:
+        if name in schema.names:
+            raise SourceError(f"{source.file.path!r}: column {name!r} is in the file and in its path; rename one")
+        schema = schema.append(pyarrow.field(name, pyarrow.int64() if isinstance(value, int) else pyarrow.string()))
+    if transform is None:
+        return schema
+    made = transform(schema.empty_table())
+    if not isinstance(made, pyarrow.Table):
+        raise ConfigError(
+            f"--transform gave {type(made).__name__} for a table without rows; it must give an Arrow table"
+        )
+    return made.schema.remove_metadata()
+
+
+def _prune(source: TableSource, look: _Look, where: str) -> int:
+    """Drops the row groups whose statistics say that no row of them is asked for; returns their rows."""
+    if source.format != "parquet" or not look.groups or source.partition:
+        return 0
+    from pyarrow import dataset
+
+    fragment = dataset.ParquetFileFormat().make_fragment(source.file.location)
+    wanted = expression(where, {field.name: field.type for field in look.schema})
+    kept = {group.id for piece in fragment.split_by_row_group(wanted) for group in piece.row_groups}
+    look.pruned = sum(rows for k, rows, _ in look.groups if k not in kept)
+    look.groups = [group for group in look.groups if group[0] in kept]
+    return look.pruned
+
+
+def _is_empty(source: TableSource, look: _Look) -> bool:
+    return not any(rows for _, rows, _ in look.groups) if source.format == "parquet" else source.file.size == 0
+
+
+def _cut(
+    sources: Sequence[TableSource], looks: Sequence[_Look], columns: set[str] | None
+) -> tuple[tuple[tuple[Unit, ...], ...], list[str]]:
+    """Parts of about equal size, in the order of the sources; notes on row groups that need much memory."""
+    parts: list[tuple[Unit, ...]] = []
+    units: list[Unit] = []
+    weight, large = 0, []
+
+    def close() -> None:
+        nonlocal weight
+        if units:
+            parts.append(tuple(units))
+            units.clear()
+        weight = 0
+
+    for number, (source, look) in enumerate(zip(sources, looks, strict=True)):
+        used = 1.0
+        if columns is not None and look.schema is not None and len(look.schema) > 0:
+            used = len(columns & set(look.schema.names)) / len(look.schema)
+        pieces: list[tuple[tuple[int, ...], int]] = [((k,), num_bytes) for k, rows, num_bytes in look.groups if rows]
+        if source.format == "csv":
+            pieces = [((), source.file.size)] if source.file.size else []
+        for groups, num_bytes in pieces:
+            if source.format == "parquet" and num_bytes * used > LARGE_GROUP_BYTES:
+                large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB)")
+            size = int(num_bytes * used)
+            if weight and weight + size > PART_BYTES:
+                close()
+            if groups and units and units[-1].source == number:
+                units[-1] = Unit(number, (*units[-1].groups, *groups))
+            else:
+                units.append(Unit(number, groups))
+            weight += size
+    close()
+    notes = []
+    if large:
+        notes.append(
+            f"{len(large)} row groups are larger than {LARGE_GROUP_BYTES >> 20} MiB, such as {large[0]}: "
+            "reading one may take more memory than promised; write smaller ones"
+        )
+    return tuple(parts), notes

@@ -1,0 +1,96 @@
+"""Which rows, or which entities, are train, val and test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from millrace.errors import ConfigError
+from millrace.prepare.table.options import STEPS_NS, TableOptions
+from millrace.prepare.table.schema import Schema
+from millrace.ragged import Array, Int64s
+
+SPLITS = ("train", "val", "test")
+
+
+def cut_times(options: TableOptions, schema: Schema, first: Any, last: Any) -> list[Any] | None:
+    """The times at which the later splits begin, in units of the stored times; None where each entity is cut by rows."""
+    if not options.has_time_split or options.val_last or options.test_last:
+        return None
+    if options.val_from is not None or options.test_from is not None:
+        given = (("--val-from", options.val_from), ("--test-from", options.test_from))
+        times = [parse_time(text, schema, option) for option, text in given if text is not None]
+        if times != sorted(set(times)):
+            raise ConfigError(f"--val-from {options.val_from} must lie before --test-from {options.test_from}")
+        return times
+    span = last - first
+    shares = [options.val + options.test] * (options.val > 0) + [options.test] * (options.test > 0)
+    ends = [last - span * share for share in shares]
+    return ends if schema.time_dtype == "float64" else [int(np.ceil(end)) for end in ends]
+
+
+def parse_time(text: str, schema: Schema, option: str) -> Any:
+    """A time as the store keeps it; one without a zone is UTC where the times have a zone."""
+    if schema.time_unit is None:
+        try:
+            return int(text) if schema.time_dtype == "int64" else float(text)
+        except ValueError as error:
+            raise ConfigError(f"{option} {text!r}: the times are plain numbers; give a number") from error
+    try:
+        parsed = datetime.fromisoformat(text)
+        if parsed.tzinfo is not None:
+            if schema.time_zone is None:
+                raise ConfigError(f"{option} {text!r} has a zone, but the times have none; give it without")
+            parsed = parsed.astimezone(UTC).replace(tzinfo=None)
+        instant: Any = np.datetime64(parsed, "us")
+        if len(text) > 26 and "." in text:  # datetime stops at microseconds
+            instant = np.datetime64(text.removesuffix("Z"), "ns")
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} is no time ({error}); give 2023-01-01 or 2023-01-01T12:00:00") from error
+    unit = np.datetime_data(instant.dtype)[0]
+    num, per = int(instant.astype(np.int64)) * STEPS_NS[unit], STEPS_NS[schema.time_unit]
+    return -(-num // per)  # rounded up: rows at or after the time
+
+
+def last_rows(rows: int, options: TableOptions) -> list[int]:
+    """Where an entity of so many rows is cut by shares of its rows."""
+    shares = [options.val_last + options.test_last] * (options.val_last > 0) + [options.test_last] * (
+        options.test_last > 0
+    )
+    return [rows - int(rows * share) for share in shares]
+
+
+def entity_splits(names: Sequence[str], options: TableOptions) -> Array:
+    """The split of each entity (0 train, 1 val, 2 test): by a stable hash of its name, or as listed."""
+    if options.split_by != "entity":
+        return np.zeros(len(names), np.int64)
+    if options.val_entities or options.test_entities:
+        unknown = sorted({*options.val_entities, *options.test_entities} - set(names))
+        if unknown:
+            raise ConfigError(f"--val-entities names {unknown[0]!r}, which is not in the table ({len(unknown)} such)")
+        listed = dict.fromkeys(options.val_entities, 1) | dict.fromkeys(options.test_entities, 2)
+        return np.array([listed.get(name, 0) for name in names], np.int64)
+    hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
+    share = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.where(share < options.val, 1, np.where(share < options.val + options.test, 2, 0)).astype(np.int64)
+
+
+def check_splits(options: TableOptions, rows: dict[str, int]) -> None:
+    """A split that was asked for must hold rows."""
+    remedies = {
+        "time": "move the time (--val-from), or take shares of each entity's rows (--val-last 0.1)",
+        "entity": "take a larger share (--val), or name entities (--val-entities)",
+    }
+    for split, found in rows.items():
+        if found == 0:
+            raise ConfigError(f"split {split!r} would be empty; {remedies[options.split_by]}; what was read is kept")
+
+
+def rows_by_split(cuts: Int64s, rows: Int64s, splits: Sequence[str]) -> dict[str, int]:
+    """Rows of each split by time over all entities."""
+    edges = np.column_stack((np.zeros(len(rows), np.int64), cuts, rows))
+    return {split: int((edges[:, k + 1] - edges[:, k]).sum()) for k, split in enumerate(splits)}

@@ -1,0 +1,252 @@
+"""Scaling: a center and a scale for every feature, how they were found, and the two directions of using them.
+
+``prepare`` fits one and writes it into the manifest; ``store.scale`` and ``store.inverse`` (apply.py) read it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ConfigError, StoreCorrupt
+from millrace.ragged import Array
+from millrace.scaling.core import core
+from millrace.scaling.moments import Float64s, Moments
+
+METHODS = ("standard", "minmax", "robust", "none")
+STATISTICS = ("count", "mean", "std", "min", "max", "nulls")
+_ROWS = 4096  # rows scaled at once: 16 features of float32 are 256 KiB
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """``scaled = (value - center) / scale`` in float64, for every feature of a row.
+
+    ``standard``: mean and population standard deviation; ``minmax``: smallest value and range; ``robust``: median and
+    the distance between the quartiles; ``none``: 0 and 1. A feature without spread has scale 1 and is named in
+    ``constant``; one without a value has center 0 and scale 1 and is named in ``empty``.
+
+    >>> fitted = Scaling.fit("minmax", ["price"], Moments.of([np.array([2.0, 4.0, 6.0])]))
+    >>> fitted.transform(np.array([[3.0]])).tolist(), fitted.inverse(np.array([[0.25]])).tolist()
+    ([[0.25]], [[3.0]])
+    """
+
+    method: str
+    features: tuple[str, ...]
+    center: Float64s
+    scale: Float64s
+    dtype: str = "float32"
+    fit_on: str = "train"
+    per_entity: bool = False
+    constant: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    statistics: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def fit(
+        cls,
+        method: str,
+        features: Sequence[str],
+        moments: Moments,
+        quantiles: Float64s | None = None,
+        *,
+        dtype: str = "float32",
+        fit_on: str = "train",
+        per_entity: bool = False,
+        nulls: Sequence[int] | None = None,
+    ) -> Scaling:
+        """From what is known of the columns; ``robust`` needs their (columns, 3) quartiles."""
+        center, scale = center_and_scale(method, features, moments, quantiles)
+        is_empty = moments.count == 0
+        is_constant = ~is_empty & (scale == 0)
+        names = np.array(features, object)
+        return cls(
+            method, tuple(features), np.where(is_empty, 0.0, center), np.where(is_empty | is_constant, 1.0, scale),
+            dtype=dtype, fit_on=fit_on, per_entity=per_entity,
+            constant=tuple(names[is_constant]), empty=tuple(names[is_empty]), statistics=_statistics(moments, nulls),
+        )  # fmt: skip
+
+    def transform(
+        self,
+        rows: npt.ArrayLike,
+        out_dtype: str = "float32",
+        center: Float64s | None = None,
+        scale: Float64s | None = None,
+    ) -> Array:
+        """Rows (..., features) in original units, scaled; another center and scale are those of an entity."""
+        values = self._checked(np.asarray(rows), self.features)
+        centers = self.center if center is None else center
+        scales = self.scale if scale is None else scale
+        try:
+            with np.errstate(over="raise"):
+                scaled = np.subtract(values, centers, dtype=np.float64)
+                scaled /= scales
+                return scaled.astype(out_dtype, copy=False)
+        except FloatingPointError as error:
+            with np.errstate(over="ignore"):
+                raise self.beyond((values - centers) / scales, out_dtype) from error
+
+    def rows_into(self, rows: Array, out: Array, center: Float64s, scale: Float64s) -> None:
+        """The same numbers into ``out`` (rows, features), a piece that stays in cache at a time."""
+        if (
+            hasattr(core, "scale_rows")
+            and out.dtype == np.float32
+            and rows.flags.c_contiguous
+            and out.flags.c_contiguous
+        ):
+            if not core.scale_rows(rows, center, scale, out) and np.isfinite(rows).all():
+                with np.errstate(over="ignore"):
+                    raise self.beyond((rows - center) / scale, "float32")
+            return
+        work = np.empty((min(_ROWS, len(rows)), rows.shape[1]))
+        try:
+            with np.errstate(over="raise"):
+                for first in range(0, len(rows), _ROWS):
+                    block = rows[first : first + _ROWS]
+                    scaled = work[: len(block)]
+                    np.subtract(block, center, out=scaled, dtype=np.float64)
+                    np.divide(scaled, scale, out=scaled)
+                    out[first : first + _ROWS] = scaled
+        except FloatingPointError as error:
+            with np.errstate(over="ignore"):
+                raise self.beyond((rows - center) / scale, str(out.dtype)) from error
+
+    def inverse(
+        self,
+        values: npt.ArrayLike,
+        features: Sequence[int] | None = None,
+        center: Float64s | None = None,
+        scale: Float64s | None = None,
+    ) -> Float64s:
+        """Scaled values (..., features) in original units, float64; ``features`` numbers those they are of."""
+        picked = list(range(len(self.features)) if features is None else features)
+        scaled = self._checked(np.asarray(values), [self.features[k] for k in picked]).astype(np.float64)
+        scaled *= (self.scale if scale is None else scale)[..., picked]
+        scaled += (self.center if center is None else center)[..., picked]
+        return scaled
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Plain JSON; ``from_manifest`` gives the same numbers back, bit for bit."""
+        return {
+            "method": self.method, "features": list(self.features), "center": self.center.tolist(),
+            "scale": self.scale.tolist(), "dtype": self.dtype, "fit_on": self.fit_on, "per_entity": self.per_entity,
+            "constant": list(self.constant), "empty": list(self.empty),
+            "statistics": {key: list(values) for key, values in self.statistics.items()},
+        }  # fmt: skip
+
+    @classmethod
+    def from_manifest(cls, body: Any, where: str = "scaling") -> Scaling:
+        """What a manifest holds, every number checked; ``where`` names the file in errors."""
+        if not isinstance(body, Mapping):
+            raise _corrupt(where, f"holds {body!r:.60}, expected an object")
+        method, names = body.get("method"), body.get("features")
+        if method not in METHODS:
+            raise _corrupt(where, f"method is {method!r:.60}, expected one of {', '.join(METHODS)}")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise _corrupt(where, f"features are {names!r:.60}, expected a list of names")
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _corrupt(where, f"feature {twice!r} is named twice")
+        center, scale = (_numbers(where, key, body.get(key), names) for key in ("center", "scale"))
+        if (bad := np.flatnonzero(scale <= 0)).size:
+            raise _corrupt(where, f"scale of feature {names[bad[0]]!r} is {scale[bad[0]]}, expected more than 0")
+        if not isinstance(per_entity := body.get("per_entity", False), bool):
+            raise _corrupt(where, f"per_entity is {per_entity!r:.60}, expected true or false")
+        statistics = body.get("statistics", {})
+        if not isinstance(statistics, Mapping) or any(
+            not isinstance(values, list) or len(values) != len(names) for values in statistics.values()
+        ):
+            raise _corrupt(where, f"statistics are {statistics!r:.60}, expected lists of {len(names)}, one per feature")
+        for key in ("constant", "empty"):
+            some = body.get(key, [])
+            if not isinstance(some, list) or not set(map(str, some)) <= set(names):
+                raise _corrupt(where, f"{key} is {some!r:.60}, expected a list of some of its features")
+        for key in ("dtype", "fit_on"):
+            if not isinstance(body.get(key, ""), str):
+                raise _corrupt(where, f"{key} is {body[key]!r:.60}, expected text")
+        return cls(
+            method, tuple(names), center, scale, dtype=body.get("dtype", "float32"), fit_on=body.get("fit_on", "train"),
+            per_entity=per_entity, constant=tuple(body.get("constant", ())), empty=tuple(body.get("empty", ())),
+            statistics=dict(statistics),
+        )  # fmt: skip
+
+    def _checked(self, values: Array, features: Sequence[str]) -> Array:
+        if values.ndim == 0 or values.shape[-1] != len(features):
+            raise ConfigError(
+                f"values have shape {values.shape}; expected (..., {len(features)}), the last axis being {_few(features)}"
+            )
+        return values
+
+    def beyond(self, scaled: Float64s, dtype: str, first: int = 0) -> ConfigError:
+        """The error for a value that the stored dtype cannot hold."""
+        largest = np.fmax.reduce(np.abs(scaled).reshape(-1, scaled.shape[-1]), axis=0)
+        at = int(np.argmax(largest > np.finfo(dtype).max))
+        return ConfigError(
+            f"feature {self.features[first + at]!r} scaled is {largest[at]:g}, which {dtype} cannot hold; store a wider dtype, "
+            "or leave the feature out"
+        )
+
+
+def center_and_scale(
+    method: str, features: Sequence[str], moments: Moments, quantiles: Float64s | None = None
+) -> tuple[Float64s, Float64s]:
+    """Both of each column, a scale of 0 where it has no spread; NaN and inf in columns without values are meaningless."""
+    if method not in METHODS:
+        raise ConfigError(f"scale={method!r}; expected one of {', '.join(METHODS)}")
+    if len(moments) != len(features):
+        raise ConfigError(f"moments of {len(moments)} columns for {len(features)} features; give those of each")
+    if method == "robust" and (quantiles is None or quantiles.shape != (len(features), 3)):
+        raise ConfigError("robust scaling needs the quartiles of each feature; give quantiles (features, 3)")
+    with np.errstate(over="ignore", invalid="ignore"):
+        if method == "standard":
+            center, scale = moments.mean, moments.std
+        elif method == "minmax":
+            center, scale = moments.low, moments.high - moments.low
+        elif method == "robust":
+            assert quantiles is not None
+            center, scale = quantiles[:, 1], quantiles[:, 2] - quantiles[:, 0]
+        else:
+            center, scale = np.zeros(len(features)), np.ones(len(features))
+    unusable = (moments.count > 0) & ~(np.isfinite(center) & np.isfinite(scale))
+    if unusable.any():
+        name = features[int(np.argmax(unusable))]
+        raise ConfigError(
+            f"feature {name!r} has values too large for {method} scaling in float64; leave it out, or scale by none"
+        )
+    return center, scale
+
+
+def _statistics(moments: Moments, nulls: Sequence[int] | None) -> dict[str, list[Any]]:
+    columns = (
+        moments.count, moments.mean, moments.std, moments.low, moments.high,
+        np.zeros(len(moments), np.int64) if nulls is None else np.asarray(nulls, np.int64),
+    )  # fmt: skip
+    found = {}
+    for name, values in zip(STATISTICS, columns, strict=True):
+        # JSON has no inf and no NaN: what a column without values has not is null.
+        known = np.isfinite(values) & ((moments.count > 0) | (name in ("count", "nulls")))
+        found[name] = [value if is_known else None for value, is_known in zip(values.tolist(), known, strict=True)]
+    return found
+
+
+def _numbers(where: str, key: str, values: Any, features: Sequence[str]) -> Float64s:
+    if not isinstance(values, list) or len(values) != len(features):
+        found = f"{len(values)} numbers" if isinstance(values, list) else repr(values)[:60]
+        raise _corrupt(where, f"{key} is {found}, expected a list of {len(features)}, one per feature")
+    for feature, value in zip(features, values, strict=True):
+        # An integer of 400 digits is valid JSON and has no float at all.
+        if type(value) not in (int, float) or not abs(value) <= 1.7976931348623157e308:
+            raise _corrupt(where, f"{key} of feature {feature!r} is {value!r:.40}, expected a finite number")
+    return np.array(values, np.float64)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _corrupt(where: str, problem: str) -> StoreCorrupt:
+    return StoreCorrupt(f"{where}: scaling {problem}; copy or prepare the store again", path=where)
