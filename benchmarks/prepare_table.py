@@ -57,11 +57,22 @@ def main() -> None:
         promises = [
             verdict("times pandas and scikit-learn", mine / found["pandas and scikit-learn"], 3),
             verdict("times the best of pyarrow, polars, duckdb", mine / max(rest), 1.2),
-            verdict("time, as a multiple of decoding once and writing", found["decode once and write"] / mine, 1.5, at_least=False),
+            verdict(
+                "time, as a multiple of decoding once and writing",
+                found["decode once and write"] / mine,
+                1.5,
+                at_least=False,
+            ),
         ]
         save(
             "prepare_table",
-            {"rows": options.rows, "files": options.files, "m_rows_per_s": found, "rounds": rounds, "promises": promises},
+            {
+                "rows": options.rows,
+                "files": options.files,
+                "m_rows_per_s": found,
+                "rounds": rounds,
+                "promises": promises,
+            },
         )
     finally:
         shutil.rmtree(folder)
@@ -142,7 +153,9 @@ def polars_twice(files: list[Path], out: Path) -> None:
         for number, file in enumerate(files):
             scaled = [((pl.col(n) - m) / s).cast(pl.Float32) for n, m, s in zip(FEATURES, mean, std, strict=True)]
             frame = pl.read_parquet(file, columns=[*FEATURES, "time"])
-            _pwrite_to(stream.fileno(), offsets[number], frame.select(scaled).to_numpy(order="c"), frame["time"].to_numpy())
+            _pwrite_to(
+                stream.fileno(), offsets[number], frame.select(scaled).to_numpy(order="c"), frame["time"].to_numpy()
+            )
     out.unlink()
 
 

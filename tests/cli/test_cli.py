@@ -178,14 +178,6 @@ def test_a_plain_terminal_and_locale_are_enough(store: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_demo_shows_a_store_and_can_be_run_again(tmp_path: Path) -> None:
-    for name in ("demo-output", "demo-output-2"):
-        done = shell("demo", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "0 damaged" in done.stdout
-        assert mr.open_store(tmp_path / name / "sensors").num_records == 200
-
-
 def test_version_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"millrace {mr.__version__}"

@@ -33,6 +33,10 @@ warmup = 20
 
 [checkpoint]
 every = 100
+
+[evaluation]
+every = 100
+batches = 20
 """
 LSTM = """\
 # Forecasts the temperature of the next 12 hours from the last 48.

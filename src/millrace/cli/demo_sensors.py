@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -42,45 +41,8 @@ def write_table(path: str, sensors: int = 60, rows: int = 1200) -> int:
 
 
 def prepare_sensors(table: str, out: str) -> Any:
-    """The series store of the table: sorted, scaled, its last rows held back for val."""
-    import millrace
+    """The series store of the table: sorted, scaled, the last rows of each sensor held back for val."""
+    from millrace.prepare.table.prepare import prepare_table
 
-    if "prepare_table" in dir(millrace):
-        prepare = millrace.prepare_table
-        return prepare(
-            [table], out, entity="sensor", time="time", features=FEATURES, target=TARGET, val_last=VAL, scale="standard"
-        )
-    return _prepare_here(table, out)
-
-
-def _prepare_here(table: str, out: str) -> Any:
-    """What ``prepare table`` will do, for this table alone and in memory."""
-    from pyarrow import parquet
-
-    from millrace.store.layout import Column
-    from millrace.store.manifest import Cuts
-    from millrace.store.open import open_store
-    from millrace.store.writer import StoreWriter
-
-    if os.path.exists(os.path.join(out, "store.json")):
-        return open_store(out)
-    read = parquet.read_table(table).sort_by([("sensor", "ascending"), ("time", "ascending")])
-    names, firsts = np.unique(read["sensor"].to_numpy(zero_copy_only=False).astype(str), return_index=True)
-    values = np.stack([read[name].to_numpy() for name in FEATURES], 1)
-    times = read["time"].to_numpy().astype("datetime64[s]").astype(np.int64)
-    ends = np.append(firsts[1:], len(values))
-    cuts = firsts + ((ends - firsts) * (1 - VAL)).astype(int)
-    seen = np.concatenate([values[first:cut] for first, cut in zip(firsts, cuts, strict=True)])
-    scaled = (values - seen.mean(0)) / seen.std(0)
-    columns = {
-        "values": Column("float32", (len(FEATURES),)),
-        "time": Column("int64"),
-        "name": Column("string", per="record"),
-        "cuts": Column("int64", (1,), per="record"),
-    }
-    meta = {"features": FEATURES, "target": TARGET}
-    with StoreWriter(out, kind="series", columns=columns, meta=meta, cuts=Cuts(("train", "val"))) as writer:
-        for name, first, cut, end in zip(names.tolist(), firsts, cuts, ends, strict=True):
-            rows = slice(first, end)
-            writer.append({"values": scaled[rows], "time": times[rows], "name": name, "cuts": [cut - first]})
-    return open_store(out)
+    options: dict[str, Any] = {"entity": ("sensor",), "time": "time", "features": FEATURES, "target": TARGET}
+    return prepare_table([table], out, **options, val_last=VAL, scale="standard").open()

@@ -25,7 +25,9 @@ def run(
 
     Also under torchrun as is: torchrun --nproc-per-node 4 -m millrace train CONFIG.toml ...
     """
+    import shlex
     import signal
+    import sys
     from pathlib import Path
 
     from millrace.cli.train_console import TrainConsole
@@ -50,4 +52,5 @@ def run(
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if stopped_by:
+        sys.stderr.write(f"stopped by signal {stopped_by}; continue with: millrace {shlex.join(sys.argv[1:])}\n")
         raise typer.Exit(128 + stopped_by)

@@ -31,8 +31,9 @@ class Data:
     horizon: int = 8  # series: rows of y
     lead: int = 0
     stride: int = 0  # 0: `length` for text, 1 for series
-    target: tuple[str, ...] = ()  # series: what is predicted; empty: the store's own target, else every feature
-    include: tuple[str, ...] = ()  # series: static, categorical, time, mask, known_future
+    inputs: tuple[str, ...] = ()  # series: features of x; empty: those the store names so, else all
+    target: tuple[str, ...] = ()  # series: features of y, likewise
+    include: tuple[str, ...] = ()  # series: static, static_categorical, categorical, known_future, mask, time
     prepare: dict[str, Any] = field(default_factory=dict)  # options of the preparation of `input`
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from torch import nn
 
 from millrace.errors import ConfigError
+from millrace.prepare.table.prepare import prepare_table
+from millrace.prepare.text.prepare import prepare_text
 from millrace.store.open import open_store
 from millrace.store.store import Store
 from millrace.train.config import Config, Data
@@ -40,23 +42,12 @@ def prepare_input(config: Config, run: Path) -> None:
     if not config.data.input:
         return
     kind = KINDS.get(config.model.kind)
-    if kind is None:
-        raise ConfigError(f"--input is prepared for gpt, lstm and transformer; prepare a store for {config.model.kind}")
-    prepare = _preparation(kind)
-    prepare(config.data.input, run / "data", **config.data.prepare)
-
-
-def _preparation(kind: str) -> Any:
     if kind == "text":
-        from millrace.prepare.text.prepare import prepare_text
-
-        return prepare_text
-    try:
-        return importlib.import_module("millrace.prepare.table.prepare").prepare_table
-    except ImportError as error:
-        raise ConfigError(
-            "--input of a table: this version does not prepare tables; write a series store with mr.StoreWriter"
-        ) from error
+        prepare_text(config.data.input, run / "data", **config.data.prepare)
+    elif kind == "series":
+        prepare_table(config.data.input, run / "data", **config.data.prepare)
+    else:
+        raise ConfigError(f"--input is prepared for gpt, lstm and transformer; prepare a store for {config.model.kind}")
 
 
 def open_pinned(path: str | os.PathLike[str], fingerprint: str | None) -> Store:
@@ -111,18 +102,10 @@ def _view(part: Store, config: Config) -> View:
 
 def windows_of(part: Store, data: Data) -> Windows:
     """The windows of a store or split as a configuration says."""
-    # A store made by prepare table says what is predicted; without, every feature is.
-    target = list(data.target) or part.meta.get("target") or None
-    extra: dict[str, Any] = {"include": tuple(data.include)} if data.include else {}
     return Windows(
-        part,
-        lookback=data.lookback,
-        horizon=data.horizon,
-        stride=data.stride or 1,
-        lead=data.lead,
-        target=target,
-        **extra,
-    )
+        part, lookback=data.lookback, horizon=data.horizon, stride=data.stride or 1, lead=data.lead,
+        target=data.target or None, inputs=data.inputs or None, include=data.include,
+    )  # fmt: skip
 
 
 def vocabulary(store: Store, config: Config) -> int:
@@ -184,26 +167,28 @@ def _separator(store: Store) -> int:
 
 def shapes_of(view: Any, store: Store) -> Shapes:
     """What a forecaster must know of its windows."""
-    fields = {field.name: field for field in view.fields}
-    features = fields["x"].tail[-1]
-    counts = store.meta.get("categories", {})
-
-    def categories(name: str) -> tuple[int, ...]:
-        if name not in fields:
-            return ()
-        width = fields[name].tail[-1] if fields[name].tail else 1
-        # One more than the values known at preparation: what was never seen.
-        sizes = [len(values) + 1 for values in counts.values()]
-        if len(counts) and len(sizes) < width:
-            raise ConfigError(f"{name} has {width} columns, but meta['categories'] names {len(sizes)}")
-        return tuple(sizes[:width])
+    fields, labels = {field.name: field for field in view.fields}, view.labels
 
     def width(name: str) -> int:
         return int(fields[name].tail[-1]) if name in fields else 0
 
+    def categories(name: str) -> tuple[int, ...]:
+        if name not in fields:
+            return ()
+        known = store.meta.get("categories", {})
+        missing = [column for column in labels[name] if column not in known]
+        if missing or len(labels[name]) != width(name):
+            raise ConfigError(
+                f"{name} has {width(name)} columns, and meta['categories'] names the values of {', '.join(known) or 'none'}; "
+                "prepare the store with millrace prepare table"
+            )
+        return tuple(len(known[column]) for column in labels[name])
+
+    seen = all(label in labels["x"] for label in labels["y"])
     return Shapes(
-        features=features, targets=view.target or tuple(range(features)), lookback=view.lookback, horizon=view.horizon,
-        static=width("static"), known_future=width("known_future"), categories=categories("categorical"),
+        features=width("x"), outputs=width("y"), targets=tuple(map(labels["x"].index, labels["y"])) if seen else (),
+        lookback=view.lookback, horizon=view.horizon, static=width("static"), known_future=width("known_future"),
+        categories=categories("categorical"), known_categories=categories("known_categorical"),
         static_categories=categories("static_categorical"), has_mask="mask" in fields,
     )  # fmt: skip
 

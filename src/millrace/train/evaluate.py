@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def evaluate(
     model.train()
     total, loss, baseline = world.add(sums).tolist()
     found = {"val_loss": loss / max(total, 1.0)}
-    if hasattr(model, "baseline"):
+    if math.isfinite(baseline):
         found["val_baseline"] = baseline / max(total, 1.0)
     return found
 
@@ -49,7 +50,8 @@ def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch]) -
     with stepper.precision.autocast():
         loss = stepper.model(real)
         measure = getattr(stepper.model, "baseline", None)
-        baseline = torch.zeros_like(loss) if measure is None else measure(real)
+        measured = None if measure is None else measure(real)
+        baseline = torch.full_like(loss, float("nan")) if measured is None else measured
     weight = stepper.weight(real).double() * bool(valid)
     return torch.stack([weight, loss.double() * weight, baseline.double() * weight])
 

@@ -58,17 +58,22 @@ def forecast(trained: Trained, entity: str, *, windows: int = 4) -> Forecasts:
     starts = view.spans(samples).starts - origin
     begins = starts + view.lookback + view.lead
     past_rows = np.arange(int(starts[0]), int(begins[-1]) + view.horizon)
-    names = view.features or [str(k) for k in range(model.shapes.features)]
-    targets = list(model.shapes.targets)
+    targets = list(range(model.shapes.features)) if view.target is None else list(view.target)
+
+    def in_units(values: Array) -> Array:
+        """As the source had them, where the store knows its scaling."""
+        scaled = store.meta.get("scaling") if store.manifest is None else store.manifest.scaling
+        return values if scaled is None else store.inverse(values, features=targets, entity=record)
+
     values = np.asarray(store.columns[view.column][past_rows[0] + origin : past_rows[-1] + 1 + origin])
     return Forecasts(
         entity=entity,
-        targets=[names[k] for k in targets],
+        targets=[str(label) for label in view.labels["y"]],
         rows=begins[:, None] + np.arange(view.horizon),
-        truth=batch["y"],
-        forecast=made.numpy(),
+        truth=in_units(batch["y"]),
+        forecast=in_units(made.numpy()),
         past_rows=past_rows,
-        past=values.reshape(len(values), -1)[:, targets],
+        past=in_units(values.reshape(len(values), -1)[:, targets]),
     )
 
 

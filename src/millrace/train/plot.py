@@ -21,6 +21,7 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
     axes = drawn.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
     return drawn, axes
 
 
