@@ -39,10 +39,12 @@ bench: setup
 	$(PY) -m benchmarks.store
 	$(PY) -m benchmarks.feed
 	$(PY) -m benchmarks.prepare_text
+	$(PY) -m benchmarks.train
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers
 	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults --timeout 7200
+	MILLRACE_SOAK=100 $(PY) -m pytest -q tests/train/test_checkpoint.py -k loop --timeout 7200
 
 dist: setup
 	rm -rf dist build

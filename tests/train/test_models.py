@@ -200,7 +200,7 @@ def test_fp16_counts_the_steps_it_skips_and_resumes_its_scale(tokens, tmp_path):
     assert all("skipped" in line for line in lines(tmp_path / "run") if "loss" in line)
 
 
-def test_bf16_and_compiled_models_train(tokens, tmp_path):
+def test_bf16_trains(tokens, tmp_path):
     train(config_of(tokens, train__precision="bf16", train__max_steps=12), tmp_path / "run")
     found = losses(tmp_path / "run")
     assert found[12] < found[1]

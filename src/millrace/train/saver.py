@@ -31,6 +31,7 @@ class Saver:
 
     def __init__(self, checkpoints: Checkpoints, world: World, *, asynchronous: bool) -> None:
         self._checkpoints, self._world, self._asynchronous = checkpoints, world, asynchronous
+        self._copies: dict[str, dict[str, Tensor]] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._done: list[Saved] = []
@@ -49,12 +50,12 @@ class Saver:
             self._checkpoints.publish(state, parts)
             self._done.append(Saved(state.step, *[time.perf_counter() - started] * 2))
             return
-        copies = snapshot(parts)
+        snapshot(parts, self._copies)
         stall_s = time.perf_counter() - started
 
         def write() -> None:
             try:
-                self._checkpoints.publish(state, copies)
+                self._checkpoints.publish(state, self._copies)
                 self._done.append(Saved(state.step, stall_s, time.perf_counter() - started - stall_s))
             except BaseException as error:  # noqa: BLE001 - it is raised again where the training is
                 self._error = error

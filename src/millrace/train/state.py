@@ -36,12 +36,18 @@ def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Te
     return {"model": dict(model.state_dict()), "optimizer": state}
 
 
-def snapshot(parts: Parts) -> dict[str, dict[str, Tensor]]:
-    """Copies on the host that training no longer touches."""
-    return {
-        part: {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-        for part, tensors in parts.items()
-    }
+def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> None:
+    """Copies on the host that training no longer touches, in the memory of the copies before where it fits."""
+    for part, tensors in parts.items():
+        own = copies.setdefault(part, {})
+        for name, value in tensors.items():
+            before = own.get(name)
+            if before is None or before.shape != value.shape or before.dtype != value.dtype:
+                # Pinned, so that a GPU writes there at the speed of its bus and without waiting for each tensor.
+                own[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            own[name].copy_(value.detach(), non_blocking=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def is_sharded(model: nn.Module) -> bool:

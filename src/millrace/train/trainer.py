@@ -264,6 +264,10 @@ class Trainer:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
+        if self.world.device.type == "cuda" and not value.is_cuda:
+            # From pinned memory the copy waits for nothing; from other memory it waits for all that the GPU has to do.
+            value = value.pin_memory().to(self.world.device, non_blocking=True)
+            return value.to(self.precision.dtype) if value.is_floating_point() else value
         if value.is_floating_point():
             # A copy also on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
             return value.to(self.world.device, self.precision.dtype, copy=True)
