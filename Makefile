@@ -58,10 +58,12 @@ bench: setup
 	$(PIP) polars duckdb
 	$(PY) -m benchmarks.prepare_table
 	$(PY) -m benchmarks.problem
+	$(PY) -m benchmarks.train
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers
 	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults tests/prepare/text/test_restart.py tests/prepare/text/test_lines.py --timeout 7200
+	MILLRACE_SOAK=100 $(PY) -m pytest -q tests/train/test_checkpoint.py -k loop --timeout 7200
 
 dist: setup
 	rm -rf dist build

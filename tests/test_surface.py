@@ -17,7 +17,7 @@ NAMES = [
     "Batch", "BlockShuffled", "Blocks", "Column", "Concat", "ConfigError", "Cuts", "Feed", "FeedError", "LeaseLost",
     "MillraceError", "QueueError", "QueueUnreachable", "Ragged", "Records", "ResumeMismatch", "Sequential",
     "Shuffled", "SourceError", "Spans", "StageFailed", "Store", "StoreCorrupt", "StoreError", "StoreLocked",
-    "StoreNotFound", "StoreTooNew", "StoreWriteFailed", "StoreWriter", "Subset", "View", "Windows", "__version__",
+    "StoreNotFound", "StoreTooNew", "StoreWriteFailed", "StoreWriter", "Subset", "TrainError", "View", "Windows", "__version__",
     "from_arrays", "from_pandas", "from_spec", "open_store", "prepare_table", "prepare_text",
 ]  # fmt: skip
 

@@ -39,7 +39,7 @@ _NAMES = {
         (
             "ConfigError", "FeedError", "LeaseLost", "MillraceError", "QueueError", "QueueUnreachable", "ResumeMismatch",
             "SourceError", "StageFailed", "StoreCorrupt", "StoreError", "StoreLocked", "StoreNotFound", "StoreTooNew",
-            "StoreWriteFailed",
+            "StoreWriteFailed", "TrainError",
         ),
         "errors",
     ),
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from millrace.errors import StoreNotFound as StoreNotFound
     from millrace.errors import StoreTooNew as StoreTooNew
     from millrace.errors import StoreWriteFailed as StoreWriteFailed
+    from millrace.errors import TrainError as TrainError
     from millrace.feed.batch import Batch as Batch
     from millrace.feed.feed import Feed as Feed
     from millrace.order.orders import BlockShuffled as BlockShuffled

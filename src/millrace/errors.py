@@ -15,6 +15,7 @@ single line. A message gives the thing, its value, what was expected, and the re
     ├── ResumeMismatch                       wrong store, view or order for this checkpoint
     ├── FeedError
     │   └── StageFailed                      your transform raised
+    ├── TrainError                           the run cannot go on: see its step and samples
     └── QueueError
         ├── QueueUnreachable(ConnectionError)
         └── LeaseLost
@@ -110,6 +111,13 @@ class StageFailed(FeedError):
 
     stage: str | None = None
     position: int | None = None
+
+
+class TrainError(MillraceError):
+    """A training run cannot go on: a loss that is not finite, no memory left, a damaged checkpoint."""
+
+    step: int | None = None
+    samples: list[int] | None = None
 
 
 class QueueError(MillraceError):

@@ -33,7 +33,9 @@ def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_commands_are_those_documented() -> None:
-    assert COMMANDS == ["demo", "doctor", "explain", "gc", "head", "info", "verify", "verify-resume"]
+    assert COMMANDS == [
+        "demo", "doctor", "explain", "forecast", "gc", "generate", "head", "info", "train", "verify", "verify-resume",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
@@ -174,14 +176,6 @@ def test_a_plain_terminal_and_locale_are_enough(store: Path) -> None:
     for command in ("info", "head", "verify"):
         done = shell(command, str(store), env=environment)
         assert done.returncode == 0, done.stderr
-
-
-def test_demo_shows_a_store_and_can_be_run_again(tmp_path: Path) -> None:
-    for name in ("demo-output", "demo-output-2"):
-        done = shell("demo", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "0 damaged" in done.stdout
-        assert mr.open_store(tmp_path / name / "sensors").num_records == 200
 
 
 def test_version_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,8 +32,10 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert len(program) > 3, f"{page} has hardly any code"
     script = tmp_path / "page.py"
     script.write_text("\n".join(program))
+    # One thread: tests run side by side, and torch's threads would wait for each other.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True, env=os.environ
+        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
 

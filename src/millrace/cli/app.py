@@ -6,7 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli import demo, doctor, explain, gc, head, info, prepare_table, prepare_text, verify, verify_resume
+from millrace.cli import (
+    demo,
+    doctor,
+    explain,
+    forecast,
+    gc,
+    generate,
+    head,
+    info,
+    prepare_table,
+    prepare_text,
+    train,
+    verify,
+    verify_resume,
+)
 
 # Newer typer carries click inside it, older ones import it: reach its classes through typer's own names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -23,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for command in (info, head, verify, gc, explain, verify_resume, doctor, demo):
+for command in (info, head, verify, gc, explain, verify_resume, train, generate, forecast, doctor, demo):
     name = command.__name__.rsplit(".", 1)[1].replace("_", "-")
     app.command(name, epilog=f"Example: {command.EXAMPLE}")(command.run)
 

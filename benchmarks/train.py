@@ -1,0 +1,140 @@
+"""The trainer: a step on fed batches against the same step on a batch that is there already, and what optimisers keep.
+
+    python -m benchmarks.train [--rounds 7] [--steps 20]
+
+On a GPU: GPT-124M, bf16, 32 x 1024 tokens, and the forecasters of 64 rows x 16 features, batch 512. Without one: the nano
+GPT and a small LSTM, so that the script itself can be tried. Both kinds of step run in turns; the figure is the ratio of
+their medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import millrace as mr
+from benchmarks.common import save
+from millrace.train.config import Config, parse_config
+from millrace.train.dist import World
+from millrace.train.memory import memory_by_part, peak_flops
+from millrace.train.trainer import Trainer
+
+IS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if IS_GPU else torch.device("cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=20, help="per kind and round")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="bench-"))
+    try:
+        make_stores(folder)
+        figures: dict[str, Any] = {
+            "device": torch.cuda.get_device_name() if IS_GPU else "cpu",
+            "torch": torch.__version__,
+        }
+        for name in ("gpt", "lstm", "transformer"):
+            figures[name] = compare(name, folder, options)
+        figures["memory"] = {name: memory(name, folder) for name in ("adamw", "adafactor")}
+        save("train", figures)
+    finally:
+        shutil.rmtree(folder)
+
+
+def make_stores(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    size = 100_000_000 if IS_GPU else 2_000_000
+    columns = {"tokens": mr.Column("uint16")}
+    with mr.StoreWriter(
+        folder / "gpt", kind="text", columns=columns, meta={"vocabulary": 50257 if IS_GPU else 256}
+    ) as writer:
+        for _ in range(10):
+            ids = rng.integers(0, 50257 if IS_GPU else 256, size // 10).astype(np.uint16)
+            writer.extend({"tokens": ids}, [0, len(ids)])
+    rows = rng.normal(size=(size // 20, 16)).astype(np.float32)
+    with mr.StoreWriter(folder / "series", kind="series", columns={"values": mr.Column("float32", (16,))}) as writer:
+        writer.extend({"values": rows}, np.linspace(0, len(rows), 1001).astype(np.int64))
+
+
+def config_of(name: str, folder: Path, optimizer: str = "adamw") -> Config:
+    if name == "gpt":
+        sizes = {"layers": 12, "heads": 12, "width": 768} if IS_GPU else {"layers": 2, "heads": 2, "width": 64}
+        values: dict[str, Any] = {"data": {"store": str(folder / "gpt"), "length": 1024 if IS_GPU else 64}}
+        values["model"] = {"kind": "gpt", **sizes}
+        values["train"] = {"batch": 32, "precision": "bf16" if IS_GPU else "fp32", "compile": IS_GPU}
+    else:
+        values = {"data": {"store": str(folder / "series"), "lookback": 64, "horizon": 8}}
+        values["model"] = {"kind": name, "layers": 2, "heads": 4, "width": 128 if IS_GPU else 32}
+        values["train"] = {"batch": 512 if IS_GPU else 64}
+    values["train"] |= {"max_steps": 10**9, "tensorboard": False}
+    return parse_config({**values, "optimizer": {"lr": 1e-4, "name": optimizer}})
+
+
+def trainer_of(name: str, folder: Path, optimizer: str = "adamw") -> Trainer:
+    run = Path(tempfile.mkdtemp(dir=folder, prefix="run-"))
+    return Trainer(config_of(name, folder, optimizer), run, World(0, 1, DEVICE))
+
+
+def settle() -> float:
+    if IS_GPU:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def compare(name: str, folder: Path, options: Any) -> dict[str, Any]:
+    """Seconds per step from the feed and on one resident batch, in turns."""
+    trainer = trainer_of(name, folder)
+    batches = iter(trainer.feed)
+    resident = trainer.to_device(next(batches))
+    fed_s, resident_s, step = [], [], 0
+    for number in range(options.rounds + 1):
+        for seconds, fed in ((resident_s, False), (fed_s, True)):
+            began = settle()
+            for _ in range(options.steps):
+                step += 1
+                trainer.stepper.step(trainer.to_device(next(batches)) if fed else resident, step)
+            each = (settle() - began) / options.steps
+            if number:  # the first round warms up and compiles
+                seconds.append(each)
+    flops = trainer.model.flops(resident) if hasattr(trainer.model, "flops") else 0.0
+    trainer.close()
+    fed_median, resident_median = statistics.median(fed_s), statistics.median(resident_s)
+    peak = peak_flops(DEVICE)
+    figures = {
+        "fed_s": fed_median, "resident_s": resident_median, "share_of_resident": resident_median / fed_median,
+        "samples_per_s": resident.num_samples / fed_median, "mfu": flops / fed_median / peak if peak and flops else None,
+        "rounds": [fed_s, resident_s],
+    }  # fmt: skip
+    print(
+        f"{name}: fed {fed_median * 1e3:.3f} ms, resident {resident_median * 1e3:.3f} ms: {figures['share_of_resident']:.1%}"
+    )
+    return figures
+
+
+def memory(optimizer: str, folder: Path) -> dict[str, int]:
+    """Bytes by part after a step, and the GPU's peak."""
+    if IS_GPU:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    trainer = trainer_of("gpt", folder, optimizer)
+    trainer.stepper.step(trainer.to_device(next(iter(trainer.feed))), 1)
+    found = memory_by_part(trainer.model, trainer.optimizer)
+    if IS_GPU:
+        found["peak"] = torch.cuda.max_memory_allocated()
+    trainer.close()
+    print(f"{optimizer}: {found}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

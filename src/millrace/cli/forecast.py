@@ -1,0 +1,38 @@
+"""``millrace forecast``: forecasts of a trained model for one entity, drawn against what happened."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "millrace forecast runs/lstm --entity sensor-007"
+
+
+def run(
+    path: Annotated[str, typer.Argument(metavar="RUN", help="The folder of the run.")],
+    entity: Annotated[str, typer.Option(help="Name or number of the entity.")],
+    windows: Annotated[int, typer.Option(min=1, help="How many horizons, the last of the entity.")] = 4,
+    out: Annotated[str | None, typer.Option(help="The picture.", show_default="RUN/forecast.png")] = None,
+    checkpoint: Annotated[str, typer.Option(help="latest or best.")] = "latest",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines; draws nothing.")] = False,
+) -> None:
+    """Forecast the last horizons of an entity and draw them against what happened."""
+    from pathlib import Path
+
+    from millrace.cli.console import print_json, print_line
+    from millrace.train.forecast import forecast, plot_forecast
+    from millrace.train.load import load_model
+
+    trained = load_model(Path(path), checkpoint)
+    found = forecast(trained, entity, windows=windows)
+    if as_json:
+        values = {name: getattr(found, name).tolist() for name in ("rows", "truth", "forecast")}
+        print_json({"step": trained.step, "entity": entity, "targets": found.targets, "mse": found.mse, **values})
+        return
+    picture = Path(out) if out is not None else Path(path) / "forecast.png"
+    plot_forecast(found, picture)
+    print_line(
+        f"{entity}: {len(found.rows)} forecasts of {found.rows.shape[1]} rows, mean squared error {found.mse:.4g}"
+    )
+    print_line(f"drew {picture}")

@@ -1,0 +1,56 @@
+"""``millrace train``: trains a model on a store, or continues a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "millrace train configs/nano.toml --store corpus/ --run runs/nano --set train.max_steps=200"
+
+
+def run(
+    config: Annotated[str, typer.Argument(metavar="CONFIG.toml", help="What to train; see configs/.")],
+    store: Annotated[str | None, typer.Option(help="The store to train on.")] = None,
+    input_: Annotated[str | None, typer.Option("--input", help="A small file to prepare within the run.")] = None,
+    run_: Annotated[
+        str | None, typer.Option("--run", help="The folder of the run.", show_default="runs/CONFIG")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.batch=64.")
+    ] = None,
+    resume: Annotated[str, typer.Option(help="auto continues a run that is there; never refuses to.")] = "auto",
+) -> None:
+    """Train a model, or continue where it was killed.
+
+    Also under torchrun as is: torchrun --nproc-per-node 4 -m millrace train CONFIG.toml ...
+    """
+    import shlex
+    import signal
+    import sys
+    from pathlib import Path
+
+    from millrace.cli.train_console import TrainConsole
+    from millrace.errors import ConfigError
+
+    given = [f"data.{key}={value!r}" for key, value in (("store", store), ("input", input_)) if value is not None]
+    if len(given) == 2:
+        raise ConfigError(
+            f"--store {store} and --input {input_}: give one; --store for prepared data, --input for a small file to be "
+            "prepared within the run"
+        )
+    try:
+        from millrace.train.config import load_config
+        from millrace.train.trainer import train
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise ConfigError(f"training needs {error.name}: pip install 'millrace[torch]'") from error
+    folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
+    loaded = load_config(config, [*given, *(changes or [])])
+    stopped_by = train(loaded, folder, resume=resume, console=TrainConsole())
+    if stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if stopped_by:
+        sys.stderr.write(f"stopped by signal {stopped_by}; continue with: millrace {shlex.join(sys.argv[1:])}\n")
+        raise typer.Exit(128 + stopped_by)

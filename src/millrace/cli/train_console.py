@@ -1,0 +1,29 @@
+"""What ``millrace train`` prints: lines that stay, and a progress line that is replaced on a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+
+class TrainConsole:
+    """Writes to standard output; where that is no terminal every progress line stays."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._width = 0  # of the progress line that stands there
+
+    def say(self, text: str) -> None:
+        self._write(text, "\n")
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        if not self._is_terminal:
+            self.say(text)
+            return
+        self._write(text, "")
+        self._width = len(text)
+
+    def _write(self, text: str, end: str) -> None:
+        start = "\r" if self._width else ""
+        sys.stdout.write(start + text.ljust(self._width) + end)
+        sys.stdout.flush()

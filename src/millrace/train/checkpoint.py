@@ -1,0 +1,172 @@
+"""Checkpoints on disk: written aside, synced, renamed, read back; only then does ``latest`` name them.
+
+    checkpoints/latest              the name of the newest whole checkpoint; best likewise, by val_loss
+    checkpoints/step-00000040/      state.json, model.safetensors, optimizer.safetensors
+    checkpoints/step-00000040/      or, sharded: state.json, model/shard-*.safetensors, optimizer/shard-*.safetensors
+
+A kill or a full disk at any moment leaves ``latest`` on a checkpoint that loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from millrace.errors import TrainError
+from millrace.store import platform
+from millrace.train.tensors import hash_file, write_tensors
+
+FORMAT = 1
+NAME = re.compile(r"step-[0-9]{8,}")
+PARTS = ("model", "optimizer")
+Parts = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything of one step that is not a tensor; ``tensors`` names those that are, by part."""
+
+    step: int
+    feed: dict[str, Any]
+    precision: dict[str, Any]
+    val_loss: float | None = None
+    is_sharded: bool = False
+    world: int = 1
+    format: int = FORMAT
+    tensors: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # path within the checkpoint -> xxh3
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+class Checkpoints:
+    """The checkpoints of a run."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.keep = folder, keep
+
+    def publish(self, state: State, parts: Parts) -> None:
+        """Saves a checkpoint of whole tensors."""
+
+        def write(aside: Path) -> dict[str, str]:
+            return {f"{part}.safetensors": write_tensors(aside / f"{part}.safetensors", parts[part]) for part in parts}
+
+        self.publish_by(state, parts, write)
+
+    def publish_by(self, state: State, parts: Parts, write: Callable[[Path], dict[str, str]]) -> None:
+        """Saves a checkpoint whose files ``write`` makes in a folder aside; it returns their hashes."""
+        aside, target = self.folder / f"{name_of(state.step)}.partial", self.folder / name_of(state.step)
+        with platform.writing(target, "saving"):
+            try:
+                self._write_aside(aside, state, parts, write)
+                if target.exists():  # of an earlier life that was killed before `latest` named it
+                    self._remove(target.name)
+                platform.rename(aside, target)
+                platform.sync_dir(self.folder)
+            except OSError:
+                with contextlib.suppress(OSError):  # what is half written takes the room that is missing
+                    platform.remove(aside)
+                raise
+            self.check(target.name)
+            self._name("latest", target.name)
+            self._note_best(state)
+            self._forget_old()
+
+    def _write_aside(self, aside: Path, state: State, parts: Parts, write: Callable[[Path], dict[str, str]]) -> None:
+        platform.make_dir(self.folder)
+        platform.remove(aside)
+        platform.make_dir(aside)
+        hashes = write(aside)
+        tensors = {part: {k: [str(v.dtype), list(v.shape)] for k, v in parts[part].items()} for part in parts}
+        data = json.dumps({**vars(state), "tensors": tensors, "files": hashes}, allow_nan=False).encode()
+        platform.write_file(aside / "state.json", data)
+        platform.sync_dir(aside)
+
+    def _name(self, link: str, name: str) -> None:
+        platform.write_file(self.folder / link, f"{name}\n".encode(), mode=0o644)
+        platform.sync_dir(self.folder)
+
+    def _note_best(self, state: State) -> None:
+        if state.val_loss is None:
+            return
+        best = self.named("best")
+        before = None if best is None else self.read(best).val_loss
+        if before is None or state.val_loss < before:
+            self._name("best", name_of(state.step))
+
+    def _forget_old(self) -> None:
+        kept = {self.named("latest"), self.named("best")}
+        for name in self.names()[: -self.keep]:
+            if name not in kept:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Under another name first: a folder that bears a step's name is whole."""
+        gone = self.folder / f"{name}.gone"
+        platform.remove(gone)
+        platform.rename(self.folder / name, gone)
+        platform.remove(gone)
+
+    # Reading.
+
+    def names(self) -> list[str]:
+        """Every checkpoint that is there, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name))
+
+    def named(self, link: str) -> str | None:
+        """What ``latest`` or ``best`` names."""
+        try:
+            name = (self.folder / link).read_text().strip()
+        except FileNotFoundError:
+            return None
+        if not NAME.fullmatch(name) or not (self.folder / name).is_dir():
+            raise self._damaged(link, f"names {name[:80]!r}, which is not there")
+        return name
+
+    def read(self, name: str) -> State:
+        path = self.folder / name / "state.json"
+        try:
+            values = json.loads(path.read_bytes())
+            if values["format"] != FORMAT:
+                raise TrainError(f"{path} has format {values['format']}; this millrace reads {FORMAT}: upgrade it")
+            return State(**values)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(name, f"state.json: {error}") from error
+
+    def check(self, name: str) -> State:
+        """The state of a checkpoint all of whose bytes are those that were written; raises otherwise."""
+        state = self.read(name)
+        for file, expected in state.files.items():
+            path = self.folder / name / file
+            found = hash_file(path) if path.is_file() else "no such file"
+            if found != expected:
+                raise self._damaged(name, f"{file} has hash {found}, expected {expected}")
+        return state
+
+    def _damaged(self, name: str, why: str) -> TrainError:
+        others = ", ".join(other for other in self.names() if other != name) or "none"
+        return TrainError(
+            f"checkpoint {self.folder / name} is damaged ({why}); others: {others}; write the name of one into "
+            f"{self.folder / 'latest'} to continue from it"
+        )
+
+    def sweep(self) -> None:
+        """Removes what killed runs left half-written or half-removed, and steps that ``latest`` never came to name."""
+        if not self.folder.is_dir():
+            return
+        latest = self.named("latest")
+        for path in sorted(self.folder.iterdir()):
+            is_later = NAME.fullmatch(path.name) and (latest is None or path.name > latest)
+            if path.suffix in (".partial", ".gone", ".tmp") or is_later:
+                platform.remove(path)

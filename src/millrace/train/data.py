@@ -1,0 +1,210 @@
+"""From a configuration to a store, its views, and a model that fits them. What does not fit is refused here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from millrace.errors import ConfigError
+from millrace.prepare.table.prepare import prepare_table
+from millrace.prepare.text.prepare import prepare_text
+from millrace.store.open import open_store
+from millrace.store.store import Store
+from millrace.train.config import Config, Data
+from millrace.train.models.blocks import Blocks as RunBlocks
+from millrace.train.models.forecast import Forecaster, Shapes
+from millrace.train.models.gpt import GPT
+from millrace.view.blocks import Blocks
+from millrace.view.records import Records
+from millrace.view.view import View
+from millrace.view.windows import Windows
+
+KINDS = {"gpt": "text", "lstm": "series", "transformer": "series"}
+ROUND = 64  # a vocabulary is rounded up to this: matrix products are faster on such sizes
+MAX_SCAN = 200_000_000  # tokens looked at where a store does not say its vocabulary
+
+
+def store_path(config: Config, run: Path) -> Path:
+    """Where the store of a run lies: that of ``data.store``, or the one ``data.input`` is prepared into."""
+    if not config.data.store and not config.data.input:
+        raise ConfigError("no data: give --store DIR for prepared data, or --input FILE for a small file")
+    return Path(config.data.store or run / "data")
+
+
+def prepare_input(config: Config, run: Path) -> None:
+    """Prepares ``data.input`` within the run, by the code behind ``millrace prepare``; done once, restartable."""
+    if not config.data.input:
+        return
+    kind = KINDS.get(config.model.kind)
+    if kind == "text":
+        prepare_text(config.data.input, run / "data", **config.data.prepare)
+    elif kind == "series":
+        prepare_table(config.data.input, run / "data", **config.data.prepare)
+    else:
+        raise ConfigError(f"--input is prepared for gpt, lstm and transformer; prepare a store for {config.model.kind}")
+
+
+def open_pinned(path: str | os.PathLike[str], fingerprint: str | None) -> Store:
+    """The store of a run as it was when the run began, also after later appends."""
+    store = open_store(path)
+    if fingerprint is None or store.fingerprint == fingerprint:
+        return store
+    if store.manifest is None:
+        raise ConfigError(
+            f"{path} has changed since the run began (fingerprint {store.fingerprint}, then {fingerprint}); start another run"
+        )
+    return open_store(path, snapshot=fingerprint)
+
+
+def check_kind(config: Config, store: Store) -> None:
+    wanted = KINDS.get(config.model.kind)
+    has_tokens = any(
+        column.axis and not column.shape and column.dtype[:4] == "uint" for column in store.layout.columns.values()
+    )
+    fits = has_tokens if wanted == "text" and store.kind != "text" else store.kind == wanted
+    if wanted == "series" and store.kind == "records":
+        fits = "values" in store.layout.columns
+    if wanted is not None and not fits:
+        remedy = "model.kind = 'lstm' or 'transformer'" if store.kind == "series" else "model.kind = 'gpt'"
+        raise ConfigError(
+            f"{store.path} is a {store.kind} store, and model.kind = {config.model.kind!r} needs a {wanted} store; "
+            f"take another store, or {remedy}"
+        )
+
+
+def training_view(store: Store, config: Config) -> View:
+    check_kind(config, store)
+    return _view(store.split(config.data.split), config)
+
+
+def validation_view(store: Store, config: Config) -> View | None:
+    """The view of the val split, or None where there is none or no sample fits into it."""
+    if config.data.val_split not in store.splits:
+        return None
+    view = _view(store.split(config.data.val_split), config)
+    return view if len(view) else None
+
+
+def _view(part: Store, config: Config) -> View:
+    data = config.data
+    if KINDS.get(config.model.kind, part.kind) == "text":
+        return Blocks(part, length=data.length, stride=data.stride or None)
+    if KINDS.get(config.model.kind, part.kind) == "series":
+        return windows_of(part, data)
+    return Records(part)
+
+
+def windows_of(part: Store, data: Data) -> Windows:
+    """The windows of a store or split as a configuration says."""
+    return Windows(
+        part, lookback=data.lookback, horizon=data.horizon, stride=data.stride or 1, lead=data.lead,
+        target=data.target or None, inputs=data.inputs or None, include=data.include,
+    )  # fmt: skip
+
+
+def vocabulary(store: Store, config: Config) -> int:
+    """How many ids the model knows: all of the store's, rounded up, unless the configuration says."""
+    described = None if store.manifest is None else store.manifest.tokenizer
+    known = described["vocab_size"] if described else store.meta.get("vocabulary")
+    wanted = config.model.vocabulary
+    if known is None and not wanted:
+        raise ConfigError(f"{store.path} does not say its vocabulary; set model.vocabulary, e.g. 50304 for GPT-2's")
+    needed = int(known) if known is not None else _largest_token(store) + 1
+    if wanted and needed > wanted:
+        raise ConfigError(
+            f"model.vocabulary = {wanted} is smaller than the vocabulary of {store.path}, which has ids up to {needed - 1}; "
+            f"set model.vocabulary to {needed} or more, or leave it out"
+        )
+    return wanted or -(-needed // ROUND) * ROUND
+
+
+def _largest_token(store: Store) -> int:
+    """The largest id of a store that does not say its vocabulary, as far as it is looked at."""
+    column: Any = store.columns["tokens" if "tokens" in store.columns else next(iter(store.layout.columns))]
+    largest, seen = 0, 0
+    for _, piece in column.pieces():
+        for start in range(0, len(piece), 1 << 24):
+            part = piece[start : start + (1 << 24)]
+            largest, seen = max(largest, int(np.max(part, initial=0))), seen + len(part)
+            if seen > MAX_SCAN:
+                return largest
+    return largest
+
+
+def build_model(config: Config, store: Store, view: View) -> nn.Module:
+    """The model of a configuration, of the sizes that the store and the view ask for."""
+    model = config.model
+    if ":" in model.kind:
+        return _own_model(model.kind, model.options)
+    sizes: dict[str, Any] = {name: getattr(model, name) for name in ("layers", "heads", "width", "dropout")}
+    built: nn.Module
+    if model.kind == "gpt":
+        separator = _separator(store) if model.document_mask else None
+        built = GPT(vocabulary=vocabulary(store, config), length=config.data.length, separator=separator, **sizes)
+    else:
+        built = Forecaster(shapes_of(view, store), kind=model.kind, normalize=model.normalize, **sizes)
+    for module in built.modules():
+        if isinstance(module, RunBlocks):
+            module.recompute = config.train.recompute
+    return built
+
+
+def _separator(store: Store) -> int:
+    described = None if store.manifest is None else store.manifest.tokenizer
+    if not described:
+        raise ConfigError(
+            f"model.document_mask needs the id that ends a document, and {store.path} keeps no tokenizer; prepare it with "
+            "millrace prepare text, or leave the mask out"
+        )
+    return int(described["end"])
+
+
+def shapes_of(view: Any, store: Store) -> Shapes:
+    """What a forecaster must know of its windows."""
+    fields, labels = {field.name: field for field in view.fields}, view.labels
+
+    def width(name: str) -> int:
+        return int(fields[name].tail[-1]) if name in fields else 0
+
+    def categories(name: str) -> tuple[int, ...]:
+        if name not in fields:
+            return ()
+        known = store.meta.get("categories", {})
+        missing = [column for column in labels[name] if column not in known]
+        if missing or len(labels[name]) != width(name):
+            raise ConfigError(
+                f"{name} has {width(name)} columns, and meta['categories'] names the values of {', '.join(known) or 'none'}; "
+                "prepare the store with millrace prepare table"
+            )
+        return tuple(len(known[column]) for column in labels[name])
+
+    seen = all(label in labels["x"] for label in labels["y"])
+    return Shapes(
+        features=width("x"), outputs=width("y"), targets=tuple(map(labels["x"].index, labels["y"])) if seen else (),
+        lookback=view.lookback, horizon=view.horizon, static=width("static"), known_future=width("known_future"),
+        categories=categories("categorical"), known_categories=categories("known_categorical"),
+        static_categories=categories("static_categorical"), has_mask="mask" in fields,
+    )  # fmt: skip
+
+
+def _own_model(name: str, options: dict[str, Any]) -> nn.Module:
+    """A user's model: ``module:callable`` called with ``model.options``, which must give a module."""
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that the command finds what lies beside the config
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model.kind = {name!r}: {error}; expected module:callable") from error
+    built = found if isinstance(found, nn.Module) else found(**options)
+    if not isinstance(built, nn.Module):
+        raise ConfigError(
+            f"model.kind = {name!r} gave {type(built).__name__}; expected a torch.nn.Module that takes a batch and returns a loss"
+        )
+    return built

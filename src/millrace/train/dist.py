@@ -1,0 +1,79 @@
+"""The ranks of a run: started by torchrun or one alone, what they add up, and what they agree on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from millrace.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks of a run."""
+
+    rank: int
+    size: int
+    device: torch.device
+    control: Any = None  # a process group on the CPU, for what ranks agree on beside the training
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def add(self, value: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.size > 1:
+            distributed.all_reduce(value)
+        return value
+
+    def largest(self, values: list[float]) -> list[float]:
+        """The largest of each value over the ranks, so that all of them do the same."""
+        if self.size == 1:
+            return values
+        shared = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(shared, op=distributed.ReduceOp.MAX, group=self.control)
+        return shared.tolist()
+
+    def wait(self) -> None:
+        if self.size > 1:
+            distributed.barrier(group=self.control)
+
+
+def start_world(device: str, timeout_s: int) -> World:
+    """Joins the process group that torchrun describes, if it does; chooses the device."""
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if size == 1:
+        return World(0, 1, chosen)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    timeout = timedelta(seconds=timeout_s)
+    distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timeout)
+    control = distributed.new_group(backend="gloo", timeout=timeout) if chosen.type == "cuda" else None
+    return World(rank, size, chosen, control)
+
+
+def end_world(world: World) -> None:
+    if world.size > 1 and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _device(wanted: str, local_rank: int) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "train.device = 'cuda', but torch sees no GPU here; take device = 'cpu', or see `millrace doctor`"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank}, but there are {torch.cuda.device_count()} GPUs; lower torchrun's --nproc-per-node"
+        )
+    return torch.device("cuda", local_rank)

@@ -1,0 +1,44 @@
+"""Text from a trained GPT, one token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from millrace.errors import ConfigError
+from millrace.train.load import Trained
+from millrace.train.models.gpt import GPT
+
+
+def generate(
+    trained: Trained, prompt: str, *, tokens: int = 200, temperature: float = 0.8, top_k: int = 50, seed: int = 0
+) -> str:
+    """The prompt and what follows it, up to ``tokens`` tokens or the end of the document."""
+    if not isinstance(trained.model, GPT):
+        raise ConfigError(f"the run trained {trained.config.model.kind!r}, which writes no text; see millrace forecast")
+    tokenizer = trained.store.tokenizer
+    ids = tokenizer.encode(prompt).astype(np.int64).tolist() or [tokenizer.end]
+    for token in _sample(trained.model, ids, tokenizer.vocab_size, temperature, top_k, seed):
+        if token == tokenizer.end or len(ids) >= tokens + len(tokenizer.encode(prompt)):
+            break
+        ids.append(token)
+    text: str = tokenizer.decode(ids)
+    return text
+
+
+@torch.no_grad()
+def _sample(model: GPT, ids: list[int], known: int, temperature: float, top_k: int, seed: int) -> Iterator[int]:
+    """Endless next tokens of ``ids``, which the caller extends."""
+    dice = torch.Generator().manual_seed(seed)
+    while True:
+        context: Any = torch.tensor([ids[-model.length :]])
+        scores = model.logits(context)[0, -1, :known].float()  # ids beyond the vocabulary are only there for its size
+        if temperature == 0:
+            yield int(scores.argmax())
+            continue
+        best, places = scores.topk(min(top_k or known, known))
+        chances = torch.softmax(best / temperature, -1)
+        yield int(places[torch.multinomial(chances, 1, generator=dice)])

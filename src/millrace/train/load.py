@@ -1,0 +1,41 @@
+"""A trained model out of a run folder, for those who use it: generate, forecast, one's own programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from millrace.errors import ConfigError
+from millrace.train import data, state
+from millrace.train.checkpoint import Checkpoints
+from millrace.train.config import Config
+from millrace.train.run import existing_run
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in evaluation mode with what it was trained on."""
+
+    model: nn.Module
+    config: Config
+    store: Any
+    step: int
+
+
+def load_model(run: Path, checkpoint: str = "latest") -> Trained:
+    """The model of a run at its ``latest`` or ``best`` checkpoint, on the CPU, whole even if it was saved in shards."""
+    found = existing_run(run)
+    checkpoints = Checkpoints(run / "checkpoints")
+    if checkpoint not in ("latest", "best"):
+        raise ConfigError(f"checkpoint {checkpoint!r}; expected latest or best")
+    name = checkpoints.named(checkpoint)
+    if name is None:
+        raise ConfigError(f"{run} has no {checkpoint} checkpoint yet; run millrace train until its first one")
+    store = data.open_pinned(found.store, found.fingerprint)
+    model = data.build_model(found.config, store, data.training_view(store, found.config))
+    saved = checkpoints.check(name)
+    state.load(checkpoints.folder / name, saved, model, None)
+    return Trained(model.eval(), found.config, store, saved.step)

@@ -1,0 +1,184 @@
+"""Forecasters: a window of features in, the horizon of the targets out, by an LSTM or a transformer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from millrace.train.models.blocks import Block, Blocks, Tensors, init_weights
+
+SMALL = 1e-5  # a window whose spread is less is taken as flat
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a batch of windows holds."""
+
+    features: int  # of x
+    outputs: int  # features of y
+    targets: tuple[int, ...]  # which features of x those are; empty where some are not among them
+    lookback: int
+    horizon: int
+    static: int = 0
+    known_future: int = 0
+    categories: tuple[int, ...] = ()  # how many values each categorical column has
+    known_categories: tuple[int, ...] = ()
+    static_categories: tuple[int, ...] = ()
+    has_mask: bool = False
+
+
+class Forecaster(nn.Module):
+    """Encodes the lookback into one vector, then decodes every step of the horizon from it.
+
+    With ``normalize`` the window enters relative to its last row and in units of its spread, and the forecast leaves the
+    same way: a model that says nothing then repeats the last value.
+    """
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        *,
+        kind: str,
+        layers: int,
+        heads: int,
+        width: int,
+        dropout: float = 0.0,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__()
+        self.shapes, self.normalize = shapes, normalize and bool(shapes.targets)
+        self.categorical = Categories(shapes.categories)
+        self.known_categorical = Categories(shapes.known_categories)
+        self.static_categorical = Categories(shapes.static_categories)
+        self.enter = nn.Linear(shapes.features * (2 if shapes.has_mask else 1) + self.categorical.width, width)
+        self.encoder: LSTMEncoder | TransformerEncoder
+        if kind == "lstm":
+            self.encoder = LSTMEncoder(width, layers, dropout)
+        else:
+            self.encoder = TransformerEncoder(width, layers, heads, dropout, shapes.lookback)
+        static = shapes.static + self.static_categorical.width
+        self.static = nn.Linear(static, width) if static else None
+        known = shapes.known_future + self.known_categorical.width
+        self.known = nn.Linear(known, width) if known else None
+        self.steps = nn.Parameter(torch.randn(shapes.horizon, width) * 0.02)
+        self.mix, self.leave = nn.Linear(width, width), nn.Linear(width, shapes.outputs)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.leave.bias)
+
+    def forecast(self, batch: Tensors) -> Tensor:
+        """(B, H, T), in the units of ``y``."""
+        x_BLF = batch["x"]
+        level_BF, spread_BF = self._level(batch)
+        rows = [(x_BLF - level_BF[:, None]) / spread_BF[:, None]]
+        if self.shapes.has_mask:
+            seen_BLF = batch["mask"] != 0
+            rows = [_where(seen_BLF, rows[0]), seen_BLF.to(x_BLF.dtype)]
+        rows += self.categorical(batch.get("categorical"))
+        state_BD = self.encoder(functional.gelu(self.enter(torch.cat(rows, -1))))
+        if self.static is not None:
+            found = [batch["static"]] if self.shapes.static else []
+            found += self.static_categorical(batch.get("static_categorical"))
+            state_BD = state_BD + self.static(torch.cat(found, -1))
+        steps_BHD = state_BD[:, None] + self.steps
+        if self.known is not None:
+            found = [batch["known_future"]] if self.shapes.known_future else []
+            found += self.known_categorical(batch.get("known_categorical"))
+            steps_BHD = steps_BHD + self.known(torch.cat(found, -1))
+        out_BHT: Tensor = self.leave(functional.gelu(self.mix(steps_BHD)))
+        if not self.normalize:
+            return out_BHT
+        chosen = list(self.shapes.targets)
+        return out_BHT * spread_BF[:, None, chosen] + level_BF[:, None, chosen]
+
+    def _level(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        """The last row of each window and the spread of its rows: 0 and 1 without ``normalize``.
+
+        Where values may be missing the level is the mean of those that are there.
+        """
+        x_BLF = batch["x"]
+        if not self.normalize:
+            return torch.zeros_like(x_BLF[:, 0]), torch.ones_like(x_BLF[:, 0])
+        level_BF, spread_BF = x_BLF[:, -1], x_BLF.std(1, correction=0)
+        if self.shapes.has_mask:
+            seen_BLF = batch["mask"] != 0
+            count_BF = seen_BLF.sum(1).clamp(min=1)
+            level_BF = _where(seen_BLF, x_BLF).sum(1) / count_BF
+            spread_BF = (_where(seen_BLF, x_BLF - level_BF[:, None]).square().sum(1) / count_BF).sqrt()
+        return level_BF, torch.where(spread_BF > SMALL, spread_BF, torch.ones_like(spread_BF))
+
+    def forward(self, batch: Tensors) -> Tensor:
+        """The mean squared error over the targets that are there."""
+        return self._mean_square(self.forecast(batch), batch)
+
+    def baseline(self, batch: Tensors) -> Tensor | None:
+        """The loss of repeating the last value, which a forecaster has to beat; None where it does not see the targets."""
+        if not self.shapes.targets:
+            return None
+        last_BT = batch["x"][:, -1, list(self.shapes.targets)]
+        return self._mean_square(last_BT[:, None], batch)
+
+    def _mean_square(self, forecast_BHT: Tensor, batch: Tensors) -> Tensor:
+        errors_BHT = forecast_BHT - batch["y"]
+        if "y_mask" in batch:  # before the square: what is missing may be NaN, and its gradient would be too
+            errors_BHT = _where(batch["y_mask"] != 0, errors_BHT)
+        return errors_BHT.square().sum() / self.targets(batch).clamp(min=1)
+
+    def targets(self, batch: Tensors) -> Tensor:
+        """How many values of y count in a batch: what its mean loss is weighted by."""
+        if "y_mask" in batch:
+            return (batch["y_mask"] != 0).sum()
+        return torch.full((), batch["y"].numel(), device=batch["y"].device)
+
+
+class LSTMEncoder(nn.Module):
+    """The last state of an LSTM."""
+
+    def __init__(self, width: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+
+    def forward(self, rows_BLD: Tensor) -> Tensor:
+        out_BLD, _ = self.lstm(rows_BLD)
+        last: Tensor = out_BLD[:, -1]
+        return last
+
+
+class TransformerEncoder(nn.Module):
+    """The last place of causal transformer blocks."""
+
+    def __init__(self, width: int, layers: int, heads: int, dropout: float, lookback: int) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(lookback, width)
+        self.blocks = Blocks([Block(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        init_weights(self, layers)
+
+    def forward(self, rows_BLD: Tensor) -> Tensor:
+        places_L = torch.arange(rows_BLD.shape[1], device=rows_BLD.device)
+        last: Tensor = self.norm(self.blocks.run(rows_BLD + self.positions(places_L)))[:, -1]
+        return last
+
+
+def _where(seen: Tensor, values: Tensor) -> Tensor:
+    """The values, 0 where they are missing."""
+    return torch.where(seen, values, torch.zeros_like(values))
+
+
+class Categories(nn.Module):
+    """Codes of several columns, each embedded by a table of its own; a code that is not known is -1."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        widths = [max(2, round(4 * math.sqrt(math.sqrt(size)))) for size in sizes]  # a rule of thumb
+        self.tables = nn.ModuleList([nn.Embedding(1 + n, w) for n, w in zip(sizes, widths, strict=True)])
+        self.width, self.sizes = sum(widths), sizes
+
+    def forward(self, codes: Tensor | None) -> list[Tensor]:
+        if codes is None or not len(self.tables):
+            return []
+        columns = enumerate(zip(self.tables, self.sizes, strict=True))
+        return [table((codes[..., k].long() + 1).clamp(0, size)) for k, (table, size) in columns]

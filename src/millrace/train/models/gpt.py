@@ -1,0 +1,78 @@
+"""A GPT: token and position embeddings, blocks, and the token embedding once more as the output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from millrace.train.models.blocks import Block, Blocks, Tensors, init_weights
+
+IGNORED = -100  # a target that counts for nothing
+
+
+class GPT(nn.Module):
+    """Next-token prediction over ``vocabulary`` ids, blocks of at most ``length`` tokens.
+
+    With ``separator`` (the id that ends a document) attention stays within a document.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        length: int,
+        layers: int,
+        heads: int,
+        width: int,
+        dropout: float = 0.0,
+        separator: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.length, self.separator = length, separator
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = Blocks([Block(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        init_weights(self, layers)
+
+    def logits(self, x_BL: Tensor) -> Tensor:
+        """The scores of the next token after each token."""
+        places_L = torch.arange(x_BL.shape[1], device=x_BL.device)
+        hidden_BLD = self.drop(self.tokens(x_BL) + self.positions(places_L))
+        mask = None if self.separator is None else document_mask(x_BL, self.separator)
+        hidden_BLD = self.norm(self.blocks.run(hidden_BLD, mask))
+        return functional.linear(hidden_BLD, self.tokens.weight)
+
+    def forward(self, batch: Tensors) -> Tensor:
+        """The mean loss over the targets of a batch with ``x``, ``y`` and perhaps ``mask``."""
+        y_BL = batch["y"]
+        if "mask" in batch:
+            y_BL = y_BL.masked_fill(batch["mask"] == 0, IGNORED)
+        logits_BLV = self.logits(batch["x"])
+        total = functional.cross_entropy(
+            logits_BLV.flatten(0, 1), y_BL.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total / self.targets(batch).clamp(min=1)
+
+    def targets(self, batch: Tensors) -> Tensor:
+        """How many targets count in a batch: what its mean loss is weighted by."""
+        if "mask" in batch:
+            return (batch["mask"] != 0).sum()
+        return torch.full((), batch["y"].numel(), device=batch["y"].device)
+
+    def flops(self, batch: Tensors) -> float:
+        """Of one forward and backward pass, by the usual count: 6 per parameter and token, and attention."""
+        num_tokens, length = batch["x"].numel(), batch["x"].shape[1]
+        parameters = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
+        return float(num_tokens) * (6 * parameters + 12 * len(self.blocks) * self.tokens.embedding_dim * length)
+
+
+def document_mask(x_BL: Tensor, separator: int) -> Tensor:
+    """(B, L, L): which earlier tokens each token may look at; the separator belongs to the document it ends."""
+    ends_BL = (x_BL == separator).cumsum(1)
+    documents_BL = ends_BL - (x_BL == separator).long()
+    same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
+    causal_LL = torch.ones(x_BL.shape[1], x_BL.shape[1], dtype=torch.bool, device=x_BL.device).tril()
+    return same_BLL & causal_LL

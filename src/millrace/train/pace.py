@@ -1,0 +1,79 @@
+"""How fast a run goes and what it waits for: samples and tokens per second, share of time waiting for data, MFU, ETA."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from millrace.feed.batch import Batch
+from millrace.train.dist import World
+from millrace.train.memory import gpu_facts, peak_flops
+
+
+class Pace:
+    """Clocks around the steps of this rank; ``facts`` tells of those since it was last asked."""
+
+    def __init__(self, model: nn.Module, world: World, last: int) -> None:
+        self._model, self._world, self._last = model, world, last
+        self._peak = peak_flops(world.device)
+        self._began = self._asked = time.perf_counter()
+        self._waited = self._flops = 0.0
+        self._steps = self._samples = self._tokens = self._all_steps = 0
+        self.has_memory = False
+
+    def wait_begins(self) -> None:
+        self._wait_began = time.perf_counter()
+
+    def wait_ends(self, batch: Batch) -> None:
+        """The batch is there: what came before was waiting for data."""
+        self._waited += time.perf_counter() - self._wait_began
+        self._steps += 1
+        self._all_steps += 1
+        self._samples += batch.num_samples
+        x: Any = batch.get("x")
+        self._tokens += x.numel() if x is not None and not x.is_floating_point() else 0
+        self._flops += self._model.flops(batch) if hasattr(self._model, "flops") else 0.0  # type: ignore[operator]
+
+    def facts(self, step: int, skipped: int | None) -> dict[str, float]:
+        """What metrics.jsonl says of the steps since the last call; rates are over all ranks."""
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+        now = time.perf_counter()
+        seconds = max(now - self._asked, 1e-9)
+        facts: dict[str, float] = {
+            "step_s": seconds / max(self._steps, 1),
+            "samples_per_s": self._samples * self._world.size / seconds,
+            "wait": min(1.0, self._waited / seconds),
+        }
+        if self._tokens:
+            facts["tokens_per_s"] = self._tokens * self._world.size / seconds
+        if self._peak is not None and self._flops:
+            facts["mfu"] = self._flops / seconds / self._peak
+        if skipped is not None:
+            facts["skipped"] = skipped
+        facts |= gpu_facts(self._world.device)
+        facts["eta_s"] = (now - self._began) / max(self._all_steps, 1) * (self._last - step)
+        self._asked, self._waited, self._flops = now, 0.0, 0.0
+        self._steps = self._samples = self._tokens = 0
+        return facts
+
+    def line(self, step: int, loss: float, facts: dict[str, float]) -> str:
+        """The progress line."""
+        rate = (
+            f"{facts['tokens_per_s']:,.0f} tokens/s"
+            if "tokens_per_s" in facts
+            else f"{facts['samples_per_s']:,.0f} samples/s"
+        )
+        parts = [f"step {step:,}/{self._last:,}", f"loss {loss:.4f}", rate, f"data wait {facts['wait']:.1%}"]
+        if "mfu" in facts:
+            parts.append(f"MFU {facts['mfu']:.1%}")
+        if "gpu_utilization" in facts:
+            parts.append(f"GPU {facts['gpu_utilization']:.0%}")
+        if "gpu_memory" in facts:
+            parts.append(f"{facts['gpu_memory'] / 2**30:.1f} GiB")
+        if facts.get("skipped"):
+            parts.append(f"{facts['skipped']:.0f} steps skipped")
+        return ", ".join([*parts, f"{facts['eta_s']:.0f} s left"])

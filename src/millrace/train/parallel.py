@@ -1,0 +1,35 @@
+"""A model as its ranks call it: alone, in DDP, or sharded in place by FSDP2."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from millrace.train.config import Config
+from millrace.train.dist import World
+from millrace.train.models.blocks import Blocks
+
+
+def distribute(model: nn.Module, config: Config, world: World) -> nn.Module:
+    """What ``forward`` is called on; with fsdp2 the model itself is changed, its parameters are then shards."""
+    if config.train.compile:
+        model.compile()
+    if config.train.parallel == "fsdp2":
+        shard(model, world)
+        return model
+    if world.size > 1:
+        return DistributedDataParallel(model, broadcast_buffers=False)
+    return model
+
+
+def shard(model: nn.Module, world: World) -> None:
+    """Every block is a unit of its own, the rest is another."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for module in list(model.modules()):
+        if isinstance(module, Blocks):
+            for block in module:
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)

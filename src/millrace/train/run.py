@@ -1,0 +1,117 @@
+"""The run folder: what a run was told and on what it ran, and who may write there.
+
+RUN/run.json        resolved configuration, store and its fingerprint, versions, threads, ranks
+RUN/metrics.jsonl   losses; RUN/feed.jsonl which samples each step held (millrace explain RUN --step N)
+RUN/checkpoints/    see checkpoint.py
+RUN/data/           the store that --input was prepared into
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform as python_platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from millrace import __version__
+from millrace.errors import ConfigError, TrainError
+from millrace.store import platform
+from millrace.store.lock import FolderLock
+from millrace.store.store import Store
+from millrace.train.config import Config, as_dict, parse_config
+from millrace.train.dist import World
+
+NAME = "run.json"
+# What a run cannot change on its way: the state would not fit, or it would be another line of samples.
+FIXED = ("model", "data")
+FREE = {"data.store", "data.input", "data.prepare", "data.val_split"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What ``run.json`` says."""
+
+    config: Config
+    store: str
+    fingerprint: str
+    threads: int
+
+
+def read_run(folder: Path) -> Run | None:
+    """The run in a folder, if one began there."""
+    path = folder / NAME
+    try:
+        values = json.loads(path.read_bytes())
+        config = parse_config(values["config"], str(path))
+        return Run(config, values["store"]["path"], values["store"]["fingerprint"], values["threads"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainError(f"{path} is damaged ({error}); use another --run, or remove it") from error
+
+
+def existing_run(folder: Path) -> Run:
+    """The run in a folder, for commands that need one."""
+    found = read_run(folder)
+    if found is None:
+        raise ConfigError(f"{folder} is not the folder of a training run (it has no {NAME}); give what --run was")
+    return found
+
+
+def write_run(folder: Path, config: Config, store: Store, world: World) -> None:
+    values = {
+        "config": as_dict(config),
+        "store": {"path": store.path, "fingerprint": store.fingerprint, "kind": store.kind},
+        "versions": {
+            "millrace": __version__,
+            "python": python_platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+        },
+        "threads": torch.get_num_threads(),
+        "ranks": world.size,
+        "device": str(world.device) if world.device.type == "cpu" else torch.cuda.get_device_name(world.device),
+    }
+    with platform.writing(folder / NAME):
+        platform.make_dir(folder)
+        platform.write_file(folder / NAME, json.dumps(values, indent=1).encode(), mode=0o644)
+        platform.sync_dir(folder)
+
+
+def check_same(before: Run, config: Config, folder: Path) -> None:
+    """Refuses a continuation with another model, view or optimiser; names the key."""
+    old, new = _flat(before.config), _flat(config)
+    for key in old:
+        fixed = (key.split(".")[0] in FIXED and key not in FREE) or key in ("optimizer.name", "train.seed")
+        if fixed and old[key] != new[key]:
+            raise ConfigError(
+                f"{key} was {old[key]!r} in the run {folder} and is {new[key]!r} now; a run cannot change it: "
+                f"set it back, or start another with --run"
+            )
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, values in as_dict(config).items() for key, value in values.items()}
+
+
+@contextlib.contextmanager
+def locked(folder: Path, world: World) -> Iterator[None]:
+    """One trainer per run folder, held by its first rank; the lock dies with its process."""
+    if not world.is_first:
+        yield
+        return
+    with platform.writing(folder):
+        platform.make_dir(folder)
+    lock = FolderLock(folder, folder, folder)
+    lock.acquire()
+    try:
+        lock.write_owner()
+        yield
+    finally:
+        lock.release()

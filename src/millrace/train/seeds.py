@@ -1,0 +1,21 @@
+"""Randomness that follows the step: every generator is seeded anew at every step.
+
+What dropout draws is then a function of (seed, step, rank), and nothing of any generator has to be saved to resume it.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from millrace.order.hashing import mix64
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seeds torch on every device, numpy and random for one step of one rank; step 0 is the start of the weights."""
+    key = mix64(mix64(mix64(seed ^ 0x747261696E) ^ step) ^ rank)
+    torch.manual_seed(key & (1 << 63) - 1)
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)

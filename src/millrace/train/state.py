@@ -1,0 +1,153 @@
+"""Between a model with its optimiser and the named tensors of a checkpoint, whole or sharded."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from millrace.errors import ConfigError
+from millrace.store import platform
+from millrace.train.checkpoint import Parts, State
+from millrace.train.tensors import hash_file, read_tensors
+
+
+def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
+    """Every tensor of a training state by part and name; the names are those of the bare model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after an evaluation the outermost parameters still lie there whole, as other objects
+    parameters = dict(model.named_parameters())
+    lost = set(optimizer.state) - set(parameters.values())
+    assert not lost, f"{len(lost)} parameters have optimiser state but no name"
+    state = {
+        f"{name}.{key}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+    return {"model": dict(model.state_dict()), "optimizer": state}
+
+
+def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> None:
+    """Copies on the host that training no longer touches, in the memory of the copies before where it fits."""
+    for part, tensors in parts.items():
+        own = copies.setdefault(part, {})
+        for name, value in tensors.items():
+            before = own.get(name)
+            if before is None or before.shape != value.shape or before.dtype != value.dtype:
+                # Pinned, so that a GPU writes there at the speed of its bus and without waiting for each tensor.
+                own[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            own[name].copy_(value.detach(), non_blocking=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def write_sharded(parts: Parts, folder: Path) -> None:
+    """Every rank writes its shards, by torch.distributed.checkpoint, as safetensors."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    for part, tensors in parts.items():
+        if tensors:
+            writer = HuggingFaceStorageWriter(str(folder / part), save_distributed=True)
+            save(dict(tensors), storage_writer=writer)
+
+
+def sync_sharded(parts: Parts, folder: Path) -> dict[str, str]:
+    """Makes the shards that all ranks wrote durable; their hashes."""
+    import os
+
+    hashes = {}
+    for part in parts:
+        for path in sorted((folder / part).glob("*.safetensors")):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                platform.sync(fd, path)
+            finally:
+                os.close(fd)
+            hashes[f"{part}/{path.name}"] = hash_file(path)
+        if (folder / part).is_dir():
+            platform.sync_dir(folder / part)
+    return hashes
+
+
+def load(folder: Path, state: State, model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Puts a checkpoint into a model, and into its optimiser if one is given; either may be sharded or whole."""
+    _check_names(folder, state, model)
+    parts = _read(folder, state, model, optimizer)
+    model.load_state_dict(parts["model"])
+    if optimizer is not None:
+        _load_optimizer(optimizer, model, parts["optimizer"])
+
+
+def _check_names(folder: Path, state: State, model: nn.Module) -> None:
+    own = {name: list(value.shape) for name, value in model.state_dict().items()}
+    saved = {name: shape for name, (_, shape) in state.tensors["model"].items()}
+    different = [name for name in sorted({*own, *saved}) if own.get(name) != saved.get(name)]
+    if different:
+        first = different[0]
+        raise ConfigError(
+            f"{folder} holds another model: {first} is {saved.get(first, 'missing')} there and {own.get(first, 'missing')} here; "
+            "use the model the run was started with, or another --run"
+        )
+
+
+def _read(folder: Path, state: State, model: nn.Module, optimizer: Optimizer | None) -> dict[str, dict[str, Tensor]]:
+    wanted = ("model",) if optimizer is None else ("model", "optimizer")
+    if not state.is_sharded and not is_sharded(model):
+        return {part: read_tensors(folder / f"{part}.safetensors") for part in wanted}
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+
+    found = {}
+    for part in wanted:
+        found[part] = _templates(part, state, model)
+        if not found[part]:
+            continue
+        place = folder / part if state.is_sharded else folder
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a single process reads alone is meant
+            reader = HuggingFaceStorageReader(str(place))
+            load_sharded(found[part], storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    return found
+
+
+def _templates(part: str, state: State, model: nn.Module) -> dict[str, Tensor]:
+    """Tensors to read into, laid out as the model's are; those of another shape than their parameter are whole."""
+    own: Mapping[str, Any] = dict(model.state_dict())
+    parameters = dict(model.named_parameters())
+    found: dict[str, Tensor] = {}
+    for name, (dtype, shape) in state.tensors[part].items():
+        like = own.get(name) if part == "model" else parameters.get(name.rpartition(".")[0])
+        if like is not None and list(like.shape) == shape:
+            found[name] = torch.zeros_like(like.detach())
+        else:
+            found[name] = torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    return found
+
+
+def _load_optimizer(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    values: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parameter, _, key = name.rpartition(".")
+        values.setdefault(parameter, {})[key] = tensor
+    own = optimizer.state_dict()
+    state = {}
+    for saved, group in zip(own["param_groups"], optimizer.param_groups, strict=True):
+        for index, parameter in zip(saved["params"], group["params"], strict=True):
+            if names[id(parameter)] in values:
+                state[index] = values[names[id(parameter)]]
+    optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})

@@ -1,0 +1,301 @@
+"""The training loop: from a configuration and a run folder to a trained model, through any number of kills.
+
+``Trainer`` is built in the order things can go wrong (configuration, store, view, model, checkpoint), so that what does
+not fit is said before the first step. ``run`` takes steps; each is one batch of the feed and one step of the optimiser.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from millrace.errors import ConfigError, TrainError
+from millrace.feed.batch import Batch
+from millrace.feed.feed import Feed
+from millrace.train import data, run, state
+from millrace.train.checkpoint import Checkpoints, State, name_of
+from millrace.train.config import Config
+from millrace.train.console import Console, Silent
+from millrace.train.dist import World, end_world, start_world
+from millrace.train.evaluate import evaluate
+from millrace.train.memory import memory_by_part
+from millrace.train.metrics import Metrics
+from millrace.train.nonfinite import check_losses
+from millrace.train.optimizers import build_optimizer
+from millrace.train.pace import Pace
+from millrace.train.parallel import distribute
+from millrace.train.precision import Precision
+from millrace.train.saver import Saver
+from millrace.train.seeds import seed_step
+from millrace.train.signals import Signals
+from millrace.train.stepper import Stepper
+
+
+def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
+    """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0."""
+    world = start_world(config.train.device, config.train.timeout_s)
+    try:
+        with run.locked(folder, world):
+            trainer = Trainer(config, folder, world, resume=resume, console=console)
+            try:
+                return trainer.run()
+            except RuntimeError as error:
+                raise _of_ranks(error, world) from error
+            finally:
+                trainer.close()
+    finally:
+        end_world(world)
+
+
+def _of_ranks(error: RuntimeError, world: World) -> BaseException:
+    """The error itself, or where it is about the other ranks, what to do."""
+    is_about_ranks = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+    if world.size == 1 or not is_about_ranks:
+        return error
+    return TrainError(
+        f"another rank has ended or does not answer: {str(error).splitlines()[0][:200]}; see what it said, then run the "
+        "same command again: it continues from the last checkpoint"
+    )
+
+
+class Trainer:
+    """One run on one rank. ``step`` counts the steps that are done."""
+
+    def __init__(
+        self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None
+    ) -> None:
+        self.config, self.folder, self.world = config, folder, world
+        self._console = console if console is not None and world.is_first else Silent()
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
+        self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
+        before = self._before(resume)
+        self.store = self._open(before)
+        self.view = data.training_view(self.store, config)
+        self.val_view = data.validation_view(self.store, config)
+        self.precision = Precision(config.train.precision, world.device)
+        seed_step(config.train.seed, 0, 0)  # the same weights on every rank
+        self.model = data.build_model(config, self.store, self.view).to(world.device, self.precision.dtype)
+        forward = distribute(self.model, config, world)
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
+        self.feed = Feed(
+            self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
+            device="cpu",
+        )  # fmt: skip
+        self.step = self._load()
+        if world.is_first:
+            run.write_run(folder, config, self.store, world)
+        self._metrics = (
+            Metrics(folder, step=self.step, tensorboard=config.train.tensorboard) if world.is_first else None
+        )
+        self._saver = Saver(self.checkpoints, world, asynchronous=config.checkpoint.asynchronous)
+        self._losses: list[Tensor] = []  # of the steps since they were last looked at
+        self._saved_step = self.step
+        self._evaluated: dict[str, float] = {}
+
+    # The start.
+
+    def _before(self, resume: str) -> run.Run | None:
+        if resume not in ("auto", "never"):
+            raise ConfigError(f"resume={resume!r}; expected auto or never")
+        before = run.read_run(self.folder)
+        if before is None:
+            return None
+        if resume == "never" and self.checkpoints.named("latest") is not None:
+            raise ConfigError(
+                f"{self.folder} holds a run already; leave --resume never out to continue it, or give another --run"
+            )
+        run.check_same(before, self.config, self.folder)
+        if before.threads != torch.get_num_threads():
+            self._console.say(
+                f"note: the run began with {before.threads} threads, now {torch.get_num_threads()}: the last bits of "
+                f"losses will differ; set train.threads = {before.threads} for an exact continuation"
+            )
+        return before
+
+    def _open(self, before: run.Run | None) -> Any:
+        """The store, as it was when the run began; rank 0 prepares an input that is not prepared yet."""
+        if self.world.is_first:
+            self.checkpoints.sweep()
+            data.prepare_input(self.config, self.folder)
+        self.world.wait()
+        path = data.store_path(self.config, self.folder)
+        return data.open_pinned(path, None if before is None else before.fingerprint)
+
+    def _load(self) -> int:
+        """Continues from the latest checkpoint; the step it stands at, 0 without one."""
+        name = self.checkpoints.named("latest")
+        if name is None:
+            return 0
+        saved = self.checkpoints.check(name)
+        state.load(self.checkpoints.folder / name, saved, self.model, self.optimizer)
+        self.feed.load_state_dict(saved.feed)
+        self.precision.load(saved.precision)
+        self._console.say(f"continuing {self.folder} after step {saved.step:,}")
+        return saved.step
+
+    # The loop.
+
+    def run(self) -> int:
+        """Steps to ``train.max_steps``, or until a signal; saves at the end. Returns the signal's number, or 0."""
+        self._introduce()
+        last = self.config.train.max_steps
+        pace = Pace(self.model, self.world, last)
+        stopped_by = 0
+        saved_at = time.monotonic()
+        with self.feed, Signals() as signals:
+            batches = iter(self.feed) if self.step < last else iter(())
+            while self.step < last and not stopped_by:
+                self.step += 1
+                pace.wait_begins()
+                batch = self.to_device(next(batches))
+                pace.wait_ends(batch)
+                seed_step(self.config.train.seed, self.step, self.world.rank)
+                loss, norm = self.stepper.step(batch, self.step)
+                self._losses.append(loss)
+                is_due = self._minutes_due(saved_at)
+                asked, due = self.world.largest([float(signals.received), float(is_due)])
+                stopped_by = int(asked)
+                self._after_step(pace, norm)
+                if due or stopped_by or self._every(self.config.checkpoint.every):
+                    self.save()
+                    saved_at = time.monotonic()
+            self._finish(stopped_by)
+        return stopped_by
+
+    def _minutes_due(self, saved_at: float) -> bool:
+        minutes = self.config.checkpoint.every_minutes
+        return bool(minutes) and time.monotonic() - saved_at >= 60 * minutes
+
+    def _every(self, steps: int) -> bool:
+        return bool(steps) and self.step % steps == 0
+
+    def _after_step(self, pace: Pace, norm: Tensor) -> None:
+        config = self.config
+        if not pace.has_memory:
+            pace.has_memory = True
+            parts = memory_by_part(self.model, self.optimizer)
+            self._console.say("memory: " + ", ".join(f"{part} {size / 2**20:.1f} MiB" for part, size in parts.items()))
+        if self._every(config.train.log_every) or self.step == config.train.max_steps:
+            loss = self._look()[-1]
+            facts = pace.facts(self.step, self.precision.skipped if self.precision.scaler.is_enabled() else None)
+            lr = self.optimizer.param_groups[0]["lr"]
+            whole: Any = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            self._write(self.step, {"loss": loss, "lr": lr, "grad_norm": _finite(whole.item()), **facts})
+            self._console.show(pace.line(self.step, loss, facts))
+            self._note_saves()
+        if self._every(config.evaluation.every) or self.step == config.train.max_steps:
+            self.evaluate()
+
+    def _look(self) -> list[float]:
+        """The losses of the steps since the last look, over all ranks; stops where one is not finite."""
+        if not self._losses:
+            return []
+        losses: list[float] = self.world.add(torch.stack(self._losses).double()).tolist()
+        self._losses.clear()
+        check_losses(losses, self.step, self.feed, self.folder)
+        return losses
+
+    def evaluate(self) -> None:
+        """Writes the loss on the val split, or says once that there is none."""
+        if self.val_view is None:
+            if not self._evaluated:
+                self._console.say(
+                    f"no evaluation: the store has no samples in its split {self.config.data.val_split!r}"
+                )
+            self._evaluated = {"step": self.step}
+            return
+        found = evaluate(self.val_view, self.stepper, self.config, self.world, self.to_device)
+        self._evaluated = {"step": self.step, **found}
+        self._write(self.step, found)
+        beside = ""
+        if found.get("val_baseline"):
+            beside = f", {found['val_loss'] / found['val_baseline']:.3f} of repeating the last value"
+        self._console.say(f"step {self.step:,}: val_loss {found['val_loss']:.4f}{beside}")
+
+    def save(self) -> None:
+        """Saves model, optimiser, scaler and cursor of this step. Losses are looked at first: NaN is never saved."""
+        if self._saved_step == self.step:
+            return
+        self._look()
+        is_fresh = self._evaluated.get("step") == self.step
+        saved = State(
+            step=self.step,
+            feed=self.feed.state_dict(),
+            precision=self.precision.state(),
+            val_loss=self._evaluated.get("val_loss") if is_fresh else None,
+            world=self.world.size,
+        )
+        self._saver.save(saved, self.model, self.optimizer)
+        self._saved_step = self.step
+        self._note_saves()
+
+    def _note_saves(self) -> None:
+        for done in self._saver.poll():
+            self._write(self.step, {"checkpoint": name_of(done.step), "stall_s": done.stall_s, "write_s": done.write_s})
+            self._console.say(
+                f"saved step {done.step:,}: training stood {done.stall_s * 1000:.0f} ms, written in {done.write_s:.2f} s"
+            )
+
+    def _finish(self, stopped_by: int) -> None:
+        self._look()
+        self.save()
+        self._saver.finish()
+        self._note_saves()
+        if self.world.is_first and not stopped_by:
+            from millrace.train.plot import plot_losses
+
+            self._console.say(plot_losses(self.folder))
+        self.world.wait()
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch where the model is, its floats in the model's precision."""
+        return Batch(
+            {name: self._moved(value) for name, value in batch.items()},
+            positions=batch.positions, samples=batch.samples, valid=batch.valid,
+        )  # fmt: skip
+
+    def _moved(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if self.world.device.type == "cuda" and not value.is_cuda:
+            # From pinned memory the copy waits for nothing; from other memory it waits for all that the GPU has to do.
+            value = value.pin_memory().to(self.world.device, non_blocking=True)
+            return value.to(self.precision.dtype) if value.is_floating_point() else value
+        if value.is_floating_point():
+            # A copy also on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
+            return value.to(self.world.device, self.precision.dtype, copy=True)
+        return value.to(self.world.device)
+
+    # What is told.
+
+    def _introduce(self) -> None:
+        parameters = sum(p.numel() for p in self.model.parameters())
+        ranks = f", {self.world.size} ranks" if self.world.size > 1 else ""
+        self._console.say(
+            f"{self.config.model.kind} with {parameters:,} parameters on {self.world.device}{ranks}, "
+            f"{len(self.view):,} samples, batch {self.config.train.batch}, {self.config.train.precision}, "
+            f"{torch.get_num_threads()} threads"
+        )
+        if self.step >= self.config.train.max_steps:
+            self._console.say(f"already at step {self.step:,} of {self.config.train.max_steps:,}: nothing left to do")
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.write(step, values)
+
+    def close(self) -> None:
+        self.feed.close()
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: the norm of a step that fp16 skipped is none."""
+    return value if value - value == 0 else None

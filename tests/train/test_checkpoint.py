@@ -1,0 +1,212 @@
+"""Checkpoints: whole or not there, whatever is killed or full; ``latest`` always loads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import millrace as mr
+from millrace.testing import Fault, NotPossibleHere, count_steps, iofault, run_forked, small_disk
+from millrace.train.checkpoint import Checkpoints, State, name_of
+from millrace.train.load import load_model
+from millrace.train.tensors import NAMES, hash_file, read_tensors, write_tensors
+
+from .conftest import config_of, lines, nano
+
+
+def parts_of(step: int, size: int = 50) -> dict[str, dict[str, torch.Tensor]]:
+    return {"model": {"w": torch.full((size,), float(step))}, "optimizer": {"w.step": torch.tensor(float(step))}}
+
+
+def save(checkpoints: Checkpoints, step: int, val_loss: float | None = None, size: int = 50) -> None:
+    checkpoints.publish(
+        State(step=step, feed={"position": step}, precision={}, val_loss=val_loss), parts_of(step, size)
+    )
+
+
+def loaded(checkpoints: Checkpoints) -> int:
+    """The step of ``latest``, all of whose parts are of that step."""
+    name = checkpoints.named("latest")
+    state = checkpoints.check(name)
+    model, optimizer = (
+        read_tensors(checkpoints.folder / name / f"{part}.safetensors") for part in ("model", "optimizer")
+    )
+    assert model["w"].tolist() == [float(state.step)] * len(model["w"])
+    assert optimizer["w.step"].item() == state.step == state.feed["position"]
+    return state.step
+
+
+def test_killed_at_every_step_of_saving_latest_loads(memory_folder):
+    folder = memory_folder / "killed"
+    checkpoints = Checkpoints(folder, keep=2)
+    for step in (1, 2):
+        save(checkpoints, step)
+    with count_steps() as steps:
+        save(Checkpoints(folder, keep=2), 3)
+    found = []
+    last = 3
+    for at in range(1, len(steps) + 1):
+        assert run_forked(save, checkpoints, last + 1, fault=Fault(at, "kill")) == -9
+        found.append(loaded(checkpoints) - last)
+        checkpoints.sweep()  # as the next start does
+        last = loaded(checkpoints)
+        save(checkpoints, last + 1)
+        last += 1
+        assert loaded(checkpoints) == last
+        assert sorted(path.name for path in folder.iterdir()) == ["latest", name_of(last - 1), name_of(last)]
+    assert found == sorted(found)  # one moment at which the new one counts
+    assert set(found) == {0, 1}
+
+
+def test_an_error_at_every_step_of_saving_leaves_latest_and_says_what_to_do(memory_folder):
+    folder = memory_folder / "errors"
+    checkpoints = Checkpoints(folder, keep=2)
+    save(checkpoints, 1)
+    with count_steps() as steps:
+        save(checkpoints, 2)
+    for at in range(1, len(steps) + 1):
+        before = loaded(checkpoints)
+        with iofault(at, errno.ENOSPC), pytest.raises(mr.StoreWriteFailed, match=r"No space left.*free space"):
+            save(checkpoints, before + 1)
+        assert loaded(checkpoints) in (before, before + 1)
+        checkpoints.sweep()
+        save(checkpoints, loaded(checkpoints) + 1)
+
+
+def test_a_disk_that_is_really_full(tokens, tmp_path):
+    """A run whose checkpoints no longer fit stops with the remedy, and continues once there is room."""
+    from millrace.train.trainer import train
+
+    try:
+        with small_disk(1 << 20) as disk:
+            config = config_of(tokens, train__max_steps=60, checkpoint__every=1, checkpoint__keep=1, model__width=32)
+            ballast = disk / "ballast"
+            ballast.write_bytes(bytes(400 << 10))
+            with pytest.raises(
+                mr.StoreWriteFailed,
+                match=r"saving .*step-00000002.*: No space left on device .* run the same",
+            ):
+                train(config, disk / "run")
+            assert Checkpoints(disk / "run" / "checkpoints").check("step-00000001").step == 1
+            assert load_model(disk / "run").step == 1
+            ballast.unlink()
+            train(
+                config_of(tokens, train__max_steps=4, checkpoint__every=0, checkpoint__keep=1, model__width=32),
+                disk / "run",
+            )
+    except NotPossibleHere as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.timeout(0)
+def test_kill_in_a_loop_while_saving(tokens, tmp_path, start):
+    """Saves after every step, killed at random moments: each time ``latest`` loads and the run goes on."""
+    seed, rounds = random.randrange(1 << 32), int(os.environ.get("MILLRACE_SOAK", "6"))
+    print(f"seed={seed}")
+    moments, run = random.Random(seed), tmp_path / "run"
+    values = nano(tokens, train__max_steps=10_000_000, checkpoint__every=1)
+    before = 0
+    for _ in range(rounds):
+        ranks = start(values, run)
+        ranks.reach(before + 3)  # the save of the step before the last has been waited for
+        time.sleep(moments.uniform(0, 0.2))
+        ranks.kill()
+        step = load_model(run).step
+        assert step > before
+        before = step
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step, val_loss in ((1, 5.0), (2, 3.0), (3, None), (4, 4.0), (5, 4.5), (6, None)):
+        save(checkpoints, step, val_loss)
+    assert checkpoints.names() == [name_of(2), name_of(5), name_of(6)]
+    assert (checkpoints.named("best"), checkpoints.named("latest")) == (name_of(2), name_of(6))
+    save(checkpoints, 7, 2.5)
+    assert checkpoints.names() == [name_of(6), name_of(7)]
+    assert checkpoints.named("best") == name_of(7)
+
+
+def test_a_flipped_bit_is_found_and_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    victim = tmp_path / name_of(2) / "model.safetensors"
+    data = bytearray(victim.read_bytes())
+    data[-3] ^= 4
+    victim.chmod(0o644)
+    victim.write_bytes(data)
+    with pytest.raises(
+        mr.TrainError, match=r"step-00000002 is damaged \(model.safetensors has hash .* others: step-00000001"
+    ):
+        checkpoints.check(name_of(2))
+    (tmp_path / "latest").write_text("step-99999999\n")
+    with pytest.raises(mr.TrainError, match="names 'step-99999999', which is not there"):
+        checkpoints.named("latest")
+    (tmp_path / "latest").write_text("../../etc\n")
+    with pytest.raises(mr.TrainError, match="names"):
+        checkpoints.named("latest")
+
+
+def test_a_failed_save_beside_the_training_stops_it(tokens, tmp_path, monkeypatch):
+    from millrace.train.trainer import train
+
+    def fail(self, state, parts):
+        raise mr.StoreWriteFailed("no room", errno=28)
+
+    monkeypatch.setattr(Checkpoints, "publish", fail)
+    with pytest.raises(mr.StoreWriteFailed, match="no room"):
+        train(config_of(tokens, train__max_steps=50, checkpoint__every=2), tmp_path / "run")
+    assert max(line["step"] for line in lines(tmp_path / "run")) < 10
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_is_saved_is_of_one_step_though_training_goes_on(asynchronous, tokens, tmp_path):
+    """Steps continue while the thread writes; the copy must not change under it."""
+    from millrace.train.trainer import train
+
+    changes = {
+        "train__max_steps": 12,
+        "checkpoint__every": 2,
+        "checkpoint__keep": 20,
+        "checkpoint__asynchronous": asynchronous,
+    }
+    train(config_of(tokens, **changes), tmp_path / "run")
+    for step in (2, 4, 6):
+        train(config_of(tokens, train__max_steps=step, optimizer__decay_steps=12), tmp_path / f"until-{step}")
+        name = f"checkpoints/{name_of(step)}"
+        for part in ("model", "optimizer"):
+            saved = read_tensors(tmp_path / "run" / name / f"{part}.safetensors")
+            expected = read_tensors(tmp_path / f"until-{step}" / name / f"{part}.safetensors")
+            assert all(torch.equal(saved[key], expected[key]) for key in expected)
+    stalls = [line for line in lines(tmp_path / "run") if "checkpoint" in line]
+    assert [line["checkpoint"] for line in stalls] == [name_of(step) for step in range(2, 13, 2)]
+    assert all(line["stall_s"] > 0 and line["write_s"] > 0 for line in stalls)
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=8),
+        st.tuples(st.sampled_from(list(NAMES)), st.lists(st.integers(0, 4), max_size=3)),
+        max_size=5,
+    )
+)
+@settings(max_examples=40)
+def test_files_are_what_safetensors_reads(tmp_path_factory, entries):
+    tensors = {name: (torch.randn(shape) * 3).to(dtype) for name, (dtype, shape) in entries.items()}
+    path: Path = tmp_path_factory.mktemp("t") / "x.safetensors"
+    assert write_tensors(path, tensors) == hash_file(path)
+    for found in (load_file(path), read_tensors(path)):
+        assert found.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor)

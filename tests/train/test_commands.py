@@ -1,0 +1,200 @@
+"""``millrace train``, ``generate`` and ``forecast`` as a person or a script meets them, also under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.cli import run as millrace
+from millrace.train.run import read_run
+
+from .conftest import losses
+
+CONFIG = """
+[data]
+length = 16
+lookback = 16
+horizon = 4
+[model]
+layers = 1
+heads = 2
+width = 16
+[train]
+max_steps = 6
+batch = 8
+log_every = 1
+threads = 1
+[checkpoint]
+every = 3
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "small.toml").write_text(CONFIG)
+    return str(tmp_path / "small.toml")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "t.txt"
+    path.write_text("\n\n".join(f"the number {n} follows the number {n - 1}." for n in range(400)))
+    return path
+
+
+def test_train_from_a_file_then_generate(config, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--set", "data.prepare={tokenizer = 'bytes', workers = 1, val = 0.1}", "--set", "train.max_steps=8"]
+    assert millrace(["train", config, "--input", str(text), *options]) == 0
+    shown = capsys.readouterr().out
+    assert "step 8/8, loss" in shown
+    assert "data wait" in shown
+    assert "memory: parameters" in shown
+    assert (tmp_path / "runs/small/loss.png").stat().st_size > 5000
+    found = read_run(tmp_path / "runs/small")
+    assert found.config.train.max_steps == 8
+    values = json.loads((tmp_path / "runs/small/run.json").read_text())
+    assert values["versions"].keys() == {"millrace", "python", "torch", "numpy"}
+    assert values["store"]["fingerprint"] == mr.open_store(tmp_path / "runs/small/data").fingerprint
+    assert values["threads"] == 1
+    assert millrace(["generate", "runs/small", "--prompt", "the number", "--tokens", "20"]) == 0
+    assert capsys.readouterr().out.startswith("the number")
+    texts = []
+    for _ in range(2):
+        assert millrace(["generate", "runs/small", "--prompt", "x", "--seed", "5", "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out))
+    assert texts[0] == texts[1]
+    assert millrace(["explain", "runs/small", "--step", "8"]) == 0
+    assert "step 8: 8 samples" in capsys.readouterr().out
+    assert millrace(["forecast", "runs/small", "--entity", "x"]) == 1
+    assert "forecasts nothing" in capsys.readouterr().err
+
+
+def test_train_a_forecaster_then_forecast(config, waves, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert millrace(["train", config, "--store", str(waves), "--run", run, "--set", "model.kind=lstm"]) == 0
+    capsys.readouterr()
+    assert millrace(["forecast", run, "--entity", "sensor-03", "--windows", "3"]) == 0
+    assert "3 forecasts of 4 rows" in capsys.readouterr().out
+    assert (tmp_path / "run/forecast.png").stat().st_size > 5000
+    assert millrace(["forecast", run, "--entity", "sensor-03", "--windows", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    store = mr.open_store(waves)
+    start, stop = store.offsets[3:5].tolist()
+    truth = store.columns["values"][stop - 12 : stop].reshape(3, 4, 3)
+    np.testing.assert_array_equal(np.array(found["truth"], np.float32), truth)
+    assert found["rows"] == np.arange(stop - start - 12, stop - start).reshape(3, 4).tolist()
+    assert found["targets"] == ["a", "b", "c"]
+    assert millrace(["forecast", run, "--entity", "nobody"]) == 1
+    assert "entity 'nobody' is not in" in capsys.readouterr().err
+    assert millrace(["generate", run]) == 1
+    assert "writes no text" in capsys.readouterr().err
+
+
+def test_forecasts_are_in_the_units_of_the_source(config, tmp_path, capsys):
+    from millrace.cli.demo_sensors import prepare_sensors, write_table
+
+    write_table(str(tmp_path / "t.parquet"), sensors=3, rows=60)
+    prepare_sensors(str(tmp_path / "t.parquet"), str(tmp_path / "store"))
+    run = str(tmp_path / "run")
+    assert (
+        millrace(["train", config, "--store", str(tmp_path / "store"), "--run", run, "--set", "model.kind=lstm"]) == 0
+    )
+    capsys.readouterr()
+    assert millrace(["forecast", run, "--entity", "sensor-001", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    import pandas
+
+    frame = pandas.read_parquet(tmp_path / "t.parquet").query("sensor == 'sensor-001'").sort_values("time")
+    np.testing.assert_allclose(np.array(found["truth"]).reshape(-1), frame["temperature"].to_numpy()[-16:], rtol=1e-5)
+
+
+def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
+    cases = {
+        "give one; --store for prepared data": ["train", config, "--store", "a", "--input", "b"],
+        "did you mean train.max_steps": ["train", config, "--store", str(tokens), "--set", "train.max_step=3"],
+        "is not the folder of a training run": ["generate", str(tmp_path)],
+        "holds a run already": [
+            "train",
+            config,
+            "--store",
+            str(tokens),
+            "--run",
+            str(tmp_path / "r"),
+            "--resume",
+            "never",
+        ],
+    }
+    assert millrace(["train", config, "--store", str(tokens), "--run", str(tmp_path / "r")]) == 0
+    capsys.readouterr()
+    for message, arguments in cases.items():
+        assert millrace(arguments) == 1
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_torchrun_as_is(config, tokens, tmp_path):
+    """Behind ``--``, since torchrun would take ``--run`` for a prefix of its own ``--run-path``."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "--",
+        "millrace",
+        "train",
+    ]
+    done = subprocess.run(
+        [*command, config, "--store", str(tokens), "--run", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=100, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stdout
+    assert done.stdout.count("step 6/6") == 1
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_continue(number, code, config, tokens, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "millrace",
+        "train",
+        config,
+        "--store",
+        str(tokens),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    command += ["--set", "train.max_steps=1000000", "--set", "checkpoint.every=0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        while not losses(tmp_path / "run"):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert "millrace train" in error
+    assert "Traceback" not in error
+    last = max(losses(tmp_path / "run"))
+    assert (tmp_path / "run/checkpoints/latest").read_text() == f"step-{last:08d}\n"

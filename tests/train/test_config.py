@@ -1,0 +1,93 @@
+"""Configurations: every key known, every value checked, every preset valid."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millrace as mr
+from millrace.train.config import Config, as_dict, load_config, parse_config, value_of
+from millrace.train.optimizers import learning_rate
+
+PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+def test_the_presets_are_these():
+    assert [path.stem for path in PRESETS] == ["gpt-124m", "gpt-150m", "gpt-250m", "lstm", "nano", "transformer"]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_is_valid_and_survives_json(path):
+    config = load_config(path)
+    assert parse_config(json.loads(json.dumps(as_dict(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"trian": {}}, "unknown key trian; did you mean train?"),
+        ({"train": {"max_step": 3}}, r"unknown key train.max_step; did you mean train.max_steps\?"),
+        ({"train": 3}, r"train = 3; expected a table \[train\]"),
+        ({"train": {"max_steps": "many"}}, r"Expected `int`, got `str` - at `\$.train.max_steps`"),
+        ({"train": {"max_steps": 0}}, "train.max_steps = 0; expected 1 or more"),
+        ({"optimizer": {"lr": float("nan")}}, "optimizer.lr = nan; expected 0 or more"),
+        ({"train": {"precision": "int8"}}, "train.precision = 'int8'; expected one of fp32, bf16, fp16, fp64"),
+        ({"model": {"kind": "gtp"}}, "model.kind = 'gtp'; expected gpt, lstm, transformer or module:callable"),
+        ({"model": {"width": 10, "heads": 4}}, "model.width = 10 is not a multiple of model.heads = 4"),
+        ({"data": {"store": "a", "input": "b"}}, r"both a store \(a\) and an input \(b\) are given; give one"),
+        ({"optimizer": {"name": "adafactor"}, "train": {"parallel": "fsdp2"}}, "Adafactor cannot step on the sharded"),
+        ({"train": {"precision": "fp16", "parallel": "fsdp2"}}, "fp16 with its gradient scaler is for ddp"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_key(values, message):
+    with pytest.raises(mr.ConfigError, match=message):
+        parse_config(values)
+
+
+def test_overrides_are_read_as_toml(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[train]\nmax_steps = 5\n")
+    changes = [
+        "train.max_steps=7",
+        "data.store=some/where",
+        "optimizer.betas=[0.8, 0.9]",
+        "train.compile=true",
+        "optimizer.lr=1",
+    ]
+    config = load_config(path, changes)
+    assert (config.train.max_steps, config.data.store, config.optimizer.betas) == (7, "some/where", (0.8, 0.9))
+    assert config.train.compile is True
+    assert config.optimizer.lr == 1.0
+    for wrong in ("max_steps=7", "train.max_steps", "a.b.c=3"):
+        with pytest.raises(mr.ConfigError, match=r"expected section.key=value"):
+            load_config(path, [wrong])
+    path.write_text("[train\n")
+    with pytest.raises(mr.ConfigError, match="is not TOML"):
+        load_config(path)
+    with pytest.raises(mr.ConfigError, match="cannot be read"):
+        load_config(tmp_path / "no.toml")
+
+
+def test_values_cannot_be_changed_afterwards():
+    config = Config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.train.max_steps = 3  # type: ignore[misc]
+    assert value_of(config, "train.max_steps") == 100
+
+
+@given(st.integers(0, 50), st.integers(1, 200), st.sampled_from(["cosine", "linear", "constant"]))
+def test_the_learning_rate_warms_up_then_falls(warmup, steps, schedule):
+    options = {"lr": 0.4, "min_lr": 0.1, "warmup": warmup, "schedule": schedule}
+    config = parse_config({"optimizer": options, "train": {"max_steps": max(steps, warmup + 1)}})
+    rates = [learning_rate(step, config) for step in range(1, config.train.max_steps + 1)]
+    assert all(0 < rate <= 0.4 for rate in rates)
+    assert rates[:warmup] == sorted(rates[:warmup])
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+    assert rates[-1] == pytest.approx(0.4 if schedule == "constant" else 0.1)
+    if warmup:
+        assert rates[warmup - 1] == pytest.approx(0.4)

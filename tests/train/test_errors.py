@@ -1,0 +1,160 @@
+"""What goes wrong is said before the first step where it can be, with what to do about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.testing import tiny_store
+from millrace.train.dist import World
+from millrace.train.trainer import Trainer, train
+
+from .conftest import config_of, lines, losses, nano
+
+ALONE = World(0, 1, torch.device("cpu"))
+LINEAR = {"features": 3, "targets": 3}
+
+
+def test_a_store_of_the_wrong_kind(tokens, waves, tmp_path):
+    with pytest.raises(mr.ConfigError, match=r"is a text store, and model.kind = 'lstm' needs a series store"):
+        train(config_of(tokens, model__kind="lstm"), tmp_path / "a")
+    with pytest.raises(
+        mr.ConfigError, match=r"is a series store, and model.kind = 'gpt' needs a text store; .* 'lstm'"
+    ):
+        train(config_of(waves), tmp_path / "b")
+    with pytest.raises(mr.StoreNotFound):
+        train(config_of(tmp_path / "nothing"), tmp_path / "c")
+    with pytest.raises(mr.ConfigError, match="no data: give --store DIR"):
+        train(config_of(tokens, data__store=""), tmp_path / "d")
+
+
+def test_a_vocabulary_larger_than_the_models(tokens, tmp_path):
+    with pytest.raises(
+        mr.ConfigError, match=r"model.vocabulary = 128 is smaller .* ids up to 199; set model.vocabulary to 200"
+    ):
+        train(config_of(tokens, model__vocabulary=128), tmp_path / "run")
+
+
+def test_a_layout_that_does_not_say_its_vocabulary(tmp_path):
+    (np.arange(5000) % 300).astype(np.uint16).tofile(tmp_path / "x.bin")
+    with pytest.raises(mr.ConfigError, match=r"does not say its vocabulary; set model.vocabulary"):
+        train(config_of(tmp_path / "x.bin"), tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match=r"ids up to 299; set model.vocabulary to 300 or more"):
+        train(config_of(tmp_path / "x.bin", model__vocabulary=256), tmp_path / "run")
+    train(config_of(tmp_path / "x.bin", model__vocabulary=300, train__max_steps=2), tmp_path / "run")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_missing_gpu(tokens, tmp_path):
+    with pytest.raises(mr.ConfigError, match="torch sees no GPU here; take device = 'cpu'"):
+        train(config_of(tokens, train__device="cuda"), tmp_path / "run")
+
+
+def test_a_nan_stops_with_the_step_the_samples_and_their_rows(tmp_path):
+    """Row 70 of the third series is NaN: the first step that holds it stops the run, and nothing of it is saved."""
+    rng = np.random.default_rng(0)
+    columns = {"values": mr.Column("float32", (3,)), "name": mr.Column("string", per="record")}
+    with mr.StoreWriter(tmp_path / "store", kind="series", columns=columns) as writer:
+        for k in range(4):
+            values = rng.normal(size=(100, 3))
+            values[70, 1] = np.nan if k == 2 else 0
+            writer.append({"values": values, "name": f"sensor-{k}"})
+    config = config_of(
+        tmp_path / "store",
+        model__kind="lstm",
+        train__max_steps=50,
+        train__batch=4,
+        train__log_every=7,
+        checkpoint__every=1,
+    )
+    with pytest.raises(
+        mr.TrainError, match=r"the loss of step \d+ is nan; samples \[.*\] hold values that are not finite"
+    ) as stopped:
+        train(config, tmp_path / "run")
+    view = mr.Windows(mr.open_store(tmp_path / "store"), lookback=16, horizon=4)
+    feed = mr.Feed(view, batch=4, seed=7, device="numpy")
+    step = stopped.value.step
+    held = feed.explain(step - 1)
+    bad = [
+        row["sample"]
+        for row in held.rows
+        if row["columns"]["name"] == "sensor-2" and row["rows"][0] <= 270 < row["rows"][1]
+    ]
+    assert stopped.value.samples == sorted(bad)
+    assert "name=sensor-2" in str(stopped.value)
+    assert f"millrace explain {tmp_path / 'run'} --step {step}" in str(stopped.value)
+    assert not any(270 in range(*row["rows"]) for k in range(step - 1) for row in feed.explain(k).rows)
+    from millrace.train.load import load_model
+
+    model = load_model(tmp_path / "run").model
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+
+
+def test_a_loss_that_explodes_says_lower_the_rate(waves, tmp_path):
+    config = config_of(waves, model__kind="own_models:Linear", model__options=LINEAR, optimizer__name="sgd", optimizer__lr=1e9,
+                       optimizer__warmup=0, train__clip=0.0, train__max_steps=200)  # fmt: skip
+    with pytest.raises(mr.TrainError, match=r"hold only finite values: lower optimizer.lr"):
+        train(config, tmp_path / "run")
+
+
+def test_out_of_memory_says_which_micro_batch_and_keeps_the_checkpoint(waves, tmp_path):
+    options = {**LINEAR, "most": 5}
+    config = config_of(waves, model__kind="own_models:Hungry", model__options=options, train__micro_batch=6)
+    with pytest.raises(
+        mr.TrainError, match=r"out of memory at step 1 with micro-batches of 6 samples; set train.micro_batch to 3"
+    ):
+        train(config, tmp_path / "run")
+
+
+def test_micro_batches_are_halved_where_asked_and_nothing_else_changes(waves, tmp_path):
+    options = {**LINEAR, "most": 5}
+    changes = {"model__options": options, "train__precision": "fp64"}
+    halved = config_of(waves, model__kind="own_models:Hungry", train__halve_on_oom=True, **changes)
+    trainer = Trainer(halved, tmp_path / "halved", ALONE)
+    trainer.run()
+    trainer.close()
+    assert trainer.stepper.micro_batches == 4
+    assert trainer.model.seen[:7] == [12, 6, 3, 3, 3, 3, 3]
+    fitting = config_of(waves, model__kind="own_models:Hungry", train__micro_batch=3, **changes)
+    train(fitting, tmp_path / "fitting")
+    assert losses(tmp_path / "halved") == losses(tmp_path / "fitting")
+
+
+def test_a_model_that_is_none(waves, tmp_path):
+    for kind, message in {
+        "own_models:not_a_module": "gave int; expected a torch.nn.Module",
+        "own_models:Nothing": "has no attribute 'Nothing'",
+        "no_such_module:x": "No module named 'no_such_module'",
+    }.items():
+        with pytest.raises(mr.ConfigError, match=message):
+            train(config_of(waves, model__kind=kind), tmp_path / "run")
+
+
+def test_own_models_take_the_view_that_the_kind_of_the_store_is_for(tmp_path):
+    store = tiny_store("series", tmp_path / "store")
+    config = config_of(
+        store.path, model__kind="own_models:Linear", model__options=LINEAR, train__batch=4, data__lookback=4
+    )
+    train(config, tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 10
+
+
+def test_no_val_split_is_one_line(tmp_path, start):
+    with mr.StoreWriter(
+        tmp_path / "store", kind="text", columns={"tokens": mr.Column("uint8")}, meta={"vocabulary": 9}
+    ) as writer:
+        writer.append({"tokens": np.arange(900) % 9})
+    ranks = start(nano(tmp_path / "store", evaluation__every=2), tmp_path / "run")
+    ranks.finish()
+    assert ranks.output.count("no evaluation") == 1
+    assert not any("val_loss" in line for line in lines(tmp_path / "run"))
+
+
+def test_a_dead_rank_ends_the_others(tokens, tmp_path, start):
+    ranks = start(nano(tokens, train__max_steps=100_000, train__timeout_s=20), tmp_path / "run", 2)
+    ranks.reach(3)
+    ranks.processes[1].kill()
+    assert ranks.wait()[0] == 1
+    assert "error: another rank has ended or does not answer" in ranks.output

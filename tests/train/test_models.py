@@ -1,0 +1,240 @@
+"""The models: what they may look at, what they are given, what they learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.train.config import parse_config
+from millrace.train.data import build_model, training_view, vocabulary
+from millrace.train.memory import memory_by_part
+from millrace.train.models.forecast import Forecaster, Shapes
+from millrace.train.models.gpt import GPT, document_mask
+from millrace.train.optimizers import build_optimizer
+from millrace.train.precision import Precision
+from millrace.train.trainer import Trainer, train
+
+from .conftest import config_of, lines, losses
+from .test_equivalence import ALONE, batch_of, stepper_of
+
+SMALL = {"layers": 2, "heads": 2, "width": 16}
+
+
+def gpt(**options: object) -> GPT:
+    torch.manual_seed(0)
+    return GPT(**{"vocabulary": 50, "length": 12, **SMALL, **options}).double()
+
+
+def test_a_token_sees_only_earlier_ones():
+    model, x = gpt(), torch.arange(12)[None] % 50
+    before = model.logits(x)
+    x[0, 7] = 33
+    after = model.logits(x)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert not torch.equal(before[:, 7:], after[:, 7:])
+
+
+def test_with_a_document_mask_a_token_sees_only_its_document():
+    """Ends of documents at 3 and 8: what lies before an end does not reach beyond it, the end itself belongs to its document."""
+    model = gpt(separator=9)
+    x = torch.tensor([[1, 2, 3, 9, 4, 5, 6, 7, 9, 8, 1, 2]])
+    before = model.logits(x)
+    x[0, 1] = 40
+    after = model.logits(x)
+    changed = (before != after).any(-1)[0].tolist()
+    assert changed == [False, True, True, True] + [False] * 8
+    mask = document_mask(x, 9)[0]
+    assert mask[3].tolist() == [True] * 4 + [False] * 8
+    assert mask[9].tolist() == [False] * 9 + [True] + [False] * 2
+
+
+def test_masked_targets_do_not_count():
+    model, batch = gpt(), {"x": torch.arange(12)[None], "y": torch.arange(1, 13)[None]}
+    kept = torch.tensor([[1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1]])
+    loss = model({**batch, "mask": kept})
+    scores = torch.log_softmax(model.logits(batch["x"]), -1)[0]
+    expected = -torch.stack([scores[k, batch["y"][0, k]] for k in (0, 2, 11)]).mean()
+    torch.testing.assert_close(loss, expected)
+    assert model.targets({**batch, "mask": kept}) == 3
+
+
+def test_the_vocabulary_is_the_stores_rounded_up(tokens):
+    store = mr.open_store(tokens)
+    assert vocabulary(store, config_of(tokens)) == 256
+    assert vocabulary(store, config_of(tokens, model__vocabulary=201)) == 201
+
+
+def test_presets_have_the_size_they_are_named_after(tokens):
+    from millrace.train.config import load_config
+
+    for name, expected in (("gpt-124m", 124e6), ("gpt-150m", 152e6), ("gpt-250m", 253e6)):
+        config = load_config(Path(__file__).parents[2] / "configs" / f"{name}.toml", ["model.vocabulary=50304"])
+        with torch.device("meta"):
+            model = build_model(config, mr.open_store(tokens), None)
+        assert sum(p.numel() for p in model.parameters()) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with all that can be included: gaps, categories, static features, what is known ahead."""
+    import pandas
+
+    rng = np.random.default_rng(0)
+    frames = []
+    for sensor in range(6):
+        hours = np.arange(120)
+        frame = pandas.DataFrame(
+            {"sensor": f"s{sensor}", "time": hours, "heat": np.sin(hours / 4 + sensor) * (sensor + 1)}
+        )
+        frame["load"] = rng.normal(size=120)
+        frame["shift"] = np.where(hours % 24 < 12, "day", "night")
+        frame["size"], frame["site"] = float(sensor), f"site-{sensor % 2}"
+        frame.loc[rng.choice(120, 9, replace=False), "load"] = np.nan
+        frames.append(frame)
+    folder = tmp_path_factory.mktemp("table")
+    pandas.concat(frames).to_parquet(folder / "t.parquet")
+    mr.prepare_table(
+        str(folder / "t.parquet"), folder / "store", entity=("sensor",), time="time", features=("heat", "load"), target=("heat",),
+        static=("size", "site"), categorical=("shift",), known_future=("shift", "load"), nulls={"load": "mask"}, val_last=0.2,
+    )  # fmt: skip
+    return folder / "store"
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_forecasters_use_all_that_is_included(kind, table, tmp_path):
+    """Each input changes the forecast; masked values do not."""
+    include = ("mask", "categorical", "known_future", "static", "static_categorical")
+    config = config_of(table, model__kind=kind, data__include=include, train__max_steps=3)
+    train(config, tmp_path / "run")
+    store = mr.open_store(table)
+    view = training_view(store, config)
+    torch.manual_seed(1)
+    model = build_model(config, store, view).double().eval()
+    torch.nn.init.normal_(model.leave.weight)
+    items = view[np.arange(60)]
+    batch = {
+        name: torch.from_numpy(value).double() if value.dtype.kind == "f" else torch.from_numpy(value)
+        for name, value in items.items()
+    }
+    before = model.forecast(batch)
+    assert {"static", "static_categorical", "categorical", "known_future", "known_categorical", "mask"} <= set(batch)
+    for name in ("static", "static_categorical", "categorical", "known_future", "known_categorical"):
+        other = {**batch, name: 1 - batch[name]}
+        assert not torch.allclose(model.forecast(other), before), name
+    gone = batch["mask"] == 0
+    assert gone.any()
+    assert not gone[:, -1].all()
+    # Whatever lies where nothing was observed, NaN too.
+    hidden = {**batch, "x": torch.where(gone, torch.nan, batch["x"])}
+    torch.testing.assert_close(model.forecast(hidden), before)
+    unknown = {**batch, "categorical": torch.full_like(batch["categorical"], -1)}
+    assert torch.isfinite(model.forecast(unknown)).all()
+
+
+def test_a_target_that_is_not_an_input_has_no_baseline(table, tmp_path):
+    train(config_of(table, model__kind="lstm", data__inputs=("load",), data__target=("heat",)), tmp_path / "run")
+    (line,) = [line for line in lines(tmp_path / "run") if "val_loss" in line]
+    assert "val_baseline" not in line
+
+
+def test_an_untrained_forecaster_repeats_the_last_value():
+    shapes = Shapes(features=3, outputs=2, targets=(2, 0), lookback=8, horizon=4)
+    model = Forecaster(shapes, kind="lstm", **SMALL)
+    x = torch.randn(5, 8, 3)
+    torch.testing.assert_close(model.forecast({"x": x}), x[:, -1:, [2, 0]].expand(5, 4, 2))
+    batch = {"x": x, "y": torch.randn(5, 4, 2)}
+    torch.testing.assert_close(model(batch), model.baseline(batch))
+
+
+def test_targets_that_are_missing_do_not_count():
+    shapes = Shapes(features=1, outputs=1, targets=(0,), lookback=4, horizon=2)
+    model = Forecaster(shapes, kind="transformer", **SMALL)
+    batch = {
+        "x": torch.zeros(3, 4, 1),
+        "y": torch.tensor([[[1.0], [float("nan")]]] * 3),
+        "y_mask": torch.tensor([[[1], [0]]] * 3),
+    }
+    loss = model(batch)
+    assert loss == 1.0
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert model.targets(batch) == 3
+
+
+# What they learn; that a GPT learns the standard library is shown by the demo's test.
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_a_forecaster_beats_repeating_the_last_value(kind, waves, tmp_path):
+    config = config_of(
+        waves, model__kind=kind, train__max_steps=150, train__batch=32, optimizer__lr=5e-3, checkpoint__every=0
+    )
+    train(config, tmp_path / "run")
+    (line,) = [line for line in lines(tmp_path / "run") if "val_loss" in line]
+    assert line["val_loss"] <= 0.8 * line["val_baseline"]
+
+
+# Precision and memory.
+
+
+def test_fp16_counts_the_steps_it_skips_and_resumes_its_scale(tokens, tmp_path):
+    """The first scale, 65,536, overflows a huge loss: those steps change nothing, then training goes on."""
+    stepper = stepper_of(0, "fp16")
+    stepper.precision.scaler.load_state_dict({**stepper.precision.scaler.state_dict(), "scale": 1e38})
+    before = stepper.model.tokens.weight.clone()
+    batch = batch_of(np.random.default_rng(0), masked=False)
+    stepper.step(batch, 1)
+    assert stepper.precision.skipped == 1
+    assert torch.equal(before, stepper.model.tokens.weight)
+    state = stepper.precision.state()
+    again = Precision("fp16", torch.device("cpu"))
+    again.load(state)
+    assert again.scaler.get_scale() == stepper.precision.scaler.get_scale() == pytest.approx(5e37)
+    train(config_of(tokens, train__precision="fp16", train__max_steps=12), tmp_path / "run")
+    found = losses(tmp_path / "run")
+    assert found[12] < found[1]
+    assert all("skipped" in line for line in lines(tmp_path / "run") if "loss" in line)
+
+
+def test_bf16_trains(tokens, tmp_path):
+    train(config_of(tokens, train__precision="bf16", train__max_steps=12), tmp_path / "run")
+    found = losses(tmp_path / "run")
+    assert found[12] < found[1]
+
+
+def test_adafactor_keeps_far_less_than_adamw(tokens):
+    sizes = {}
+    for name in ("adamw", "adafactor", "sgd"):
+        stepper = stepper_of(0, "fp32", name=name)
+        stepper.step(batch_of(np.random.default_rng(0), masked=False), 1)
+        sizes[name] = memory_by_part(stepper.model, stepper.optimizer)
+    parameters = sizes["adamw"]["parameters"]
+    assert all(size["parameters"] == size["gradients"] == parameters for size in sizes.values())
+    assert sizes["adamw"]["optimizer"] >= 2 * parameters
+    assert sizes["adafactor"]["optimizer"] < 0.35 * parameters
+    assert sizes["sgd"]["optimizer"] == 0
+
+
+def test_vectors_do_not_decay():
+    model = gpt()
+    optimizer = build_optimizer(model, parse_config({"optimizer": {"weight_decay": 0.3}}).optimizer)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name: decays[id(p)] for name, p in model.named_parameters()} == {
+        name: 0.3 if p.dim() >= 2 else 0.0 for name, p in model.named_parameters()
+    }
+
+
+def test_dropout_follows_the_step_and_nothing_else(tokens, tmp_path):
+    """What was drawn before, here by a program of its own, does not matter."""
+    config = config_of(tokens, model__dropout=0.3, train__max_steps=4)
+    train(config, tmp_path / "a")
+    torch.rand(1000)
+    trainer = Trainer(config, tmp_path / "b", ALONE)
+    torch.rand(17)
+    trainer.run()
+    trainer.close()
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")

@@ -1,0 +1,177 @@
+"""Exact resume: kill -9 at any step, on any number of ranks, and the run is the one that was never killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+
+from .conftest import config_of, lines, losses, nano, weights
+
+SEED = random.randrange(1 << 32)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__dropout": 0.1},
+        {"model__kind": "lstm", "optimizer__name": "adafactor"},
+        {"model__kind": "transformer", "optimizer__name": "sgd", "optimizer__momentum": 0.9, "train__micro_batch": 5},
+    ],
+    ids=["gpt", "lstm", "transformer"],
+)
+def test_forty_steps_are_bitwise_the_same_after_kills(changes, tokens, waves, tmp_path, start):
+    store = waves if "model__kind" in changes else tokens
+    values = nano(store, train__max_steps=40, evaluation__every=9, checkpoint__every=4, **changes)
+    start(values, tmp_path / "straight").finish()
+    print(f"seed={SEED}")
+    moments = random.Random(SEED)
+    run, kills = tmp_path / "killed", 0
+    for step in sorted(moments.sample(range(2, 36), 3)):
+        ranks = start(values, run)
+        ranks.reach(step)
+        ranks.kill()
+        kills += ranks.processes[0].exitcode == -signal.SIGKILL
+    assert kills == 3
+    start(values, run).finish()
+    assert losses(run) == losses(tmp_path / "straight")
+    assert sorted(losses(run)) == list(range(1, 41))
+    straight, killed = weights(tmp_path / "straight"), weights(run)
+    assert all(torch.equal(straight[name], killed[name]) for name in straight)
+    evaluations = [[line for line in lines(path) if "val_loss" in line] for path in (run, tmp_path / "straight")]
+    assert evaluations[0] == evaluations[1]
+    assert [line["step"] for line in evaluations[0]] == [9, 18, 27, 36, 40]
+
+
+def test_four_ranks_killed_and_resumed_on_two_one_and_three_see_the_same_samples(waves, tmp_path, start):
+    """The samples of every step that counts, over all ranks, are those of an undisturbed line."""
+    log = tmp_path / "samples.jsonl"
+    values = nano(
+        waves, model__kind="own_models:Remembers", train__max_steps=40, checkpoint__every=3,
+        model__options={"features": 3, "targets": 3, "log": str(log)},
+    )  # fmt: skip
+    run = tmp_path / "run"
+    for ranks, step in ((4, 8), (2, 17), (1, 26)):
+        began = start(values, run, ranks)
+        began.reach(step)
+        began.kill()
+        assert set(began.wait()) == {-signal.SIGKILL}, began.output
+    start(values, run, 3).finish()
+    view = mr.Windows(mr.open_store(waves).split("train"), lookback=16, horizon=4)
+    order = mr.Shuffled(len(view), seed=7)
+    seen = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in seen:  # steps done again after a kill hold what they held before
+        assert line["samples"] == order.samples(np.array(line["positions"])).tolist()
+    first = 0
+    for ranks in (4, 2, 1, 3):  # each life goes on at a checkpoint of the one before, and repeats or skips nothing
+        positions = sorted(p for line in seen if line["ranks"] == ranks for p in line["positions"])
+        whole = [p for p in positions if p < max(positions) // 12 * 12]  # ranks are not killed at quite the same step
+        assert whole == list(range(positions[0], len(whole) + positions[0]))
+        assert positions[0] % 36 == 0
+        assert positions[0] <= first
+        first = max(positions) + 1
+    assert first == 40 * 12
+    assert sorted(losses(run)) == list(range(1, 41))
+
+
+def test_a_run_continues_where_it_is_and_can_be_made_longer(tokens, tmp_path):
+    from millrace.train.trainer import train
+
+    run = tmp_path / "run"
+    train(config_of(tokens, train__max_steps=6), run)
+    assert sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
+    train(config_of(tokens, train__max_steps=6), run)
+    assert sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
+    train(config_of(tokens, train__max_steps=9, train__batch=6), run)
+    assert sorted(losses(run)) == list(range(1, 10))
+    starts = [json.loads(line) for line in (run / "feed.jsonl").read_text().splitlines()]
+    assert [(start["step"], start["position"], start["batch"]) for start in starts] == [(1, 0, 12), (7, 72, 6)]
+
+
+def test_metrics_are_cut_to_whole_lines_up_to_the_checkpoint(tokens, tmp_path):
+    from millrace.train.trainer import train
+
+    run = tmp_path / "run"
+    train(config_of(tokens, train__max_steps=6), run)
+    kept = (run / "metrics.jsonl").read_bytes()
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
+    train(config_of(tokens, train__max_steps=6), run)
+    assert (run / "metrics.jsonl").read_bytes() == kept
+
+
+def test_a_run_pins_its_snapshot(tmp_path):
+    """Rows appended to the store after the run began are not seen by it."""
+    from millrace.train.dist import World
+    from millrace.train.trainer import Trainer, train
+
+    columns = {"tokens": mr.Column("uint16")}
+    with mr.StoreWriter(tmp_path / "store", kind="text", columns=columns, meta={"vocabulary": 50}) as writer:
+        writer.append({"tokens": np.arange(2000) % 50})
+    train(config_of(tmp_path / "store", train__max_steps=4), tmp_path / "run")
+    pinned = mr.open_store(tmp_path / "store").fingerprint
+    with mr.StoreWriter(tmp_path / "store", append=True) as writer:
+        writer.append({"tokens": np.arange(2000) % 50})
+    trainer = Trainer(
+        config_of(tmp_path / "store", train__max_steps=6), tmp_path / "run", World(0, 1, torch.device("cpu"))
+    )
+    assert trainer.store.fingerprint == pinned
+    assert trainer.step == 4
+    trainer.run()
+    trainer.close()
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_a_run_cannot_change_is_refused_by_its_key(tokens, tmp_path):
+    from millrace.train.trainer import train
+
+    train(config_of(tokens, train__max_steps=2), tmp_path / "run")
+    for key, value in {"model__width": 32, "data__length": 8, "optimizer__name": "sgd", "train__seed": 8}.items():
+        with pytest.raises(mr.ConfigError, match=f"{key.replace('__', '.')} was .* and is {value!r} now"):
+            train(config_of(tokens, train__max_steps=4, **{key: value}), tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match="holds a run already"):
+        train(config_of(tokens), tmp_path / "run", resume="never")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_saves_all_at_one_step_and_ends(number, tokens, tmp_path, start):
+    import os
+
+    values = nano(tokens, train__max_steps=100_000, checkpoint__every=0)
+    ranks = start(values, tmp_path / "run", 2)
+    ranks.reach(5)
+    os.kill(ranks.processes[1].pid, number)
+    assert ranks.wait() == [number, number], ranks.output
+    from millrace.train.checkpoint import Checkpoints
+
+    (name,) = Checkpoints(tmp_path / "run" / "checkpoints").names()
+    last = max(losses(tmp_path / "run"))
+    assert name == f"step-{last:08d}"
+    values["train"]["max_steps"] = last + 3
+    start(values, tmp_path / "run", 1).finish()
+    assert sorted(losses(tmp_path / "run")) == list(range(1, last + 4))
+
+
+def test_a_second_trainer_in_the_same_folder_is_refused(tokens, tmp_path, start):
+    from millrace.train.trainer import train
+
+    ranks = start(nano(tokens, train__max_steps=100_000), tmp_path / "run")
+    ranks.reach(2)
+    with pytest.raises(mr.StoreLocked, match=f"process {ranks.processes[0].pid}"):
+        train(config_of(tokens), tmp_path / "run")
+    ranks.kill()
+
+
+def test_checkpoints_by_the_clock_are_agreed_on(tokens, tmp_path, start):
+    """Only the first rank's clock would be early; both save at one step."""
+    values = nano(tokens, train__max_steps=30, checkpoint__every=0, checkpoint__every_minutes=1e-9, checkpoint__keep=50)
+    start(values, tmp_path / "run", 2).finish()
+    from millrace.train.checkpoint import Checkpoints
+
+    assert len(Checkpoints(tmp_path / "run" / "checkpoints").names()) == 30
