@@ -86,7 +86,7 @@ class Trainer:
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
         self.feed = Feed(
             self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
-            device="cpu",
+            device=str(world.device),
         )  # fmt: skip
         self.step = self._load()
         if world.is_first:
