@@ -136,6 +136,19 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.named("best") == name_of(7)
 
 
+def test_going_back_to_an_earlier_one(tmp_path):
+    """Written into ``latest`` by hand: what came after it goes, also as ``best``."""
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    for step in (1, 2, 3):
+        save(checkpoints, step, 10.0 - step)
+    (tmp_path / "latest").write_text(name_of(2) + "\n")
+    checkpoints.sweep()
+    assert loaded(checkpoints) == 2
+    assert checkpoints.names() == [name_of(1), name_of(2)]
+    save(checkpoints, 3, 8.5)
+    assert checkpoints.named("best") == name_of(3)
+
+
 def test_a_flipped_bit_is_found_and_named(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)
