@@ -1,10 +1,12 @@
 """The feed against what people write themselves: samples per second on hot data, interleaved, ratios of medians.
 
-    python -m benchmarks.feed [--seconds 1.5] [--rounds 5]
+    python -m benchmarks.feed [--seconds 1.5] [--rounds 5] [--peers]
 
 Workloads (hot: the stores lie in /dev/shm; the consumer only touches each batch):
 W1 windows: 1,000 ragged entities, 8,000,000 rows x 16 float32; 64 rows x 16 and 8 rows of one target; batch 512.
 W2 tokens: 250,000,000 uint16 tokens in shards of 10M; 1,024 tokens as int64 x and shifted y; batch 32.
+
+``--peers`` adds those other libraries that this Python can import (benchmarks/peers.py). Cold data: benchmarks/cold.py.
 """
 
 from __future__ import annotations
@@ -21,26 +23,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import millrace as mr
+from benchmarks import peers
 from benchmarks.common import interleave, medians, save, verdict
-
-LOOKBACK, HORIZON, TARGET = 64, 8, 3
-LENGTH = 1024
+from benchmarks.handmade import HORIZON, LENGTH, LOOKBACK, TARGET, BlockPerSample, WholeBatch, WindowPerSample, in_line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=1.5, help="per contestant and round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="bench-"))
     try:
         make_stores(folder)
         figures = {name: bench(name, folder, options) for name in ("W1", "W2")}
         figures["first_batch"] = first_batch(folder)
+        figures["permutation"] = permutation()
         save("feed", figures)
     finally:
         shutil.rmtree(folder)
@@ -66,81 +68,36 @@ def view_of(name: str, folder: Path) -> mr.View:
     return mr.Blocks(store, length=LENGTH)
 
 
-class WindowPerSample(Dataset[Any]):
-    """What one writes first: find the entity by searchsorted, slice the memmap."""
-
-    def __init__(self, folder: Path) -> None:
-        store = mr.open_store(folder / "W1")
-        self._rows = [
-            np.memmap(path, np.float32, "r").reshape(-1, 16) for path in sorted(folder.glob("W1/shards/*/values.f32"))
-        ]
-        self._firsts = np.cumsum([0, *(len(rows) for rows in self._rows)])
-        self._offsets = np.array(store.offsets)
-        self._ends = np.cumsum(np.maximum(0, np.diff(self._offsets) - LOOKBACK - HORIZON + 1))
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, sample: int) -> Any:
-        entity = np.searchsorted(self._ends, sample, side="right")
-        inside = sample - (self._ends[entity - 1] if entity else 0)
-        start = self._offsets[entity] + inside
-        shard = np.searchsorted(self._firsts, start, side="right") - 1
-        rows, first = self._rows[shard], start - self._firsts[shard]
-        y = rows[first + LOOKBACK : first + LOOKBACK + HORIZON, TARGET : TARGET + 1]
-        return torch.from_numpy(np.array(rows[first : first + LOOKBACK])), torch.from_numpy(np.array(y))
-
-
-class BlockPerSample(Dataset[Any]):
-    """The same for tokens; samples stay inside one shard, which is kind to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._shards = [np.memmap(path, np.uint16, "r") for path in sorted(folder.glob("W2/shards/*/tokens.u16"))]
-        self._per_shard = (len(self._shards[0]) - 1) // LENGTH
-
-    def __len__(self) -> int:
-        return self._per_shard * len(self._shards)
-
-    def __getitem__(self, sample: int) -> Any:
-        shard, inside = divmod(sample, self._per_shard)
-        tokens = self._shards[shard][inside * LENGTH : inside * LENGTH + LENGTH + 1].astype(np.int64)
-        return torch.from_numpy(tokens[:-1]), torch.from_numpy(tokens[1:])
-
-
-class WholeBatch(Dataset[Any]):
-    """Hand-made: the dataset gathers a whole batch per item by the view, and the DataLoader adds its machinery."""
-
-    def __init__(self, view: mr.View, batch: int) -> None:
-        self._view, self._batch = view, batch
-
-    def __len__(self) -> int:
-        return len(self._view) // self._batch
-
-    def __getitem__(self, number: int) -> Any:
-        samples = np.random.default_rng(number).integers(0, len(self._view), self._batch)
-        found = self._view[samples]
-        return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
-
-
 def endless(loader: DataLoader[Any]) -> Iterator[Any]:
     while True:
         yield from loader
 
 
-def contestants(name: str, folder: Path, batch: int) -> dict[str, Iterator[Any]]:
+def contestants(name: str, folder: Path, batch: int, with_peers: bool) -> dict[str, Iterator[Any]]:
     dataset: Dataset[Any] = WindowPerSample(folder) if name == "W1" else BlockPerSample(folder)
     found: dict[str, Iterator[Any]] = {"millrace": iter(mr.Feed(view_of(name, folder), batch=batch, seed=7))}
     for workers in (0, 1, 2):
         sampler = RandomSampler(dataset, replacement=True, num_samples=1 << 40)  # type: ignore[arg-type]
         loader = DataLoader(dataset, batch_size=batch, sampler=sampler, num_workers=workers)
         found[f"DataLoader per sample, {workers} workers"] = endless(loader)
-    found["DataLoader whole batch"] = endless(DataLoader(WholeBatch(view_of(name, folder), batch), batch_size=None))
+    whole = WholeBatch(name, folder, batch)
+    found["DataLoader whole batch"] = endless(DataLoader(whole, batch_size=None))
+    found["numpy in line"] = in_line(whole)
+    if with_peers:
+        found |= peers.contestants(name, folder, whole)
     return found
+
+
+# Against whom, by how much at least; "peer" is the best of the other libraries by their documented use.
+PROMISES = {
+    "W1": {"DataLoader per sample": 20, "DataLoader whole batch": 2, "numpy in line": 1, "SPDL": 2, "peer": 5},
+    "W2": {"DataLoader per sample": 10, "DataLoader whole batch": 1.5, "numpy in line": 1, "SPDL": 2, "peer": 5},
+}
 
 
 def bench(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     batch = 512 if name == "W1" else 32
-    iterators = contestants(name, folder, batch)
+    iterators = contestants(name, folder, batch, options.peers)
     for iterator in iterators.values():
         rate(iterator, batch, 0.3)
     measures: dict[str, Callable[[], float]] = {
@@ -150,11 +107,24 @@ def bench(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any
     found = medians(rounds)
     for key, value in sorted(found.items(), key=lambda item: -item[1]):
         print(f"  {name} {key}: {value:,.0f} samples/s")
-    best = max(value for key, value in found.items() if "per sample" in key)
-    promise = verdict(
-        f"{name}, times the per-sample DataLoader at its best", found["millrace"] / best, 8 if name == "W1" else 4
-    )
-    return {"samples_per_s": found, "rounds": rounds, "promise": promise}
+    promises = []
+    for against, limit in PROMISES[name].items():
+        others = [value for key, value in found.items() if key.startswith(against)]
+        if others:
+            promises.append(verdict(f"{name}, times {against}", found["millrace"] / max(others), limit))
+    return {"samples_per_s": found, "rounds": rounds, "promises": promises}
+
+
+def permutation() -> dict[str, Any]:
+    """Indices per second of one core at N = 1e12."""
+    order, positions = mr.Shuffled(10**12, seed=7), np.arange(1 << 20) + 12345
+    order.samples(positions)
+    runs = []
+    for _ in range(7):
+        started = time.perf_counter()
+        order.samples(positions)
+        runs.append(len(positions) / (time.perf_counter() - started))
+    return {"per_s": runs, "promise": verdict("permutation, M indices/s at 1e12", sorted(runs)[3] / 1e6, 40)}
 
 
 def rate(iterator: Iterator[Any], batch: int, seconds: float) -> float:

@@ -4,7 +4,7 @@
 
 Rows of 16 float32 features, 5 entities to a file, in tmpfs; two processes or two threads everywhere. Every contestant
 reads all files, fits mean and deviation of each feature over all rows, and writes the scaled rows as float32. Needs
-pandas, scikit-learn, polars and duckdb (`pip install -e .[bench]`).
+pandas, scikit-learn, polars and duckdb, which `make bench` installs.
 """
 
 from __future__ import annotations

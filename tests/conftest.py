@@ -43,6 +43,22 @@ hypothesis.settings.register_profile("millrace", deadline=None, database=None, p
 hypothesis.settings.load_profile("millrace")
 
 
+IN_LINE_BYTES = "MILLRACE_TEST_IN_LINE_BYTES"
+
+
+@pytest.fixture(scope="module", params=["in line"] if HIDDEN else ["in line", "ring"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How a feed makes its batches: in line as tiny ones are, or ahead by threads; also in scripts that tests start."""
+    from millrace.feed import native
+
+    before = native.IN_LINE_BYTES
+    native.IN_LINE_BYTES = 0 if request.param == "ring" else before
+    os.environ[IN_LINE_BYTES] = str(native.IN_LINE_BYTES)
+    yield request.param
+    native.IN_LINE_BYTES = before
+    del os.environ[IN_LINE_BYTES]
+
+
 @pytest.fixture(scope="session")
 def memory_folder() -> Iterator[Path]:
     """A folder in memory where there is one: for tests that sync ten thousand times on a disk that others use."""

@@ -17,11 +17,11 @@ LINES = [
     ["text", "scaling"],
     ["store", "view", "order", "gather", "queues", "meter"],
     ["ragged"],
-    ["errors", "identity", "lazy"],
+    ["errors", "identity", "lazy", "native"],
 ]
 HEIGHT = {part: len(LINES) - k for k, line in enumerate(LINES) for part in line}
 EDGES = {("view", "gather.reference")}  # for view[i]
-CORE_USERS = {"store", "order", "gather", "feed"}
+CORE_USERS = {"store", "native"}  # the others ask native, which knows whether it is there
 ANYTHING = {"torch", "__main__"}  # adapters and the entry point: above everything
 
 

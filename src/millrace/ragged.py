@@ -61,12 +61,17 @@ class Ragged:
         object.__setattr__(self, "values", np.asarray(self.values))
         object.__setattr__(self, "offsets", as_offsets(self.offsets, len(self.values)))
 
+    @classmethod
+    def trusted(cls, values: Any, offsets: Any) -> Ragged:
+        """Without the checks, for offsets that were just computed."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "values", values)
+        object.__setattr__(made, "offsets", offsets)
+        return made
+
     def map(self, function: Callable[[Array], Any]) -> Ragged:
         """The same items with ``function`` applied to values and offsets, e.g. ``torch.from_numpy``."""
-        mapped = object.__new__(Ragged)
-        object.__setattr__(mapped, "values", function(self.values))
-        object.__setattr__(mapped, "offsets", function(self.offsets))
-        return mapped
+        return Ragged.trusted(function(self.values), function(self.offsets))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -80,10 +85,7 @@ class Ragged:
             stop = max(items.start, items.stop)
             rows = self.values[self.offsets[items.start] : self.offsets[stop]]
             offsets = self.offsets[items.start : stop + 1] - self.offsets[items.start]
-            part = object.__new__(Ragged)
-            object.__setattr__(part, "values", rows)
-            object.__setattr__(part, "offsets", offsets)
-            return part
+            return Ragged.trusted(rows, offsets)
         item = range(len(self))[key]
         return self.values[self.offsets[item] : self.offsets[item + 1]]
 
@@ -131,10 +133,10 @@ class Spans:
         if len(starts) and (starts.min() < 0 or np.any(stops < starts)):
             at = int(np.argmax((starts < 0) | (stops < starts)))
             raise ConfigError(f"piece {at} is [{starts[at]}, {stops[at]}); expected 0 <= start <= stop")
-        object.__setattr__(self, "starts", starts)
-        object.__setattr__(self, "stops", stops)
+        object.__setattr__(self, "starts", np.ascontiguousarray(starts))
+        object.__setattr__(self, "stops", np.ascontiguousarray(stops))
         if self.offsets is not None:
-            object.__setattr__(self, "offsets", as_offsets(self.offsets, len(starts)))
+            object.__setattr__(self, "offsets", np.ascontiguousarray(as_offsets(self.offsets, len(starts))))
 
     def __len__(self) -> int:
         return len(self.starts) if self.offsets is None else len(self.offsets) - 1

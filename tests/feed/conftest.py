@@ -12,6 +12,9 @@ HEAD = """
 import gc, os, sys, threading, time
 import numpy as np
 import millrace as mr
+from millrace.feed import native
+
+native.IN_LINE_BYTES = int(os.environ.get("MILLRACE_TEST_IN_LINE_BYTES", native.IN_LINE_BYTES))
 
 view = mr.Blocks(mr.from_arrays({"tokens": np.arange(1001)}), length=1)
 
@@ -58,6 +61,11 @@ def run_script(script, interrupt_at=None):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, out, err
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_way(way):
+    """All tests here run with batches made in line and by threads."""
 
 
 @pytest.fixture(scope="session")

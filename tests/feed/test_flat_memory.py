@@ -11,9 +11,12 @@ import sys
 import pytest
 
 HEAD = """
-import gc, itertools, json, sys
+import gc, itertools, json, os, sys
 import numpy as np
 import millrace as mr
+from millrace.feed import native
+
+native.IN_LINE_BYTES = int(os.environ.get("MILLRACE_TEST_IN_LINE_BYTES", native.IN_LINE_BYTES))
 
 def anonymous():
     for number in range(100_000):  # CPython's table of interned strings outgrows itself now and then: always before

@@ -7,6 +7,7 @@ import pytest
 
 import millrace as mr
 from millrace.feed import ring
+from millrace.native import core
 from millrace.testing import tiny_records
 
 N = 500
@@ -43,7 +44,7 @@ def in_place(batch, rng):
 
 
 HOWS = {
-    "in line": {},
+    "alone": {},
     "threads": {"transform": same, "workers": 3, "depth": 5},
     "in place": {"transform": in_place, "workers": 2, "depth": 2},
 }
@@ -149,7 +150,7 @@ def test_tensors_stay_as_they_were(how):
     assert all(torch.equal(kept, copy) for kept, copy in held)
 
 
-@pytest.mark.parametrize("how", ["in line", "threads"])
+@pytest.mark.parametrize("how", ["alone", "threads"])
 def test_tensors_saved_for_backward_stay_as_they_were(how):
     import torch
 
@@ -190,20 +191,25 @@ def counted(monkeypatch):
     return counting
 
 
-@pytest.mark.parametrize(("how", "slots"), [("in line", 2), ("threads", 7), ("in place", 4)])
-def test_memory_is_used_again(counted, how, slots):
+PER_SLOT = 2 if core is None else 1  # numpy has a buffer per field, x and y; the core one for all
+
+
+@pytest.mark.parametrize(("how", "slots"), [("alone", 2), ("threads", 7), ("in place", 4)])
+def test_memory_is_used_again(counted, how, slots, way):
     """The loop holds one batch while it asks for the next: in line that takes two slots, with threads those ahead."""
+    slots = 6 if how == "alone" and way == "ring" else slots
     addresses = [batch.x.ctypes.data for batch in itertools.islice(feed_of("dense", **HOWS[how]), 1000)]
     assert len(set(addresses)) <= slots
     assert len(addresses) == 1000
-    assert counted.allocated <= 2 * slots  # x and y
+    assert counted.allocated <= PER_SLOT * slots
 
 
-def test_a_loop_that_lets_go_first_needs_one_slot(counted):
+def test_a_loop_that_lets_go_first_needs_one_slot(counted, way):
     iterator = iter(feed_of("dense"))
     addresses = {next(iterator).x.ctypes.data for _ in range(100)}
-    assert len(addresses) == 1
-    assert counted.allocated == 2
+    slots = 6 if way == "ring" else 1  # threads fill others meanwhile
+    assert len(addresses) <= slots
+    assert counted.allocated <= PER_SLOT * slots
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -213,16 +219,17 @@ def test_ragged_buffers_grow_a_few_times_only(counted, how):
     assert counted.allocated < 80
 
 
-def test_tensors_give_their_memory_back(counted):
+def test_tensors_give_their_memory_back(counted, way):
     for batch in itertools.islice(feed_of("dense", device="cpu"), 1000):
         (batch.x + 1).sum()
-    assert counted.allocated <= 4
+    assert counted.allocated <= (6 if way == "ring" else 2 * PER_SLOT)
 
 
-def test_held_batches_take_new_memory_and_no_more_than_that(counted):
+def test_held_batches_take_new_memory_and_no_more_than_that(counted, way):
     held = list(itertools.islice(feed_of("dense"), 50))
     assert len({batch.x.ctypes.data for batch in held}) == 50
-    assert counted.allocated == 100
+    ahead = 6 if way == "ring" else 0
+    assert 50 * PER_SLOT <= counted.allocated <= 50 * PER_SLOT + ahead
 
 
 def test_text_is_not_in_slots(tmp_path):

@@ -1,5 +1,6 @@
-"""However rows are copied (one index into a strided view, slices, reads without maps), the batch is the same."""
+"""However rows are copied (by the core, one index into a strided view, slices, reads without maps), the batch is the same."""
 
+import contextlib
 from unittest import mock
 
 import numpy as np
@@ -7,12 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
+from millrace.gather.native import Native
 from millrace.gather.rows import Rows
 
 
+def by_numpy():
+    """Gathers without the core."""
+    return mock.patch.object(Native, "find", return_value=False)
+
+
+@contextlib.contextmanager
 def by_slices():
-    """Gathers without the fancy index."""
-    return mock.patch.object(Rows, "_indexed", return_value=False)
+    """Gathers in numpy without the fancy index."""
+    with by_numpy(), mock.patch.object(Rows, "_indexed", return_value=False):
+        yield
 
 
 def equal_batches(one, other):
@@ -44,8 +53,9 @@ def test_the_fancy_index_and_the_slices_give_the_same(kit, rows, count, per_shar
         size = data.draw(st.integers(1, 80)) if len(view) else 0
         samples = np.random.default_rng(size).integers(0, max(len(view), 1), size)
         found = view[samples]
-        with by_slices():
-            equal_batches(found, view[samples])
+        for way in (by_numpy, by_slices):
+            with way():
+                equal_batches(found, view[samples])
         for place in range(0, size, 7):
             equal_batches(view.located(samples).fill(place, place + 1), view[samples[place : place + 1]])
 
@@ -60,7 +70,7 @@ def test_both_paths_are_taken(kit):
         taken.append(original(rows, first, last, out))
         return taken[-1]
 
-    with mock.patch.object(Rows, "_indexed", noting):
+    with by_numpy(), mock.patch.object(Rows, "_indexed", noting):
         view[np.arange(64) % len(view)]
         assert taken
         assert all(taken)
@@ -74,8 +84,9 @@ def test_a_batch_over_many_shards_is_the_same(kit):
     for view in views_of(store):
         samples = np.arange(2000) * 7 % len(view)
         found = view[samples]
-        with by_slices():
-            equal_batches(found, view[samples])
+        for way in (by_numpy, by_slices):
+            with way():
+                equal_batches(found, view[samples])
 
 
 def test_rows_that_are_read_rather_than_mapped_are_the_same(kit):

@@ -9,6 +9,8 @@ import pytest
 
 import millrace as mr
 
+pytestmark = pytest.mark.usefixtures("way")
+
 WORLDS = (1, 2, 3, 4, 5, 8)
 
 

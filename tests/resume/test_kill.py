@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import millrace as mr
+
+pytestmark = pytest.mark.usefixtures("way")
 
 N, EPOCHS, SEED = 400, 3, 11
 

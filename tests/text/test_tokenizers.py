@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from millrace.errors import ConfigError, SourceError, StoreCorrupt
 from millrace.text import load
-from millrace.text.bpe import SEPARATOR, RankEngine, TiktokenTokenizer
+from millrace.text.bpe import TiktokenTokenizer
 from millrace.text.load import gpt2, load_tokenizer, tokenizer_by_name, tokenizer_from_file
+from millrace.text.ranks import SEPARATOR, RankEngine
 from millrace.text.simple import BytesTokenizer, CharTokenizer
 from millrace.text.train import train_bpe
 
@@ -25,9 +26,13 @@ PIECES += ["<|endoftext|>", SEPARATOR, SEPARATOR[:5]]
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join)
 
 
-@pytest.fixture(scope="session")
-def by_name():
-    return gpt2()
+@pytest.fixture(scope="session", params=["gigatoken", "tiktoken"])
+def by_name(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILLRACE_BPE", request.param)
+        tokenizer = gpt2()
+    assert tokenizer.engine == request.param
+    return tokenizer
 
 
 def separate(tokenizer, documents: list[bytes]) -> list[list[int]]:
@@ -46,7 +51,6 @@ def again(tokenizer):
 
 def test_gpt2_gives_tiktokens_ids_on_real_text(by_name, real, reference):
     assert separate(by_name, real) == [reference.encode(document.decode()) for document in real]
-    assert by_name.engine == "tiktoken"
 
 
 def test_gpt2_gives_tiktokens_ids_on_odd_text(by_name, odd, reference):
@@ -71,8 +75,9 @@ def test_gpt2_gives_the_same_ids_without_the_fast_engine(odd, reference):
 
 
 def test_gpt2_keeps_the_fast_engine_after_its_check(by_name, real, odd):
+    before = by_name.engine
     assert by_name.check([*real[:20], *odd])
-    assert by_name.engine == "tiktoken"
+    assert by_name.engine == before
 
 
 def test_gpt2_encodes_runs_of_white_space_that_tiktoken_gives_up_on(by_name, reference):
@@ -173,7 +178,7 @@ def test_ids_are_uint16_up_to_65536_of_them(characters, dtype):
 
 def test_a_trained_vocabulary_gives_hugging_faces_ids_on_the_fast_engine(real, odd):
     tokenizer = train_bpe(real[:60], 2000)
-    assert (tokenizer.vocab_size, tokenizer.engine) == (2000, "tiktoken")
+    assert (tokenizer.vocab_size, tokenizer.engine) == (2000, "gigatoken")
     assert tokenizer.end == tokenizer._backend.token_to_id("<|endoftext|>")
     assert tokenizer.check([*real[60:], *odd])
     for document in [*real[60:80], *odd]:
@@ -191,6 +196,7 @@ def test_a_vocabulary_of_impossible_size_is_refused(size):
 
 
 def test_a_check_that_finds_a_difference_goes_back_to_tokenizers(real, reference, monkeypatch):
+    monkeypatch.setenv("MILLRACE_BPE", "tiktoken")
     tokenizer = gpt2()
     encode = RankEngine.encode_documents
 

@@ -4,9 +4,149 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+/* module.c */
+int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept);
+void core_free(PyObject *object); /* frees an object of a heap type */
+/* Borrows int64 numbers of a contiguous buffer; *count is how many. NULL with an exception. */
+const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count);
+/* Raises a class of millrace.errors by its name. */
+PyObject *core_raise(const char *kind, const char *format, ...);
 
 /* map.c: Map, a read-only memory map that keeps no file descriptor. */
 int core_add_map(PyObject *module);
+
+/* permute.c: the keyed permutation of [0, n). */
+#define MAX_ROUNDS 24
+
+typedef struct {
+    uint64_t n, a, b; /* a x b >= n is the rectangle that is walked */
+    int rounds;
+} Sides;
+
+Sides core_sides(uint64_t n);
+void core_round_keys(uint64_t seed, uint64_t lane, uint64_t stream, int rounds, uint32_t *keys);
+/* Moves values of [0, n) in place; all by the same keys. */
+void core_permute(const Sides *sides, const uint32_t *keys, uint64_t *values, size_t count, int is_backward);
+int core_add_permute(PyObject *module);
+
+/* column.c: where the rows of a column lie. */
+typedef struct {
+    PyObject_HEAD
+    int64_t num_shards, num_rows, row_bytes;
+    const int64_t *starts;  /* the first row of each shard, and the end */
+    const char **addresses; /* of each shard, NULL until it is given */
+    Py_buffer starts_buffer, *shards;
+} Column;
+
+extern PyTypeObject *Column_Type;
+const char *core_shard(const Column *column, int64_t shard);
+int64_t core_shard_of(const Column *column, int64_t row);
+int core_add_column(PyObject *module);
+
+/* gather.c: spans -> filled buffers. */
+#define MAX_AXES 16
+#define MAX_FIELDS 64
+
+enum { DENSE, RAGGED, PADDED, RECORD };
+enum { COPY, FROM_I8, FROM_U8, FROM_I16, FROM_U16, FROM_I32, FROM_U32, FROM_F16, FROM_BF16 };
+enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED };
+
+typedef struct { /* one entry of a batch */
+    Column *column;
+    int number, kind, axis, cast;      /* number: of the column, among those of its Gather */
+    int64_t first, length;             /* rows of the sample's span; rows of padding */
+    int64_t row_items, group;          /* items of a stored row; of its last axis */
+    int64_t *items, num_items;         /* which of the last axis, NULL for all */
+    int64_t item_bytes, out_row_bytes; /* stored; delivered */
+    char name[64];
+} Field;
+
+typedef struct { /* the pieces of samples on one axis; without offsets one each */
+    const int64_t *starts, *stops, *offsets;
+} Pieces;
+
+typedef struct { /* what went wrong, where, with its numbers */
+    int code;
+    const Field *field;
+    int64_t a, b, c;
+} Problem;
+
+int64_t core_piece_rows(const Pieces *pieces, int64_t i);
+/* Copies sample i of a field, which has room for so many rows. */
+int core_gather(const Field *field, const Pieces *axes, const int64_t *records, int64_t i, int64_t room, char *to,
+                Problem *problem);
+PyObject *core_raise_problem(const Problem *problem);
+
+/* gatherer.c: the fields of a view as an object. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *columns; /* a tuple of Column */
+    Field *fields;
+    int num_fields;
+} Gather;
+
+extern PyTypeObject *Gather_Type;
+int core_add_gather(PyObject *module);
+
+/* order.c: position -> sample. */
+enum { SEQUENTIAL, SHUFFLED, BLOCK_SHUFFLED };
+
+typedef struct {
+    int kind, has_blocks;
+    uint64_t n, seed, block, window;
+    Sides all, blocks, full, rest; /* of samples, of full blocks, of the places of a full window and of the last one */
+} Order;
+
+int core_order_init(Order *order, PyObject *plan);
+int core_add_order(PyObject *module);
+void core_order(const Order *order, const int64_t *positions, int64_t count, int64_t *samples);
+
+/* program.c: the steps of a plan, and a whole batch by them. */
+#define ALIGN 256 /* of what lies in a slot: enough for every device */
+
+enum { TAKE, CONCAT, STRIDE, LOCATE, OFFSETS };
+
+typedef struct {
+    int kind, next, part, num_axes;
+    int64_t count, stride, rows;
+    const int64_t *numbers[MAX_AXES];
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    Order order;
+    int64_t start, stop, batch, begin, size; /* stop is -1 where the line is endless */
+    Step *steps;
+    int num_steps, num_parts, num_axes, num_fields, num_held;
+    Gather **gathers;
+    Py_buffer *held;
+    PyObject *parts, *find_shard;
+    int64_t marks[3], places[MAX_FIELDS], fixed_bytes;
+} Program;
+
+typedef struct Ahead Ahead; /* ring.h */
+
+typedef struct { /* of one thread, while it makes a batch */
+    int64_t *positions, *samples, *records, *starts, *stops;
+    int32_t *parts;
+    char *valid;
+    Ahead *ahead;          /* NULL where nothing is asked for ahead */
+    int64_t probe_faults; /* of the first sample */
+} Work;
+
+extern PyTypeObject *Program_Type;
+int core_step_init(Program *program, Step *step, PyObject *plan);
+int core_steps_check(const Program *program);
+Work *core_work_new(const Program *program); /* free() it */
+int core_find(const Program *program, int64_t batch, Work *work, Problem *problem);
+/* Makes a batch in memory; needs no GIL. MISSING and SPACE can be mended and tried again. */
+int core_make(const Program *program, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
+              Problem *problem);
+int core_give_missing(const Program *program, const Problem *problem);
+int core_add_program(PyObject *module);
 
 /* table.c: rows of tables turned, measured and scaled. */
 int core_add_table(PyObject *module);

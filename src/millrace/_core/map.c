@@ -2,6 +2,7 @@
  *
  * CPython's mmap keeps a duplicate of the descriptor until the map is closed (before 3.13 always), so a
  * store of 16,384 column files would hold 16,384 descriptors. This one keeps none. */
+#define _GNU_SOURCE /* mremap */
 #include "core.h"
 
 #ifdef _WIN32
@@ -54,11 +55,8 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 
 static void map_dealloc(PyObject *object) {
     Map *self = (Map *)object;
-    PyTypeObject *type = Py_TYPE(object);
     if (self->address != NULL) munmap(self->address, self->length);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    core_free(object);
 }
 
 static int map_getbuffer(PyObject *object, Py_buffer *view, int flags) {
@@ -66,10 +64,39 @@ static int map_getbuffer(PyObject *object, Py_buffer *view, int flags) {
     return PyBuffer_FillInfo(view, object, self->address, (Py_ssize_t)self->length, 1, flags);
 }
 
+/* random(): another map of the same file without read-ahead, or None where the system cannot. */
+static PyObject *map_random(PyObject *object, PyObject *args) {
+    (void)args;
+#if defined(__linux__) && defined(MADV_RANDOM)
+    Map *self = (Map *)object;
+    void *address = mremap(self->address, 0, self->length, MREMAP_MAYMOVE); /* of length 0: a shared map is doubled */
+    if (address == MAP_FAILED) Py_RETURN_NONE;
+    (void)madvise(address, self->length, MADV_RANDOM);
+    PyTypeObject *type = Py_TYPE(object);
+    Map *twin = (Map *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (twin == NULL) {
+        munmap(address, self->length);
+        return NULL;
+    }
+    twin->address = address;
+    twin->length = self->length;
+    return (PyObject *)twin;
+#else
+    (void)object;
+    Py_RETURN_NONE;
+#endif
+}
+
+static PyMethodDef map_methods[] = {
+    {"random", map_random, METH_NOARGS, "random(): another map of the same bytes without read-ahead, or None."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot map_slots[] = {
     {Py_tp_doc, "Map(fd, length, random=False): a read-only map of a file's first bytes; fd may be closed at once."},
     {Py_tp_new, (void *)map_new},
     {Py_tp_dealloc, (void *)map_dealloc},
+    {Py_tp_methods, (void *)map_methods},
     {Py_bf_getbuffer, (void *)map_getbuffer},
     {0, NULL},
 };
@@ -81,11 +108,5 @@ static PyType_Spec map_spec = {
     .slots = map_slots,
 };
 
-int core_add_map(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &map_spec, NULL);
-    if (type == NULL) return -1;
-    int status = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return status;
-}
+int core_add_map(PyObject *module) { return core_add_type(module, &map_spec, NULL); }
 #endif

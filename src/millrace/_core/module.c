@@ -1,9 +1,55 @@
-/* The module object. Every function here has a Python or numpy twin that gives the same bytes. */
-#include "core.h"
+/* The module object, and what the other files share. Every function has a numpy twin that gives the same bytes. */
+#include "ring.h"
+
+int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept) {
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type == NULL) return -1;
+    if (kept != NULL) *kept = (PyTypeObject *)type; /* for good: the types live as long as the process */
+    int status = PyModule_AddType(module, (PyTypeObject *)type);
+    if (kept == NULL) Py_DECREF(type);
+    return status;
+}
+
+void core_free(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count) {
+    if (PyObject_GetBuffer(object, buffer, PyBUF_ND | PyBUF_FORMAT) < 0) return NULL;
+    const char *format = buffer->format != NULL ? buffer->format : "";
+    if (*format == '<' || *format == '=') format++;
+    if (buffer->itemsize != 8 || strchr("lq", *format) == NULL || *format == 0) {
+        PyErr_Format(PyExc_TypeError, "expected contiguous int64 numbers, got format %s", buffer->format);
+        PyBuffer_Release(buffer);
+        return NULL;
+    }
+    *count = buffer->len / 8;
+    return buffer->buf;
+}
+
+PyObject *core_raise(const char *kind, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    PyObject *message = PyUnicode_FromFormatV(format, arguments);
+    va_end(arguments);
+    PyObject *errors = PyImport_ImportModule("millrace.errors");
+    PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, kind);
+    if (class != NULL && message != NULL) PyErr_SetObject(class, message);
+    Py_XDECREF(class);
+    Py_XDECREF(errors);
+    Py_XDECREF(message);
+    return NULL;
+}
 
 static int core_exec(PyObject *module) {
+    if (core_add_map(module) < 0 || core_add_permute(module) < 0 || core_add_column(module) < 0) return -1;
+    if (core_add_order(module) < 0 || core_add_gather(module) < 0) return -1;
+    if (core_add_program(module) < 0) return -1;
     if (core_add_table(module) < 0) return -1;
-    return core_add_map(module);
+    return core_add_ring(module);
 }
 
 static PyModuleDef_Slot core_slots[] = {

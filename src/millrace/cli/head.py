@@ -50,9 +50,18 @@ def record(store: Any, number: int, rows: int) -> dict[str, Any]:
             continue
         offsets = store.axis_offsets(column.axis)
         start, stop = int(offsets[number]), int(offsets[number + 1])
+        if column.axis == store.layout.primary:
+            start, stop = _split_rows(store, number, start, stop)
         entry["rows"][column.axis] = stop - start
         entry["columns"][name] = _plain(values[start : min(stop, start + rows)])
     return entry
+
+
+def _split_rows(store: Any, number: int, start: int, stop: int) -> tuple[int, int]:
+    """The rows of a record that belong to the split, where it is one by time."""
+    if store.cuts is None:
+        return start, stop
+    return start + int(store.cuts[0][number]), start + int(store.cuts[1][number])
 
 
 def _has_series(store: Any) -> bool:
@@ -68,16 +77,29 @@ def _series(store: Any, number: int, rows: int) -> list[dict[str, Any]]:
     import numpy as np
 
     start, stop = store.offsets[number : number + 2].tolist()
+    start, stop = _split_rows(store, number, start, stop)
     picked = slice(start, min(stop, start + rows))
     unscaled = store.inverse(
         store.columns["values"][picked], features=range(len(store.meta["features"])), entity=number
     )
-    unit = (store.meta.get("time") or {}).get("unit")
+    labels = _labels(store, picked)
+    kept = store.meta.get("time") or {}
     shown = []
-    for time, values in zip(store.columns["time"][picked], unscaled, strict=True):
-        when = _plain(time) if unit is None else str(np.datetime64(int(time), unit))
-        shown.append({"time": when, **dict(zip(store.meta["features"], values.tolist(), strict=True))})
+    for k, (time, values) in enumerate(zip(store.columns["time"][picked], unscaled, strict=True)):
+        when = _plain(time)
+        if kept.get("unit") is not None:
+            when = str(np.datetime64(int(time), kept["unit"])) + "Z" * (kept.get("zone") is not None)
+        named = dict(zip(store.meta["features"], values.tolist(), strict=True))
+        shown.append({"time": when, **named, **{name: column[k] for name, column in labels.items()}})
     return shown
+
+
+def _labels(store: Any, rows: slice) -> dict[str, list[str | None]]:
+    """The categories of some rows as they were named; null where they are missing."""
+    names = store.meta.get("categorical", ()) if "categorical" in store.layout.columns else ()
+    codes = store.columns["categorical"][rows].T.tolist() if names else []
+    known = {name: [None, *store.meta["categories"][name]] for name in names}
+    return {name: [known[name][code] for code in column] for name, column in zip(names, codes, strict=True)}
 
 
 def _plain(value: Any) -> Any:
@@ -90,15 +112,16 @@ def show(entry: dict[str, Any]) -> None:
     lengths = ", ".join(
         f"{rows:,} rows" if axis == "rows" else f"{rows:,} {axis}" for axis, rows in entry["rows"].items()
     )
-    print_line(f"record {entry['record']:,}: {lengths}")
+    who = f" {entry['columns']['name']!r}" if "series" in entry and "name" in entry["columns"] else ""
+    print_line(f"record {entry['record']:,}{who}: {lengths}")
     if "text" in entry:
         print_line(f"  text  {entry['text']!r}")
     if entry.get("series"):
         table = [list(entry["series"][0]), *([_cell(value) for value in row.values()] for row in entry["series"])]
         print_table([row[:SHOWN] + ["..."] * (len(row) > SHOWN) for row in table])
     for name, value in entry["columns"].items():
-        if "series" in entry and name in ("values", "time", "scaling"):
-            continue  # shown above, before they were scaled
+        if "series" in entry and name in ("values", "time", "scaling", "name", "categorical"):
+            continue  # shown above, as they were before
         if isinstance(value, list) and value and isinstance(value[0], list):
             print_line(f"  {name}")
             for row in value:
@@ -108,7 +131,7 @@ def show(entry: dict[str, Any]) -> None:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _short(value: Any) -> str:

@@ -93,6 +93,12 @@ def run(
     lookback: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 64,
     horizon: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 8,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
+    stall: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Report a --transform that makes no progress for so long; 0: never."
+        ),
+    ] = 1800,
     engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
     append: Annotated[bool, typer.Option("--append", help="Add rows and entities to a store that is there.")] = False,
     refit: Annotated[
@@ -116,7 +122,8 @@ def run(
     refitting = {"refit": True} if refit else {}
     with TableProgress() as progress:
         report = prepare_table(
-            sources, out, workers=workers, append=append, progress=progress, time=time, entity=names(entity), **refitting,
+            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, time=time,
+            entity=names(entity), **refitting,
             features=names(features), target=names(target), static=names(static), categorical=names(categorical),
             known_future=names(known_future), where=where, transform=transform, nulls=policies(nulls), duplicates=duplicates,
             freq=freq, min_rows=min_rows, calendar=names(calendar), scale=scale, per_entity=per_entity, fit_on=fit_on, dtype=dtype,
@@ -144,14 +151,17 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
         ],
         indent="",
     )
-    print_line(f"{report.entities:,} entities in {report.shards} shards, {size(report.bytes)}")
+    print_line(
+        f"{report.entities:,} {'entity' if report.entities == 1 else 'entities'} in {report.shards:,} "
+        f"{'shard' if report.shards == 1 else 'shards'}, {size(report.bytes)}"
+    )
     rows = [("column", "mean", "std", "min", "max", "nulls", "filled")]
     for name, column in report.columns.items():
         figures = ["" if column[key] is None else f"{column[key]:.6g}" for key in ("mean", "std", "min", "max")]
         rows.append((name, *figures, f"{column['nulls'] + column['infinite']:,}", f"{column['filled']:,}"))
     print_table(rows, indent="")
     for reason, number in report.dropped.items():
-        print_line(f"{'added' if 'added' in reason else 'dropped'}, {reason}: {number:,}")
+        print_line(f"{'' if 'added' in reason else 'dropped, '}{reason}: {number:,}")
     if report.rows_sorted:
         print_line(f"sorted by entity and time: {report.rows_sorted:,} rows came in another order")
     for note in report.notes:

@@ -61,9 +61,14 @@ def run(
     text_field: Annotated[
         str, typer.Option(help="The field or column with the text, in JSONL, CSV and Parquet.")
     ] = "text",
+    mask_field: Annotated[
+        str | None,
+        typer.Option(help="The field with the spans of the text that count for the loss.", show_default="none"),
+    ] = None,
     no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Keep the bytes as they are, for code.")] = False,
     dedup: Annotated[str, typer.Option(help="exact, near or none.")] = "exact",
     no_dedup: Annotated[bool, typer.Option("--no-dedup", help="The same as --dedup none.")] = False,
+    dedup_unit: Annotated[str, typer.Option(help="What is compared: document, or line.")] = "document",
     min_chars: Annotated[int, typer.Option(help="Drop documents shorter than this.")] = 1,
     max_document: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The longest document.")] = "64MiB",  # type: ignore[assignment]
     long_documents: Annotated[str, typer.Option(help="What to do with longer ones: stop or split.")] = "stop",
@@ -73,6 +78,10 @@ def run(
     on_error: Annotated[str, typer.Option(help="For unreadable documents: stop, skip or replace.")] = "stop",
     max_ratio: Annotated[int, typer.Option(help="How much a compressed file may expand.")] = 1000,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
+    stall: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Report a worker that makes no progress for so long; 0: never."),
+    ] = 1800,
     engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
     append: Annotated[bool, typer.Option("--append", help="Add to a store that is there, as a new snapshot.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -93,10 +102,11 @@ def run(
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
     with TextProgress() as progress:
         report = prepare_text(
-            sources, out, workers=workers, append=append, progress=progress, tokenizer=tokenizer, shard_tokens=shard_tokens,
-            val=val, test=test, val_tail=val_tail, document=document, text_field=text_field, normalize=not no_normalize,
-            dedup="none" if no_dedup else dedup, min_chars=min_chars, max_document=max_document, long_documents=long_documents,
-            filter=filter_, on_error=on_error, max_ratio=max_ratio,
+            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, tokenizer=tokenizer,
+            shard_tokens=shard_tokens, val=val, test=test, val_tail=val_tail, document=document, text_field=text_field,
+            mask_field=mask_field, normalize=not no_normalize, dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit,
+            min_chars=min_chars, max_document=max_document, long_documents=long_documents, filter=filter_,
+            on_error=on_error, max_ratio=max_ratio,
         )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))

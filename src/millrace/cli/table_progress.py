@@ -9,7 +9,7 @@ from typing import Any
 from millrace.cli.console import size
 from millrace.cli.text_progress import TextProgress, memory
 
-NOUNS = {"read": "parts", "measure": "groups of entities", "write": "shards"}
+NOUNS = {"read": "part", "measure": "entity group", "write": "shard"}
 
 
 class TableProgress(TextProgress):
@@ -23,4 +23,4 @@ class TableProgress(TextProgress):
             self._rows += facts["rows"]
         rows = facts.get("rows", 0) if stage == "read" else self._rows
         rate = f", {rows:,} rows, {rows / seconds:,.0f} rows/s" if rows else ""
-        return f"{done:,} {NOUNS[stage]}{rate}, {size(memory())} memory"
+        return f"{done:,} {NOUNS[stage]}{'s' * (done != 1)}{rate}, {size(memory())} memory"

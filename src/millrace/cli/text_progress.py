@@ -15,7 +15,10 @@ EVERY_S = 5.0
 
 
 class TextProgress:
-    """Called as (stage, done, total, facts); stage "read" counts bytes, "write" shards."""
+    """Called as (stage, done, total, facts); stage "read" counts bytes, "lines" parts, "write" shards.
+
+    Before them comes "room": bytes of disk that may be needed, and that are free.
+    """
 
     def __init__(self) -> None:
         self._started = self._said = self._stage_began = time.monotonic()
@@ -45,6 +48,12 @@ class TextProgress:
             self._bar.stop()
 
     def __call__(self, stage: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
+        if stage == "room":
+            if done > total:
+                sys.stderr.write(
+                    f"about {size(done)} of disk may be needed, {size(total)} are free; it may not be enough\n"
+                )
+            return
         if stage != self._stage:
             self._stage, self._started = stage, self._stage_began
             if self._bar is not None:
@@ -59,6 +68,8 @@ class TextProgress:
             sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {text}, about {left:.0f} s left\n")
 
     def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> str:
+        if stage == "lines":
+            return f"{facts['lines']:,} lines compared"
         if stage != "read":
             return f"{done} shards"
         seconds = max(time.monotonic() - self._started, 1e-9)

@@ -1,7 +1,7 @@
 """Feed: batches of a view in an order, exact, resumable and explainable.
 
-Without a transform the training loop gathers each batch itself, from plans made for many batches at once.
-With one, threads keep ``depth`` batches ready. Either way batch k is a pure function of k.
+Threads of the C core keep ``depth`` batches ready, without the GIL; tiny batches the loop makes itself. With a
+transform, Python threads run it ahead. Whichever way, batch k is a pure function of k.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from millrace.feed.batch import Batch, check_names
 from millrace.feed.explain import Explanation, describe
 from millrace.feed.iterate import DEVICES, Iteration
 from millrace.feed.line import Line, check_line
+from millrace.feed.report import Report
 from millrace.feed.world import rank_and_world
 from millrace.order.orders import MAX_POSITION, Order, Shuffled
 from millrace.order.share import share
@@ -67,7 +68,7 @@ class Feed:
             raise ConfigError(
                 f"epochs={epochs}; expected 1 or more within 2^63 - 1 positions, or None for an endless feed"
             )
-        if device not in DEVICES:
+        if device.split(":")[0] not in DEVICES:
             raise ConfigError(f"device={device!r}; expected one of {', '.join(DEVICES)}")
         if as_integer("depth", depth) < 1 or (workers is not None and as_integer("workers", workers) < 1):
             raise ConfigError(f"depth={depth}, workers={workers}; expected 1 or more")
@@ -80,11 +81,14 @@ class Feed:
         check_names([field.name for field in view.fields])
         self.device, self.transform, self.depth = device, transform, depth
         self.workers = workers or min(4, os.cpu_count() or 1)
+        # Without a transform the loop makes batches itself rather than wait, so one core is its own.
+        self.fillers = workers or max(1, min(4, (os.cpu_count() or 1) - 1))
         self.run = run
         self.position = 0
         self._origin = 0  # p0: where batch 0 of explain and state_at begins
         self._in_passes = False  # whether batches end with their epoch, as by_epoch() makes them
         self._live: weakref.ref[Iteration] | None = None
+        self._report: Report | None = None  # of the last iterator
 
     # The line.
 
@@ -186,6 +190,15 @@ class Feed:
             )
         steps: Int64s = self._counted.number_of(self.order.positions(samples, epoch))
         return steps
+
+    # What it cost.
+
+    def report(self) -> Report | None:
+        """Who waited for whom since the live iterator began, else of the last one; None before the first."""
+        return self._report if self.live is None else self.live.report()
+
+    def note_report(self, report: Report) -> None:
+        self._report = report
 
     # The end.
 

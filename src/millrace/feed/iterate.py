@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from millrace.errors import ConfigError, FeedError, StageFailed
+from millrace.feed import native
 from millrace.feed.batch import Batch, check_names
+from millrace.feed.device import CudaLanes, DeviceRing, pinned_memory, to_device
 from millrace.feed.line import Line, Plan
-from millrace.feed.ring import Slots
+from millrace.feed.native import NativeRing
+from millrace.feed.program import MARKS, Program, Unmapped
+from millrace.feed.report import Report
+from millrace.feed.ring import Slot, Slots
 from millrace.feed.rng import Rng
 from millrace.feed.stage import Stage
 from millrace.ragged import Array, Ragged
@@ -20,7 +26,7 @@ from millrace.ragged import Array, Ragged
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed, Transform
 
-DEVICES = ("cpu", "numpy")
+DEVICES = ("cpu", "numpy", "cuda")  # also "cuda:1"
 
 
 class Iteration:
@@ -30,13 +36,23 @@ class Iteration:
         self._feed, self.line, self._count = feed, line, 0
         self.total = line.num_batches
         self._process = os.getpid()
-        self._convert = _to_torch if feed.device == "cpu" else None
+        self._convert = _torch_converter() if feed.device != "numpy" else None
         self.is_closed = False
-        maker = _Maker(line, feed.transform, feed.seed, slots=feed.depth + 2)
-        self._make = maker.make
-        self._stage: Stage | None = None
+        self._began, self._get_s = time.perf_counter(), 0.0
+        program = Program.of(line)
+        self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
+        self._stage: Stage | NativeRing | DeviceRing | None = None
         if feed.transform is not None:
-            self._stage = Stage(maker.make, workers=min(feed.workers, feed.depth), depth=feed.depth, count=self.total)
+            workers = min(feed.workers, feed.depth)
+            self._stage = Stage(self._maker.make, workers=workers, depth=feed.depth, count=self.total)
+        elif program is not None and feed.device.startswith("cuda"):
+            # Always ahead: the training thread only queues copies.
+            lanes, workers = CudaLanes(feed.device), min(feed.fillers, feed.depth)
+            host = NativeRing(program, count=self.total, depth=feed.depth, workers=workers, new_memory=pinned_memory)
+            self._stage, self._convert = DeviceRing(host, program.layout, lanes), None
+        elif program is not None:
+            workers = min(feed.fillers, feed.depth) if program.batch_bytes >= native.IN_LINE_BYTES else 0
+            self._stage = NativeRing(program, count=self.total, depth=feed.depth, workers=workers)
 
     def __iter__(self) -> Iteration:
         return self
@@ -52,46 +68,96 @@ class Iteration:
         if self.is_closed or self._count == self.total:
             self.close()
             raise StopIteration
+        began = time.perf_counter()
         try:
-            batch = self._make(self._count) if self._stage is None else self._stage.take(self._count)
+            batch = self._take()
             if self._convert is not None:
                 batch = self._convert(batch)
+                if self._feed.device.startswith("cuda"):
+                    batch = to_device(batch, self._feed.device)
         except BaseException:
             self.close()
             raise
         self._count += 1
         self._feed.position = self.line.end(self._count)
+        self._get_s += time.perf_counter() - began
         return batch
 
+    def _take(self) -> Batch:
+        if self._stage is not None:
+            try:
+                found: Batch = self._stage.take(self._count)
+                return found
+            except Unmapped:  # too many shards to map: numpy reads them
+                self._stage.close()
+                self._stage, self._maker.program = None, None
+                self._convert = None if self._feed.device == "numpy" else _torch_converter()
+        return self._maker.make(self._count)
+
+    def report(self) -> Report:
+        way, workers, counted = "numpy" if self._maker.program is None else "in line", 0, {}
+        if isinstance(self._stage, NativeRing | DeviceRing):
+            counted, workers = self._stage.report(), self._stage.num_workers
+            way = "ring" if workers else "in line"
+        elif self._stage is not None:
+            way, workers = "transform", self._stage.num_workers
+        samples = min(self.line.end(self._count) - self.line.start, self._count * self.line.size)
+        return Report(way, workers, self._count, samples, time.perf_counter() - self._began, self._get_s, **counted)
+
     def close(self) -> None:
+        if not self.is_closed and self._process == os.getpid():
+            self._feed.note_report(self.report())
         self.is_closed = True
         if self._stage is not None:
             self._stage.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_stage", None) is not None:
+        if hasattr(self, "_stage"):
             self.close()
 
 
 class _Maker:
     """Makes any batch of a line: gathers it into a slot, then runs the transform on it."""
 
-    def __init__(self, line: Line, transform: Transform | None, seed: int, *, slots: int) -> None:
-        self._line, self._transform, self._seed = line, transform, seed
+    def __init__(
+        self, line: Line, transform: Transform | None, seed: int, program: Program | None = None, *, slots: int
+    ) -> None:
+        self._line, self._transform, self._seed, self.program = line, transform, seed, program
         self._slots = Slots(slots)
         self._lock = threading.Lock()
         self._plans: dict[int, Plan] = {}
 
     def make(self, batch: int) -> Batch:
-        plan = self._plan(batch)
-        rows = plan.rows(batch)
         slot = self._slots.take()
         try:
-            filled = Batch(plan.located.fill(rows.start, rows.stop, slot.array), **plan.marks(batch))
+            filled = self._programmed(batch, slot) or self._planned(batch, slot)
         finally:
             slot.is_filling = False
+        if self._transform is None:
+            return filled
         # Marks of their own go on: the transform may change those it is given.
-        return filled if self._transform is None else self._transformed(batch, filled, plan.marks(batch))
+        return self._transformed(batch, filled, {name: getattr(filled, name).copy() for name, _ in MARKS})
+
+    def _planned(self, batch: int, slot: Slot) -> Batch:
+        plan = self._plan(batch)
+        rows = plan.rows(batch)
+        return Batch(plan.located.fill(rows.start, rows.stop, slot.array), **plan.marks(batch))
+
+    def _programmed(self, batch: int, slot: Slot) -> Batch | None:
+        """The batch by the C core, or None where only Python can make it."""
+        if (program := self.program) is None:
+            return None
+        needed = program.layout.fixed_bytes
+        try:
+            while True:
+                memory = slot.array("batch", (needed,), np.dtype(np.uint8))
+                used = program.core.fill(batch, memory)
+                if used >= 0:
+                    return program.layout.batch(program.layout.views(memory), memory)
+                needed = -used
+        except Unmapped:
+            self.program = None
+            return None
 
     def _plan(self, batch: int) -> Plan:
         size = self._line.plan_size()
@@ -134,25 +200,27 @@ def _check_result(result: Any, num_samples: int) -> None:
             raise ConfigError(f"it returned {found} rows in {name!r}; expected {num_samples}, one per sample")
 
 
-def _to_torch(batch: Batch) -> Batch:
-    """The same memory as tensors; text stays as it is."""
+def _torch_converter() -> Callable[[Batch], Batch]:
+    """Makes tensors of a batch's arrays, in the same memory; text stays as it is."""
     try:
         import torch
     except ImportError as error:
         raise ConfigError('device="cpu" delivers torch tensors, and torch is not installed; pip install millrace[torch], '
                           'or take device="numpy"') from error  # fmt: skip
+    from_numpy = torch.from_numpy
 
     def tensor(array: Array) -> Any:
         # torch takes no negative strides (a flip in a transform) and warns of read-only memory.
-        is_plain = array.flags.writeable and min(array.strides, default=0) >= 0
-        return torch.from_numpy(array if is_plain else array.copy())
+        is_plain = array.flags.writeable and (array.flags.c_contiguous or min(array.strides, default=0) >= 0)
+        return from_numpy(array if is_plain else array.copy())
 
-    def convert(value: Any) -> Any:
-        if isinstance(value, Ragged):
-            return value.map(tensor)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return tensor(value)
-        return value
+    def convert(batch: Batch) -> Batch:
+        for name, value in batch.items():
+            if isinstance(value, np.ndarray):
+                if value.dtype.kind in "biufc":
+                    batch[name] = tensor(value)
+            elif isinstance(value, Ragged):
+                batch[name] = value.map(tensor)
+        return batch
 
-    return Batch({name: convert(value) for name, value in batch.items()},
-                 positions=batch.positions, samples=batch.samples, valid=batch.valid)  # fmt: skip
+    return convert

@@ -15,6 +15,10 @@ import numpy as np
 from millrace.ragged import Array
 
 
+def new_memory(num_bytes: int) -> Array:
+    return np.empty(num_bytes, np.uint8)
+
+
 class Slot:
     """One buffer per field, grown as needed."""
 
@@ -30,7 +34,7 @@ class Slot:
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
             # A quarter more where a ragged field outgrew its buffer: the next one will be about as large.
-            buffer = self._buffers[name] = np.empty(size if buffer is None else size + size // 4, np.uint8)
+            buffer = self._buffers[name] = new_memory(size if buffer is None else size + size // 4)
         return buffer[:size].view(dtype).reshape(shape)
 
     def holders(self) -> int:

@@ -24,6 +24,7 @@ class Stage:
 
     def __init__(self, make: Make, *, workers: int, depth: int, count: int | None) -> None:
         shared = self._shared = _Shared(make, depth, count)
+        self.num_workers = workers
         self._threads = [
             threading.Thread(target=_work, args=(shared,), name=f"millrace-transform-{k}", daemon=True)
             for k in range(workers)

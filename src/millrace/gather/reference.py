@@ -1,4 +1,4 @@
-"""Gathering in numpy: the slow twin, and the contract that every faster gather must meet byte for byte.
+"""Gathering: by the C core where it is there, else in numpy, which is the contract that the core meets byte for byte.
 
 A batch's rows are copied as slices of the mapped shards by one ``np.concatenate`` per field. Locating them
 (which shard, which place) is vectorised over many batches at once, in ``Located``.
@@ -12,7 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from millrace.gather.rows import Items, Rows, neighbours
+from millrace.errors import ConfigError
+from millrace.gather.native import Native
+from millrace.gather.rows import Items, Rows, check_inside, neighbours
+from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s, Ragged, Spans
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
@@ -52,6 +55,17 @@ def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.empty(shape, dtype)
 
 
+class Sources(dict[str, Any]):
+    """The columns of a view by name, as they are stored, with the native gather over them."""
+
+    _native: tuple[Any, Native | None] | None = None
+
+    def native(self, fields: Sequence[Field]) -> Native | None:
+        if self._native is None or self._native[0] is not fields:
+            self._native = fields, Native.of(self, fields)
+        return self._native[1]
+
+
 class Located:
     """Samples of one view, found in their shards; ``fill`` copies a run of them into arrays."""
 
@@ -62,26 +76,22 @@ class Located:
         spans: Mapping[str, Spans],
         records: Int64s | None,
     ) -> None:
-        self._fields, self._spans, self._records, self._columns = fields, spans, records, columns
-        self._dense: dict[str, _Dense] = {}
-        known: dict[Any, Rows] = {}
-        for field in fields:
-            if field.axis is None or field.length is None:
-                continue
-            dense = _Dense(fields, field, columns[field.column].dtype)
-            key = (field.column, dense.first, dense.length, dense.items)
-            if key not in known:
-                column = columns[field.column] if dense.items is None else Items(columns[field.column], dense.items)
-                known[key] = Rows(column, *_cut(spans[field.axis], dense.first, dense.length))
-            dense.rows = known[key]
-            self._dense[field.name] = dense
+        self._fields, self._spans, self._columns = fields, spans, columns
+        self._records = records = None if records is None else np.ascontiguousarray(records, np.int64)
+        native = columns.native(fields) if isinstance(columns, Sources) else Native.of(columns, fields)
+        self._native = native if native is not None and native.find(spans, records) else None
 
     def fill(self, first: int, last: int, allocate: Allocate = new_array) -> dict[str, Any]:
         """Samples [first, last) as a dict of arrays and ``Ragged``s."""
+        filled: dict[str, Any] = {}
+        if self._native is not None:
+            filled = self._native.fill(self._spans, self._records, first, last, allocate)
         out: dict[str, Any] = {}
         shared: dict[int, Array] = {}
         for field in self._fields:
-            if field.axis is None:
+            if field.name in filled:
+                out[field.name] = filled[field.name]
+            elif field.axis is None:
                 out[field.name] = self._record_items(field, first, last, allocate)
             elif field.length is None:
                 out[field.name] = self._ragged(field, first, last, allocate)
@@ -89,6 +99,26 @@ class Located:
                 array = allocate(field.name, (last - first, field.length, *field.tail), field.dtype)
                 out[field.name] = self._dense[field.name].fill(first, last, array, shared)
         return out
+
+    @cached_property
+    def _dense(self) -> dict[str, _Dense]:
+        found: dict[str, _Dense] = {}
+        known: dict[Any, Rows] = {}
+        for field in self._fields:
+            if field.axis is None or field.length is None:
+                continue
+            dense = _Dense(self._fields, field, self._columns[field.column].dtype)
+            key = (field.column, dense.first, dense.length, dense.items)
+            if key not in known:
+                column = self._columns[field.column]
+                spans = self._spans[field.axis]
+                check_inside(spans.starts, spans.stops, int(column.starts[-1]))
+                _check_lengths(spans, field)
+                items = column if dense.items is None else Items(column, dense.items)
+                known[key] = Rows(items, *_cut(spans, dense.first, dense.length))
+            dense.rows = known[key]
+            found[field.name] = dense
+        return found
 
     def _record_items(self, field: Field, first: int, last: int, allocate: Allocate) -> Array:
         assert self._records is not None
@@ -150,6 +180,17 @@ class _Dense:
         skip = field.first - self.first
         out[...] = _delivered(field, stored[:, skip : skip + (field.length or 0)])
         return out
+
+
+def _check_lengths(spans: Spans, field: Field) -> None:
+    """A span shorter than a field would read rows of others."""
+    needed = field.first + (field.length or 0)
+    short = np.flatnonzero(spans.lengths < needed)
+    if len(short):
+        rows = spans.lengths[short[0]]
+        raise ConfigError(
+            f"sample {short[0]} has {rows} rows for {field.name!r}, which needs {needed}; its view is wrong"
+        )
 
 
 def _cut(spans: Spans, first: int, length: int) -> tuple[Int64s, Int64s, Int64s | None]:

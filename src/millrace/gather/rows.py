@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 
@@ -27,6 +28,13 @@ def neighbours(items: tuple[int, ...] | None) -> tuple[int, int] | None:
     if items is None or items != tuple(range(items[0], items[0] + len(items))):
         return None
     return items[0], items[-1] + 1
+
+
+def check_inside(starts: Int64s, stops: Int64s, num_rows: int) -> None:
+    outside = np.flatnonzero(stops > num_rows)
+    if len(outside):
+        span = f"[{starts[outside[0]]}, {stops[outside[0]]})"
+        raise ConfigError(f"a sample covers rows {span} of a column that has {num_rows}; its view is wrong")
 
 
 class Items:
@@ -55,6 +63,7 @@ class Rows:
 
     def __init__(self, column: ColumnSource, starts: Int64s, stops: Int64s, offsets: Int64s | None = None) -> None:
         self._column, self._offsets = column, offsets
+        check_inside(starts, stops, int(column.starts[-1]))
         shards = np.searchsorted(column.starts, starts, side="right") - 1
         # An empty span may stand at the very end, where there is no shard.
         shards = np.minimum(shards, max(len(column.starts) - 2, 0))

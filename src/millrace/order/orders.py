@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
+from millrace.native import core
 from millrace.order.hashing import round_keys
 from millrace.order.permute import num_rounds, permute, unpermute
 from millrace.ragged import Int64s, as_integer
@@ -41,6 +42,11 @@ class Order(ABC):
     def samples(self, positions: npt.ArrayLike) -> Int64s:
         """The sample at each position."""
         line = _checked(positions, MAX_POSITION, "position")
+        plan = None if core is None else self.plan()
+        if plan is not None:
+            found = np.empty(len(line), np.int64)
+            core.samples(plan, np.ascontiguousarray(line), found)
+            return found
         epochs, inside = np.divmod(line, np.int64(self.n))
         return self._forward(inside, epochs)
 
@@ -56,6 +62,10 @@ class Order(ABC):
 
     @abstractmethod
     def _backward(self, samples: Int64s, epoch: int) -> Int64s: ...
+
+    def plan(self) -> tuple[Any, ...] | None:
+        """The order as one plain step that the C core runs; None where only Python knows it."""
+        return None
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
@@ -96,6 +106,9 @@ class Sequential(Order):
     def _backward(self, samples: Int64s, epoch: int) -> Int64s:
         return samples
 
+    def plan(self) -> tuple[Any, ...] | None:
+        return ("sequential", self.n) if type(self) is Sequential else None
+
     def spec(self) -> dict[str, Any]:
         return {"order": "sequential", "n": self.n}
 
@@ -118,6 +131,9 @@ class Shuffled(Order):
     def _backward(self, samples: Int64s, epoch: int) -> Int64s:
         keys = round_keys(int(self.seed or 0), 0, [epoch], self._rounds)[0]
         return unpermute(samples.astype(np.uint64), self.n, keys).astype(np.int64)
+
+    def plan(self) -> tuple[Any, ...] | None:
+        return ("shuffled", self.n, self.seed) if type(self) is Shuffled else None
 
     def spec(self) -> dict[str, Any]:
         return {"order": "shuffled", "n": self.n, "seed": self.seed}
@@ -192,6 +208,10 @@ class BlockShuffled(Order):
                 places[mask] = unpermute(mixed[mask].astype(np.uint64), size, keys).astype(np.int64)
         positions: Int64s = windows * self._size + places
         return positions
+
+    def plan(self) -> tuple[Any, ...] | None:
+        is_own = type(self) is BlockShuffled
+        return ("block_shuffled", self.n, self.seed, self.block, self.window) if is_own else None
 
     def spec(self) -> dict[str, Any]:
         return {"order": "block_shuffled", "n": self.n, "block": self.block, "window": self.window, "seed": self.seed}

@@ -10,6 +10,7 @@ from math import isqrt
 
 import numpy as np
 
+from millrace.native import core
 from millrace.order.hashing import UInt32s, UInt64s, mix32s
 
 CHUNK = 1 << 14  # positions per pass: the dozen temporaries stay in the second-level cache
@@ -38,6 +39,10 @@ def unpermute(values: UInt64s, n: int, keys: UInt32s) -> UInt64s:
 
 
 def _walk(values: UInt64s, n: int, keys: UInt32s, step) -> UInt64s:  # type: ignore[no-untyped-def]
+    if core is not None and n < 1 << 63:
+        moved = np.array(values, np.uint64)
+        core.permute(moved, n, np.ascontiguousarray(keys), step is _backward)
+        return moved
     out = np.empty(len(values), np.uint64)
     limit = np.uint64(n)
     for first in range(0, len(values), CHUNK):

@@ -123,7 +123,5 @@ def check_unchanged(file: InputFile) -> None:
             source=file.path,
         ) from error
     if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-        raise SourceError(
-            f"{file.path!r} changed while it was prepared: {status.st_size} bytes, planned {file.size}; start anew",
-            source=file.path,
-        )
+        what = f"{status.st_size} bytes, planned {file.size}" if status.st_size != file.size else "it was written again"
+        raise SourceError(f"{file.path!r} changed while it was prepared: {what}; start anew", source=file.path)

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
+from millrace.native import core
 from millrace.ragged import Array, Int64s
-from millrace.scaling.core import core
 
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
@@ -69,7 +69,7 @@ class Moments:
         if not len(rows):
             return cls.empty(rows.shape[1])
         found = np.empty((-(-len(rows) // ROWS), 6, rows.shape[1]))
-        (core.measure_rows if hasattr(core, "measure_rows") else _measure_rows)(rows, rows.shape[1], ROWS, found)
+        (core.measure_rows if core is not None else _measure_rows)(rows, rows.shape[1], ROWS, found)
         return _merged(_settled(np.moveaxis(found, 0, -1)))
 
     @staticmethod

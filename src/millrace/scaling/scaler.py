@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError, StoreCorrupt
+from millrace.native import core
 from millrace.ragged import Array
-from millrace.scaling.core import core
 from millrace.scaling.moments import Float64s, Moments
 
 METHODS = ("standard", "minmax", "robust", "none")
@@ -92,12 +92,7 @@ class Scaling:
 
     def rows_into(self, rows: Array, out: Array, center: Float64s, scale: Float64s) -> None:
         """The same numbers into ``out`` (rows, features), a piece that stays in cache at a time."""
-        if (
-            hasattr(core, "scale_rows")
-            and out.dtype == np.float32
-            and rows.flags.c_contiguous
-            and out.flags.c_contiguous
-        ):
+        if core is not None and out.dtype == np.float32 and rows.flags.c_contiguous and out.flags.c_contiguous:
             if not core.scale_rows(rows, center, scale, out) and np.isfinite(rows).all():
                 with np.errstate(over="ignore"):
                     raise self.beyond((rows - center) / scale, "float32")

@@ -70,6 +70,10 @@ class ColumnArray:
         """One shard's stored array, or None where rows are read rather than mapped."""
         return self._shards.array(int(self._ids[k]), self._file)
 
+    def random(self, k: int) -> Array | None:
+        """``whole`` as a map of the caller's own, without the kernel's read-ahead: for reading in random order."""
+        return self._shards.random_array(int(self._ids[k]), self._file)
+
     def _piece(self, k: int, start: int, stop: int) -> Array:
         rows = self._shards.rows(int(self._ids[k]), self._file, start, stop)
         return bfloat16_values(rows) if self._decode else rows

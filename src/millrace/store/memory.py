@@ -14,6 +14,7 @@ import xxhash
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s, Ragged, as_offsets
 from millrace.store import manifest as manifests
+from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES, Column, Layout
 from millrace.store.manifest import KINDS, Cuts
 from millrace.store.store import Store
@@ -34,6 +35,9 @@ class ArrayShards:
 
     def array(self, shard: int, file: int) -> Array:
         return self._arrays[shard][file]
+
+    def random_array(self, shard: int, file: int) -> Array:
+        return platform.random_twin(self._arrays[shard][file])
 
     def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
         return self._arrays[shard][file][start:stop]

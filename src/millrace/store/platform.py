@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -137,17 +137,18 @@ def boot_id() -> str | None:
         return None
 
 
-def write_file(path: str | Path, data: bytes, *, mode: int = 0o444, durable: bool = True) -> None:
+def write_file(path: str | Path, data: bytes | Iterable[bytes], *, mode: int = 0o444, durable: bool = True) -> None:
     """A file exists whole or not at all: written aside, synced, renamed; the caller syncs the folder.
 
-    One that is not ``durable`` survives the end of this process, not that of the machine.
+    ``data`` may come block by block. One that is not ``durable`` survives the end of this process, not that of the machine.
     """
     aside = f"{path}.tmp"
     remove(aside)
     fd = create(aside)
     try:
         try:
-            write(fd, data, path)
+            for block in (data,) if isinstance(data, bytes) else data:
+                write(fd, block, path)
             with contextlib.suppress(AttributeError):
                 os.fchmod(fd, mode)
             if durable:
@@ -175,6 +176,22 @@ def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.ui
     if random and hasattr(area, "madvise"):
         area.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(area, np.uint8)
+
+
+def random_twin(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same bytes through a map of its own without the kernel's read-ahead; an array that is no map as it is."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    owner = owner.obj if isinstance(owner, memoryview) else owner
+    if not HAS_CORE or not isinstance(owner, _core.Map) or not array.flags.c_contiguous:
+        return array
+    whole, twin = np.frombuffer(cast(bytes, owner), np.uint8), owner.random()
+    if twin is None:
+        return array
+    first = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    part = np.frombuffer(cast(bytes, twin), np.uint8)[first : first + array.nbytes]
+    return part.view(array.dtype).reshape(array.shape)
 
 
 def pread(fd: int, length: int, offset: int) -> bytes:

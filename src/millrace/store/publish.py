@@ -150,7 +150,7 @@ class Partial:
         fields: Mapping[str, Any],
         base: Base | None,
         provenance: Mapping[str, Any],
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes | Iterable[bytes]] | None = None,
     ) -> str:
         """Makes the store, or the next snapshot of it, visible; returns its fingerprint.
 
@@ -219,7 +219,7 @@ class Partial:
         table: bytes,
         hashes: bytes,
         provenance: Mapping[str, Any],
-        files: Mapping[str, bytes],
+        files: Mapping[str, bytes | Iterable[bytes]],
     ) -> None:
         """The files beside the shards, the manifest last."""
         for name, data in files.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ class DiskShards:
         self._bytes = self.layout.file_bytes(counts)
         self._checked = bytearray(len(table))
         self._maps: dict[tuple[int, int], Array] = {}
+        self._num_lent = 0  # maps that feeds own
         self._lock = threading.Lock()
         limit = platform.descriptor_limit()
         self._max_maps = min(MAX_MAPS, limit // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
@@ -153,20 +155,35 @@ class DiskShards:
         found = self._maps.get((shard, file))
         if found is not None:
             return found
-        if len(self._maps) >= self._max_maps:
+        mapped = self._map(shard, file)
+        if mapped is None:
             return None
-        fd = self.open(shard, file)
-        try:
-            data = platform.map_file(fd, int(self._bytes[shard, file]))
-        except OSError:  # no maps left, other stores of this process hold them: pread from here on
-            self._max_maps = len(self._maps)
-            return None
-        finally:
-            os.close(fd)
-        mapped = self._shaped(data, file)
         self._check_offsets(shard, file, mapped)
         with self._lock:
             return self._maps.setdefault((shard, file), mapped)
+
+    def random_array(self, shard: int, file: int) -> Array | None:
+        """The same as a map of its own, without the kernel's read-ahead; gone when the caller drops it."""
+        mapped = self._map(shard, file, random=True)
+        if mapped is not None:
+            self._num_lent += 1
+            weakref.finalize(mapped, self._give_back).atexit = False
+        return mapped
+
+    def _give_back(self) -> None:
+        self._num_lent -= 1
+
+    def _map(self, shard: int, file: int, *, random: bool = False) -> Array | None:
+        if len(self._maps) + self._num_lent >= self._max_maps:
+            return None
+        fd = self.open(shard, file)
+        try:
+            return self._shaped(platform.map_file(fd, int(self._bytes[shard, file]), random=random), file)
+        except OSError:  # no maps left, other stores of this process hold them: pread from here on
+            self._max_maps = len(self._maps) + self._num_lent
+            return None
+        finally:
+            os.close(fd)
 
     def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
         """Items [start, stop) of one file; callers stay within its count."""

@@ -1,71 +1,32 @@
 """Byte-level BPE: a vocabulary in Hugging Face's ``tokenizer.json`` or as tiktoken ranks, run by the fastest engine.
 
-tiktoken's core encodes many joined documents at once, four times as fast as Hugging Face's tokenizers. It is
-used only where it gives the same ids: the vocabulary must convert, and ``check`` compares both on real text.
+An engine other than Hugging Face's tokenizers is used only where it gives the same ids: the vocabulary must convert, and
+``check`` compares them on real text.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
-from millrace.text.tokenizer import Tokenizer
+from millrace.text import breaks
+from millrace.text.giga import Engine
+from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, splitting_pattern
+from millrace.text.tokenizer import Tokenizer, byte_places
 
-# GPT-2's splitting pattern, which Hugging Face's ByteLevel has built in, in the form tiktoken gives it: the
-# same pieces, with possessive quantifiers, which cannot backtrack over a long run.
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# Stands between documents; contains non-characters, and a document that holds it is encoded alone.
-SEPARATOR = "\ufdd0\ufdd1<|millrace|>\ufdd1\ufdd0"
 END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im_end|>")
 
 
-class RankEngine:
-    """tiktoken's core over ranks; ``ids`` maps ranks to the vocabulary's own numbers."""
-
-    def __init__(self, pattern: str, ranks: Mapping[bytes, int], ids: Array | None = None) -> None:
-        from tiktoken import _tiktoken  # type: ignore[attr-defined]
-
-        self._sizes = np.zeros(max(ranks.values()) + 1, np.int64)
-        self._sizes[list(ranks.values())] = [len(token) for token in ranks]
-        self._separator = max(ranks.values()) + 1
-        self._core = _tiktoken.CoreBPE(dict(ranks), {SEPARATOR: self._separator}, pattern)
-        self._ids = ids
-
-    def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """ValueError where the pattern leaves out text, or gives up on it: a run of a million spaces is too long."""
-        ranks, lengths = self._ranks(documents)
-        if self._sizes[ranks].sum() != sum(map(len, documents)):
-            raise ValueError("its pattern leaves out some of the text")
-        return (ranks if self._ids is None else self._ids[ranks]), lengths
-
-    def _ranks(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        texts = [document.decode() for document in documents]
-        if any(SEPARATOR in text for text in texts):
-            parts = [self._encode([text]) if SEPARATOR not in text else self._plain(text) for text in texts]
-            return _joined(parts)
-        return self._encode(texts) if texts else (np.zeros(0, np.uint32), np.zeros(0, np.int64))
-
-    def _encode(self, texts: Sequence[str]) -> tuple[Array, Int64s]:
-        buffer = self._core.encode_to_tiktoken_buffer(SEPARATOR.join(texts), {SEPARATOR})
-        ids = np.frombuffer(buffer, np.uint32)
-        ends = np.flatnonzero(ids == self._separator)
-        lengths = np.diff(np.concatenate(([-1], ends, [len(ids)]))) - 1
-        return np.delete(ids, ends), lengths
-
-    def _plain(self, text: str) -> tuple[Array, Int64s]:
-        ids = np.frombuffer(self._core.encode_to_tiktoken_buffer(text, set()), np.uint32)
-        return ids, np.array([len(ids)], np.int64)
-
-
-def _joined(parts: Sequence[tuple[Array, Int64s]]) -> tuple[Array, Int64s]:
-    return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+def _with_lengths(arrays: Sequence[Array]) -> tuple[Array, Int64s]:
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return (np.concatenate(arrays) if len(arrays) else np.zeros(0, np.uint32)), lengths
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -113,7 +74,7 @@ class TiktokenTokenizer(Tokenizer):
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on tiktoken's core, everything else on tokenizers."""
+    """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers."""
 
     kind = "json"
 
@@ -138,29 +99,39 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(top, self.end) + 1
         # Added tokens in the text are recognised, as Hugging Face does; gpt2 takes them for plain text, as tiktoken does.
         self._added = [] if plain_special else [t["content"].encode() for t in self._body.get("added_tokens") or []]
-        self.engine = "tokenizers"
-        self._fast = _rank_engine(self._body)
-        if self._fast is not None:
-            self.engine = "tiktoken"
+        self._engines = fast_engines(self._body, self.vocab_size)  # fastest first
+        if os.environ.get("MILLRACE_BPE"):
+            self.use(os.environ["MILLRACE_BPE"])
+
+    @property
+    def engine(self) -> str:
+        return self._engines[0].name if self._engines else "tokenizers"
+
+    @property
+    def _fast(self) -> Engine | None:
+        return self._engines[0] if self._engines else None
 
     def check(self, documents: Sequence[bytes]) -> bool:
-        """Compares the fast engine with Hugging Face's on these documents, and gives it up if any id differs."""
-        if self._fast is None:
-            return False
+        """Compares the fast engines with Hugging Face's on these documents, and gives up those with any other id."""
         plain = [document for document in documents if not self._has_added(document)]
-        slow = self._slow(plain)
-        try:
-            fast = self._fast.encode_documents(plain)
-        except ValueError:
-            fast = (np.zeros(0, np.uint32), np.full(1, -1))
-        if not all(np.array_equal(a, b) for a, b in zip(slow, fast, strict=True)):
-            self.give_up_fast()
-            return False
-        return True
+        slow = self._slow(plain) if self._engines else None
+        while slow is not None and self._engines:
+            try:
+                if all(map(np.array_equal, self._engines[0].encode_documents(plain), slow)):
+                    return True
+            except ValueError:
+                pass
+            del self._engines[0]
+        return False
+
+    def use(self, engine: str) -> None:
+        """Leaves alone all engines that are faster than this one."""
+        while self.engine not in (engine, "tokenizers"):
+            del self._engines[0]
 
     def give_up_fast(self) -> None:
         """From here on everything runs on Hugging Face's tokenizers."""
-        self._fast, self.engine = None, "tokenizers"
+        self.use("tokenizers")
 
     def _has_added(self, document: bytes) -> bool:
         return any(token in document for token in self._added)
@@ -169,7 +140,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if self._fast is None:
             return self._slow(documents)
         if self._added and any(map(self._has_added, documents)):
-            return _joined([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
+            return joined([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
         return self._quick(documents)
 
     def _quick(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
@@ -178,14 +149,47 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             return self._fast.encode_documents(documents)
         except ValueError:
-            return self._slow(documents) if len(documents) == 1 else _joined([self._quick([d]) for d in documents])
+            if len(documents) > 1:
+                return joined([self._quick([d]) for d in documents])
+        return self._in_pieces(documents[0], self._quick_piece)
+
+    def _quick_piece(self, piece: str) -> Array:
+        assert self._fast is not None
+        try:
+            return self._fast.encode_documents([piece.encode()])[0]
+        except ValueError:
+            return self._ids([piece])[0]
 
     def _slow(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        if any(len(document) > breaks.PIECE_CHARS for document in documents):
+            return joined([self._in_pieces(d, lambda piece: self._ids([piece])[0]) for d in documents])
+        return _with_lengths(self._ids([document.decode() for document in documents]))
+
+    def _in_pieces(self, document: bytes, encode: Callable[[str], Array]) -> tuple[Array, Int64s]:
+        """A document by way of pieces that have the same ids, since memory grows with what is encoded at once."""
+        text = document.decode()
+        arrays = [encode(text[start:stop]) for start, stop in breaks.cut(text, self._lists)]
+        ids = np.concatenate(arrays)
+        return ids, np.array([len(ids)], np.int64)
+
+    def _lists(self, texts: list[str]) -> list[list[int]]:
         encode = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
-        found = encode([document.decode() for document in documents], add_special_tokens=False)
-        arrays = [np.array(encoding.ids, np.uint32) for encoding in found]
-        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        return (np.concatenate(arrays) if arrays else np.zeros(0, np.uint32)), lengths
+        return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
+
+    def _ids(self, texts: list[str]) -> list[Array]:
+        return [np.array(ids, np.uint32) for ids in self._lists(texts)]
+
+    def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
+        if self._byte_table is not None and int(self._sizes(ids).sum()) == len(document):
+            return super().places(document, ids)
+        # Another make, or an added token that takes white space with it: Hugging Face says which characters.
+        text = document.decode()
+        found: list[Array] = []
+        for start, stop in breaks.cut(text, self._lists):
+            offsets = self._backend.encode(text[start:stop], add_special_tokens=False).offsets
+            found.append(np.array(offsets, np.int64).reshape(-1, 2) + start)
+        assert sum(map(len, found)) == len(ids)
+        return byte_places(text, np.concatenate(found))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         table = self._byte_table
@@ -196,7 +200,7 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def _byte_table(self) -> dict[int, bytes] | None:
         """The bytes of every id of a byte-level vocabulary, so that decoding is exact also within a character."""
-        if _pattern(self._body) is None:
+        if splitting_pattern(self._body) is None:
             return None
         alphabet = byte_alphabet()
         table = {
@@ -208,65 +212,3 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def to_file(self) -> bytes:
         return self._data
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The printable characters that stand for bytes in byte-level vocabularies."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
-
-
-def _pattern(body: Mapping[str, Any]) -> str | None:
-    """The splitting pattern of a byte-level tokenizer, or None where it is of another make."""
-    if (body.get("model") or {}).get("type") != "BPE" or body.get("normalizer") is not None:
-        return None
-    first = body.get("pre_tokenizer") or {}
-    steps = first.get("pretokenizers", []) if first.get("type") == "Sequence" else [first]
-    kinds = [step.get("type") for step in steps]
-    last = steps[-1] if steps else {}
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
-        return None
-    if kinds == ["ByteLevel"] and last.get("use_regex", True):
-        return GPT2_PATTERN
-    if kinds == ["Split", "ByteLevel"] and not last.get("use_regex", True):
-        split = steps[0]
-        pattern = (split.get("pattern") or {}).get("Regex")
-        if split.get("behavior") == "Isolated" and not split.get("invert") and pattern:
-            return str(pattern)
-    return None
-
-
-def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
-    """tiktoken's core over the merges of a tokenizer.json; None where it does not convert or is not installed."""
-    pattern, model = _pattern(body), body["model"]
-    unusual = (
-        model.get("dropout")
-        or model.get("unk_token")
-        or model.get("continuing_subword_prefix")
-        or model.get("end_of_word_suffix")
-    )
-    if pattern is None or unusual or model.get("ignore_merges"):
-        return None
-    alphabet, vocabulary = byte_alphabet(), model["vocab"]
-    if not alphabet.keys() <= vocabulary.keys():
-        return None
-    ranks = {bytes([byte]): rank for rank, (_, byte) in enumerate(sorted(alphabet.items(), key=lambda item: item[1]))}
-    ids = [vocabulary[character] for character, _ in sorted(alphabet.items(), key=lambda item: item[1])]
-    pairs = [merge if isinstance(merge, (list, tuple)) else merge.split(" ") for merge in model["merges"]]
-    tokens = [left + right for left, right in pairs]
-    if not set("".join(tokens)) <= alphabet.keys():
-        return None
-    # Translated by a table and encoded at once: 95 ms for 50,000 merges, a loop over the characters 130.
-    to_byte = {ord(character): byte for character, byte in alphabet.items()}
-    for joined in tokens:
-        if joined not in vocabulary:
-            return None
-        token = joined.translate(to_byte).encode("latin-1")
-        if token not in ranks:
-            ranks[token] = len(ids)
-            ids.append(vocabulary[joined])
-    try:
-        return RankEngine(pattern, ranks, np.array(ids, np.uint32))
-    except (ImportError, ValueError):
-        return None

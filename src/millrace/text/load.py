@@ -12,7 +12,8 @@ from typing import Any
 
 from millrace.errors import ConfigError, MillraceError, StoreCorrupt
 from millrace.identity import digest
-from millrace.text.bpe import GPT2_PATTERN, HuggingFaceTokenizer, TiktokenTokenizer
+from millrace.text.bpe import HuggingFaceTokenizer, TiktokenTokenizer
+from millrace.text.ranks import GPT2_PATTERN
 from millrace.text.simple import BytesTokenizer, CharTokenizer
 from millrace.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ import sentencepiece
 
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
-from millrace.text.tokenizer import Tokenizer
+from millrace.text.tokenizer import Tokenizer, byte_places
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -36,6 +36,12 @@ class SentencePieceTokenizer(Tokenizer):
         arrays = [np.array(ids, np.uint32) for ids in found]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         return (np.concatenate(arrays) if arrays else np.zeros(0, np.uint32)), lengths
+
+    def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
+        text = document.decode()
+        found = self._model.encode(text, out_type="offset_mapping")["offsets"]  # in characters
+        assert len(found) == len(ids)
+        return byte_places(text, np.array(found, np.int64).reshape(-1, 2))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return str(self._model.decode([token for token in ids if token < self._model.get_piece_size()])).encode()

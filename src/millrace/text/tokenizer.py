@@ -41,6 +41,20 @@ class Tokenizer(ABC):
         tokens[~is_end] = ids
         return tokens, lengths + 1
 
+    def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
+        """Which bytes of a document, [start, stop), each of its ids stands for."""
+        sizes = self._sizes(ids)
+        if int(sizes.sum()) != len(document):
+            raise ConfigError(f"tokenizer {self.name} does not say where its tokens stand in the text, as masks need")
+        stops = np.cumsum(sizes)
+        return stops - sizes, stops
+
+    def _sizes(self, ids: Array) -> Int64s:
+        """How many bytes each id stands for."""
+        different, which = np.unique(ids, return_inverse=True)
+        sizes = np.fromiter((len(self.decode_bytes([i])) for i in different.tolist()), np.int64, len(different))
+        return sizes[which]
+
     @abstractmethod
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """The bytes the ids stand for."""
@@ -83,3 +97,12 @@ class Tokenizer(ABC):
             "file": "tokenizer.json",
             "hash": digest(self.to_file()),
         }
+
+
+def byte_places(text: str, places: Int64s) -> tuple[Int64s, Int64s]:
+    """Pairs of places counted in characters, as starts and stops counted in bytes."""
+    if not text.isascii():
+        points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        sizes = 1 + (points >= 0x80).astype(np.int8) + (points >= 0x800) + (points >= 0x10000)
+        places = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))[places]
+    return places[:, 0], places[:, 1]

@@ -16,7 +16,8 @@ from millrace.view.view import StoreLike, View, row_column, store_spec
 class Blocks(View):
     """Sample ``i`` is rows ``[i * stride, i * stride + length + 1)`` of the stream: x the first, y the last ``length``.
 
-    The stream is the rows of the store or split one after the other, over the ends of documents and shards.
+    The stream is the rows of the store or split one after the other, over the ends of documents and shards. Where the
+    store has a row column ``mask`` (``prepare text --mask-field``), a sample has it too, aligned with y.
 
     >>> from millrace import from_arrays
     >>> view = Blocks(from_arrays({"tokens": np.arange(10, dtype=np.uint16)}), length=4)
@@ -43,7 +44,17 @@ class Blocks(View):
         self.fields = (
             Field("x", self.column, axis, wide, length=length),
             Field("y", self.column, axis, wide, first=1, length=length),
+            *self._mask(),
         )
+
+    def _mask(self) -> tuple[Field, ...]:
+        """Whether each token of y counts for the loss, where the store says so."""
+        declared = self.store.layout.columns.get("mask")
+        if declared is None or self.column != "tokens" or declared.dtype not in ("bool", "uint8") or declared.shape:
+            return ()
+        if declared.axis != self.store.layout.primary:
+            return ()
+        return (Field("mask", "mask", declared.axis, declared.storage, first=1, length=self.length),)
 
     def __len__(self) -> int:
         return max(0, (self.store.num_rows - self.length - 1) // self.stride + 1)
@@ -51,6 +62,9 @@ class Blocks(View):
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
         starts = self._checked(samples) * self.stride
         return Spans(starts, starts + (self.length + 1))
+
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        return [("stride", self, len(self), self.stride, self.length + 1)] if type(self) is Blocks else None
 
     def unused_rows(self) -> int:
         count, rows = len(self), self.store.num_rows

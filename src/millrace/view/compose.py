@@ -60,6 +60,10 @@ class Subset(View):
     def located(self, samples: Int64s) -> Located:
         return self.view.located(self.ids[samples])
 
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        rest = self.view.plan() if type(self) is Subset else None
+        return None if rest is None else [("take", self.ids), *rest]
+
     def unused_rows(self) -> int | None:
         """Rows that no chosen sample delivers; None for very many, for several views, and for a split by time."""
         if len(self) > MOST_COUNTED or len(_leaves(self)) > 1 or self.store.cuts is not None:
@@ -146,6 +150,10 @@ class Concat(View):
         return _LocatedConcat(
             self.fields, views, {k: self.views[k].located(inside[views == k]) for k in np.unique(views).tolist()}
         )
+
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        each = [view.plan() for view in self.views] if type(self) is Concat else [None]
+        return None if None in each else [("concat", self._ends, each)]
 
     def unused_rows(self) -> int | None:
         each = [view.unused_rows() for view in self.views]

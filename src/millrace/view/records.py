@@ -52,6 +52,9 @@ class Records(View):
     def records(self, samples: npt.ArrayLike) -> Int64s:
         return self._checked(samples)
 
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        return [("offsets", self)] if type(self) is Records else None
+
     def unused_rows(self) -> int:
         return 0
 

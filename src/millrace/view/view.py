@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Field, Located
+from millrace.gather.reference import Field, Located, Sources
 from millrace.identity import canonical, digest
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans
@@ -75,6 +75,14 @@ class View(ABC):
         """The root stores behind the view."""
         return (self.store.root,)
 
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        """The view as plain steps that the C core runs; None where only Python knows it, as with a view of one's own.
+
+        Steps: ``("take", ids)``, ``("concat", ends, [plan of each])``, and last ``("stride", view, count, stride,
+        rows)``, ``("locate", view, ends, firsts, stride, rows)`` or ``("offsets", view)``.
+        """
+        return None
+
     def records(self, samples: npt.ArrayLike) -> Int64s:
         """The record each sample starts in."""
         spans = self.spans(samples)
@@ -89,10 +97,10 @@ class View(ABC):
         return Located(self._sources, self.fields, spans, self.records(samples) if needs_records else None)
 
     @cached_property
-    def _sources(self) -> dict[str, Any]:
+    def _sources(self) -> Sources:
         """The columns as they are stored: codes of dictionaries, bits of bfloat16; only those asked for."""
         names = {field.column: field for field in self.fields}
-        return {name: source(self.store.columns[name], field) for name, field in names.items()}
+        return Sources({name: source(self.store.columns[name], field) for name, field in names.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: not what can be computed again there."""

@@ -128,6 +128,11 @@ class Windows(View):
     def records(self, samples: npt.ArrayLike) -> Int64s:
         return self._record_and_start(samples)[0]
 
+    def plan(self) -> list[tuple[Any, ...]] | None:
+        if type(self) is not Windows:
+            return None
+        return [("locate", self, self._ends, self._offsets[:-1] + self._firsts, self.stride, self.span)]
+
     def unused_rows(self) -> int:
         """Rows in no lookback and no horizon of their record; in a split by time, of the rows from its first lookback on."""
         again, how_many = self._repeats

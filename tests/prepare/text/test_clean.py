@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text.clean import clean
+from millrace.prepare.text.clean import clean, clean_many
 
 ODD = st.sampled_from(
     "a b\t\n\r\x00\x0b\x0c\x1c\x1f\x7f\x85\x9f\xa0\u0301\u0323\u1100\u1161\u200b\u2028\u2029\u3000\ufeffé😀\uac00\u11a8"
@@ -83,3 +84,24 @@ def test_no_normalize_keeps_the_bytes(tmp_path):
     mr.prepare_text(str(tmp_path / "a.py"), tmp_path / "clean", tokenizer="bytes", val=0, workers=1)
     tokens = mr.open_store(tmp_path / "clean").columns["tokens"][:]
     assert bytes(tokens[:-1].tolist()).decode() == clean(data.decode())
+
+
+BLANKS = st.lists(st.sampled_from("abcd \t\n"), max_size=30).map("".join)
+GAPS = st.sampled_from([b"\n", b"\n\n", b"\r\n\r\n", b"\n\n\n\n", b"\n\r\n"])
+
+
+@given(st.lists(st.tuples(BLANKS | odd_texts, GAPS), min_size=1), GAPS)
+@example([("a", b"\n"), (" \t", b"\n"), ("b ", b"\r\n\r\n"), ("\n \n \nc\n\n \n\nd", b"\n"), ("é\x00", b"\n")], b"\n")
+def test_many_documents_are_cleaned_like_each(some, before):
+    data, starts, ends = before, [], []
+    for text, gap in some:
+        starts.append(len(data))
+        data += text.encode()
+        ends.append(len(data))
+        data += gap
+    assert clean_many(data, np.array(starts), np.array(ends)) == [clean(text).encode() for text, _ in some]
+
+
+def test_of_many_documents_one_that_is_not_utf8_is_an_error():
+    with pytest.raises(UnicodeDecodeError):
+        clean_many(b"a\n\n\xff", np.array([0, 3]), np.array([1, 4]))

@@ -37,6 +37,7 @@ def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries,
         seen.add(key)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup, "PARTITION_ENTRIES", entries)
+        patch.setattr(dedup, "MASK_UNITS", piece)
         folder = memory_folder / "partitions"
         found = dedup.find_repeats(pieces, len(known) + len(keys), len(keys), folder)
     assert found.tolist() == expected

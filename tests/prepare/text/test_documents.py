@@ -134,8 +134,7 @@ def test_the_text_column_of_csv_with_newlines_in_quotes(tmp_path, name):
     assert read(path) == [(0, b"plain"), (1, b'two\nlines, and a "quote"'), (2, b"NULL"), (3, b""), (4, "é".encode())]
 
 
-def test_other_columns_of_csv_may_hold_anything(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.prepare.text.records.CSV_BLOCK", 1 << 10)
+def test_other_columns_of_csv_may_hold_anything(tmp_path):
     rows = [b"%d,text %d\n" % (k, k) for k in range(500)] + [b"\xff word,last\n"]
     found = read(written(tmp_path / "a.csv", b"id,text\n" + b"".join(rows)))
     assert [text for _, text in found] == [b"text %d" % k for k in range(500)] + [b"last"]
@@ -157,9 +156,37 @@ def test_csv_of_no_rows_has_no_documents(tmp_path, data):
 
 def test_csv_that_is_none_is_refused_by_name(tmp_path):
     with pytest.raises(SourceError, match=r"a\.csv.*not readable CSV"):
-        read(written(tmp_path / "a.csv", b"a,text\n1,2,3\n"))
+        read(written(tmp_path / "a.csv", b'"a"b,text\n1,2\n'))
+    with pytest.raises(SourceError, match=r"a\.csv.*more than one column 'text'"):
+        read(written(tmp_path / "a.csv", b"text,text\n1,2\n"))
     with pytest.raises(SourceError, match=r"a\.csv.*no column 'text'; it has a, b;.*--text-field"):
         read(written(tmp_path / "a.csv", b"a,b\n1,2\n"))
+
+
+BROKEN = {
+    b"too,many,fields\n": "3 fields where the first row has 2",
+    b"few\xff\n": "1 fields where the first row has 2",
+    b'9,"a"b\n': "not CSV: ',' expected after",
+}
+
+
+@pytest.mark.parametrize("row", BROKEN)
+def test_a_row_of_csv_that_is_wrong_obeys_the_policy(tmp_path, row):
+    path = written(tmp_path / "a.csv", b'id,text\n1,one\n\n2,"two\n\nx"\n' + row + b"4,four\n")
+    with pytest.raises(SourceError, match=f"a.csv', row 2: {BROKEN[row]}") as caught:
+        prepared(path, tmp_path / "out")
+    assert caught.value.row == 2
+    report, texts = prepared(path, tmp_path / "skipped", on_error="skip")
+    assert texts == ["one", "two\n\nx", "four"]
+    assert sum(report.dropped.values()) == 1
+    assert mr.open_store(tmp_path / "skipped").columns["offset"][:].tolist() == [0, 1, 3]
+    assert json.loads((tmp_path / "skipped" / "quarantine.jsonl").read_text())["offset"] == 2
+
+
+def test_csv_that_ends_within_quotes_is_not_taken_for_whole(tmp_path):
+    path = written(tmp_path / "a.csv", b'text\none\n"two and\nmore')
+    with pytest.raises(SourceError, match="row 1: not CSV: unexpected end of data"):
+        prepared(path, tmp_path / "out")
 
 
 def table(path: Path, column: pyarrow.Array, name: str = "text", group: int = 3) -> Path:

@@ -1,5 +1,6 @@
 """Anonymous memory of a preparation, parent and workers together: bounded, whatever the size of input or document."""
 
+import os
 import re
 import subprocess
 import sys
@@ -85,3 +86,20 @@ def test_many_small_documents_in_one_compressed_file_stay_under_the_limit(disk_p
     found = peak(source, disk_path / "out", "--tokenizer", "bytes", "--document", "line", "--val", "0.001")
     print(found)
     assert found < 450_000_000
+
+
+def test_a_long_document_on_the_slow_engine_stays_under_the_limit(disk_path):
+    """Hugging Face's engine needs 140 bytes for every byte that it is given at once: 3.4 GB for this document."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.normalizer, backend.pre_tokenizer = normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=2000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator([WORDS.decode()], trainer)
+    backend.save(str(disk_path / "tokenizer.json"))
+    source, size = disk_path / "one.txt", int(os.environ.get("MILLRACE_LONG", 24)) << 20
+    line = re.sub(rb"\n\n+", b"\n", WORDS).strip() + b"\n"
+    source.write_bytes((line * (size // len(line) + 1))[:size])
+    found = peak(source, disk_path / "out", "--val", "0", "--tokenizer", str(disk_path / "tokenizer.json"))
+    print(found)
+    assert found < LIMIT

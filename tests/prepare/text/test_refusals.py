@@ -9,7 +9,7 @@ import time
 import pytest
 
 import millrace as mr
-from millrace.prepare.text import part, shards
+from millrace.prepare.text import part, reading, shards
 from millrace.testing import stopped, tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "part_bytes": 300, "val": 0, "workers": 1}
@@ -144,7 +144,7 @@ def test_a_file_that_changes_while_it_is_read_stops_the_run(source, out, monkeyp
                 os.rename(source[1], source[1] + ".away")
         return True
 
-    monkeypatch.setattr(part, "_function", lambda name: disturb)
+    monkeypatch.setattr(reading, "_function", lambda name: disturb)
     with pytest.raises(
         mr.SourceError, match="has gone" if how == "delete" else "changed while it was prepared"
     ) as stop:
@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_read_is_not_a_failed_write(source, out, monkeypat
         raise PermissionError(13, "Permission denied", source[0])
         yield
 
-    monkeypatch.setattr(part, "read_documents", refuse)
+    monkeypatch.setattr(reading, "read_stretches", refuse)
     with pytest.raises(mr.SourceError, match=r"a\.txt' cannot be read: Permission denied"):
         mr.prepare_text(source, out, **OPTIONS)
 

@@ -12,92 +12,36 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from millrace.errors import ConfigError, MillraceError, SourceError, StoreError
+from millrace.prepare import engines
 
 Task = TypeVar("Task")
 RETRIES = 2
+STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
 
 
 class WorkerFailed(SourceError):
     """A worker died or raised on a task; ``source`` says which input it was on."""
 
 
-def run(
-    function: Callable[[Any], Any], tasks: Sequence[Any], workers: int, *, apart: bool = False
-) -> Iterator[tuple[int, Any]]:
-    """(number of the task, result) as they finish.
-
-    With one worker everything happens in this process, and so does a single task unless it must run ``apart``.
-    """
-    if workers < 1:
-        raise ConfigError(f"workers={workers}; expected 1 or more")
-    if workers == 1 or not tasks or (len(tasks) == 1 and not apart):
-        for number, task in enumerate(tasks):
-            yield number, function(task)
-        return
-    pool = _Pool(function, min(workers, len(tasks)))
-    try:
-        yield from pool.run(tasks)
-    finally:
-        pool.close()
-
-
-class LocalPool:
-    """Workers that stay for several runs of tasks: starting them costs as much as a small run.
-
-    ``threads`` are for work that leaves the GIL alone and runs no code of the user's; processes for any other.
-    """
-
-    def __init__(self, function: Callable[[Any], Any], workers: int, *, threads: bool = False) -> None:
-        if workers < 1:
-            raise ConfigError(f"workers={workers}; expected 1 or more")
-        self._function, self._workers = function, workers
-        self._pool = _Pool(function, workers) if workers > 1 and not threads else None
-
-    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """(number of the task, result) as they finish."""
-        if self._pool is not None:
-            yield from self._pool.run(tasks)
-            return
-        if self._workers > 1 and len(tasks) > 1:
-            yield from self._in_threads(tasks)
-            return
-        for number, task in enumerate(tasks):
-            yield number, self._function(task)
-
-    def _in_threads(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="millrace-prepare")
-        try:
-            waiting = {pool.submit(self._function, task): number for number, task in enumerate(tasks)}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> LocalPool:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if self._pool is not None:
-            self._pool.close()
-
-
 class _Worker:
     def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, function, os.getpid()), daemon=True)
+        # The function goes along so that what it needs is imported before the first task comes.
+        self.process = context.Process(target=_serve, args=(theirs, os.getpid(), function), daemon=True)
         with _quiet_start():
             self.process.start()
         theirs.close()
         self.task: int | None = None
+        self.silent_s = 0.0
 
     def stop(self) -> None:
         """Asks it to end; one that is at work ends at once, since its task can be done again."""
@@ -112,39 +56,67 @@ class _Worker:
             self.process.join()
 
 
-class _Pool:
-    def __init__(self, function: Callable[[Any], Any], count: int) -> None:
+class Workers:
+    """Up to ``count`` processes that do tasks; they stay for the next ones, until ``close``.
+
+    One that for ``stall_s`` seconds neither ends its task nor says that it is ``alive`` ends the run; 0 is for ever.
+    """
+
+    def __init__(self, count: int, stall_s: float = 0) -> None:
+        if count < 1:
+            raise ConfigError(f"workers={count}; expected 1 or more")
+        self._stall_s = stall_s
         self._context = multiprocessing.get_context("spawn")
-        self._function = function
+        self._count = count
         self._workers: list[_Worker] = []
+
+    def start(self, function: Callable[[Any], Any], num_tasks: int, *, apart: bool = False) -> bool:
+        """Starts what ``run`` will need, without waiting for it; False where the tasks run in this process."""
+        if self._count == 1 or num_tasks == 0 or (num_tasks == 1 and not apart):
+            return False
+        while len(self._workers) < min(self._count, num_tasks):
+            self._workers.append(_Worker(self._context, function))
+        return True
+
+    def run(
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the task, result) as they finish.
+
+        With one worker everything happens in this process, and so does a single task unless it must run ``apart``.
+        """
+        if not self.start(function, len(tasks), apart=apart):
+            yield from ((number, function(task)) for number, task in enumerate(tasks))
+            return
         try:
-            for _ in range(count):
-                self._workers.append(_Worker(self._context, function))
+            yield from self._run(function, tasks)
         except BaseException:
-            self.close()
+            self.close()  # none goes on with what nobody waits for
             raise
 
-    def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
         while left:
             for worker in self._workers:
                 if worker.task is None and waiting:
-                    worker.task = waiting.pop()
+                    worker.task, worker.silent_s = waiting.pop(), 0.0
                     with contextlib.suppress(OSError):  # it has died while idle: its pipe says so below
-                        worker.pipe.send(tasks[worker.task])
-            for worker in self._ready():
+                        worker.pipe.send((function, tasks[worker.task]))
+            for worker in self._ready(tasks):
                 number = worker.task
                 assert number is not None
                 try:
                     outcome, result = worker.pipe.recv()
                 except (EOFError, OSError):
-                    self._replace(worker)
+                    self._replace(worker, function)
                     tries[number] += 1
                     if tries[number] > RETRIES:
                         raise _died(worker, tasks[number]) from None
                     waiting.append(number)
+                    continue
+                if outcome == "alive":
                     continue
                 worker.task = None
                 if outcome == "error":
@@ -152,20 +124,31 @@ class _Pool:
                 left -= 1
                 yield number, result
 
-    def _ready(self) -> list[_Worker]:
+    def _ready(self, tasks: Sequence[Any]) -> list[_Worker]:
+        """Workers that have something to say; one that has been silent for too long is an error."""
         busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
-        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+        step = self._stall_s / 20 or None
+        began = time.monotonic()
+        ready = [busy[pipe] for pipe in wait(list(busy), step) if isinstance(pipe, Connection)]
+        # No more than was waited for: if all of us were suspended, they need time to speak again.
+        passed = min(time.monotonic() - began, step or 0)
+        for worker in busy.values():
+            worker.silent_s = 0.0 if worker in ready else worker.silent_s + passed
+            if self._stall_s and worker.silent_s >= self._stall_s:
+                raise _stalled(tasks[worker.task or 0], self._stall_s)
+        return ready
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker, function: Callable[[Any], Any]) -> None:
         worker.process.join(timeout=5)
         worker.pipe.close()
-        self._workers[self._workers.index(worker)] = _Worker(self._context, self._function)
+        self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
             worker.wait()
+        self._workers = []
 
 
 @contextlib.contextmanager
@@ -217,12 +200,21 @@ def _died(worker: _Worker, task: Any) -> WorkerFailed:
     )
 
 
-def _serve(pipe: Connection, function: Callable[[Any], Any], parent: int) -> None:
+def _stalled(task: Any, stall_s: float) -> WorkerFailed:
+    return WorkerFailed(
+        f"a worker made no progress for {stall_s:g} s on {task}; look at that input and at your own function, then run again, "
+        "with a larger --stall if it only is slow",
+        source=str(task),
+    )
+
+
+def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us
     _end_with(parent)
+    engines.on_alive = _Alive(pipe)
     while True:
         try:
-            task = pipe.recv()
+            function, task = pipe.recv()
         except (EOFError, OSError):
             return
         try:
@@ -239,6 +231,19 @@ def _serve(pipe: Connection, function: Callable[[Any], Any], parent: int) -> Non
             pipe.send(reply)
         except OSError:
             return
+
+
+class _Alive:
+    """Tells the parent that this worker moves, once a second at most."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._said = pipe, time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._said >= 1:
+            self._said = time.monotonic()
+            with contextlib.suppress(OSError):  # the parent has gone, and we with it
+                self._pipe.send(("alive", None))
 
 
 def _end_with(parent: int) -> None:

@@ -6,6 +6,7 @@ ones follow. The scaling stays what it was unless ``refit`` is asked for; cuts s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -17,16 +18,15 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.engines.local import LocalPool
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, shard_tasks
 from millrace.prepare.table.clean import calendar_names, show_time
 from millrace.prepare.table.index import Index, build_index
-from millrace.prepare.table.measure import Fitted, Measuring, Progress
+from millrace.prepare.table.measure import Engine, Fitted, Measuring
 from millrace.prepare.table.options import TableOptions, make_options
 from millrace.prepare.table.part import PartDone
-from millrace.prepare.table.prepare import SCRATCH, Preparation
+from millrace.prepare.table.prepare import SCRATCH, Preparation, Running
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.sources import Survey, survey
 from millrace.prepare.table.splits import SPLITS, rows_by_split
@@ -44,15 +44,13 @@ from millrace.store.snapshot import Base
 FREE = ("on_error", "widen", "strict", "shard_bytes", "where", "transform")  # may differ from one append to the next
 
 
-def append_table(
-    paths: list[str], out: Path, given: Mapping[str, Any], workers: int, progress: Progress
-) -> TableReport:
+def append_table(paths: list[str], out: Path, given: Mapping[str, Any], running: Running) -> TableReport:
     """Adds rows to the store at ``out``; its own options hold, those given may only repeat them."""
     asked = dict(given)
     refit = bool(asked.pop("refit", False))
     made = _made(out)
     options = _options(out, made, asked)
-    return Appending(paths, out, options, workers, progress, refit).run()
+    return Appending(paths, out, options, running, refit).run()
 
 
 def _made(out: Path) -> dict[str, Any]:
@@ -87,10 +85,8 @@ def _options(out: Path, made: Mapping[str, Any], given: Mapping[str, Any]) -> Ta
 class Appending(Preparation):
     """One append, from the survey to the next snapshot."""
 
-    def __init__(
-        self, paths: list[str], out: Path, options: TableOptions, workers: int, progress: Progress, refit: bool
-    ) -> None:
-        super().__init__(paths, out, options, workers, progress)
+    def __init__(self, paths: list[str], out: Path, options: TableOptions, running: Running, refit: bool) -> None:
+        super().__init__(paths, out, options, running)
         self._refit = refit
         self._partial = Partial(out, append=True, scratch=SCRATCH)
 
@@ -133,14 +129,14 @@ class Appending(Preparation):
 
     def _append(self, found: Survey, base: Base) -> TableReport:
         check_plan(self._folder / "plan.json", {**self._plan(found), "base": base.manifest.fingerprint}, self._folder)
-        with self._pool(found) as pool:
+        with contextlib.closing(self._pool()) as pool:
             done = self._read(pool, found)
             index = build_index(self._folder, done, found.schema, self._store.meta.get("categories"))
             if not index.names:
                 raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
             fit.save_index(self._folder, index)
             records = self._records(index)
-            fitted = self._measure(pool, found, index, done, records)
+            fitted = self._measure(pool, found, index, records)
             return self._publish(pool, found, base, index, done, fitted, records)
 
     def _records(self, index: Index) -> Int64s:
@@ -161,9 +157,7 @@ class Appending(Preparation):
     def _last_time(self, record: int) -> Any:
         return self._store.columns["time"][int(self._store.offsets[record + 1]) - 1]
 
-    def _measure(
-        self, pool: LocalPool, found: Survey, index: Index, done: Sequence[PartDone], records: Int64s
-    ) -> Fitted:
+    def _measure(self, pool: Engine, found: Survey, index: Index, records: Int64s) -> Fitted:
         after = {k: self._last_time(int(records[k])).item() for k in np.flatnonzero(records >= 0).tolist()}
         listed = set(index.names)
         options = msgspec.structs.replace(
@@ -172,7 +166,7 @@ class Appending(Preparation):
             test_entities=tuple(name for name in self._options.test_entities if name in listed),
         )
         measuring = Measuring(self._folder, options, found, pool, self._progress)
-        fitted = measuring.run(index, done, self._store.meta.get("cut_times"), after, self._scaling)
+        fitted = measuring.run(index, self._store.meta.get("cut_times"), after, self._scaling)
         fitted.cuts = fitted.cuts.copy()  # as they came they are not writable
         for k, record in enumerate(records.tolist()):
             if record >= 0:
@@ -217,7 +211,7 @@ class Appending(Preparation):
 
     def _publish(
         self,
-        pool: LocalPool,
+        pool: Engine,
         found: Survey,
         base: Base,
         index: Index,

@@ -98,6 +98,13 @@ def describe(
     notes = list(found.notes)
     if options.fit_on == "all":
         notes.append("the scaling was fitted on all rows (--fit-on all), val and test too")
+    for names, what, rule in (
+        (fitted.scaling.constant, "one value", "less that value, not divided"),
+        (fitted.scaling.empty, "no value", "0 where missing, else as they are"),
+    ):
+        if names:
+            told = ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            notes.append(f"{what} in the train rows: {told}; stored {rule}")
     if fitted.borrowed:
         notes.append(
             f"{fitted.borrowed} entities have a feature with fewer than 2 train values: scaled there as all are"

@@ -11,8 +11,8 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.schema import Schema, logical
-from millrace.prepare.table.sources import TableSource, Unit, arrow, open_csv
+from millrace.prepare.table.schema import Schema, is_number, logical
+from millrace.prepare.table.sources import TableSource, Unit, arrow, native, open_csv, partition_type
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
 
@@ -41,8 +41,15 @@ class Batch:
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def labels(self, column: str) -> tuple[list[str], Array]:
-        """A column as (distinct texts, code of each row, -1 for null)."""
-        return _encoded(_flat(self._table.column(column)))
+        """A column as (distinct texts that occur, code of each row, -1 for null)."""
+        texts, codes = _encoded(_flat(self._table.column(column)))
+        used = np.zeros(len(texts) + 1, bool)
+        used[codes] = True  # the dictionary of a file also has the values of rows that were left out
+        if used[:-1].all():
+            return texts, codes
+        numbers = np.where(used, np.cumsum(used) - 1, -1).astype(np.int32)
+        numbers[-1] = -1
+        return [text for text, is_used in zip(texts, used[:-1], strict=True) if is_used], numbers[codes]
 
 
 class Reader:
@@ -80,13 +87,16 @@ class Reader:
                 source, None if wanted is None else {name: self._csv_type(name) for name in wanted}
             ) as reader:
                 for batch in reader:
-                    yield first, pyarrow.Table.from_batches([batch])
+                    yield first, _without_empty_texts(pyarrow.Table.from_batches([batch]))
                     first += len(batch)
             return
         from pyarrow import parquet
 
         texts = [name for name in wanted or () if self._types[name] == pyarrow.string()]
-        with parquet.ParquetFile(source.file.location, read_dictionary=texts) as file:
+        with (
+            native(source) as raw,
+            parquet.ParquetFile(raw, read_dictionary=texts, page_checksum_verification=True) as file,
+        ):
             for group in unit.groups:
                 first = sum(file.metadata.row_group(k).num_rows for k in range(group))
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
@@ -102,7 +112,7 @@ class Reader:
         import pyarrow
 
         role = self._schema.role
-        if name in role.features or name in role.static:
+        if name in (*role.features, *role.static) and self._types[name] != pyarrow.bool_():
             return pyarrow.float64()
         if name in (*self._options.entity, *role.categorical, *role.static_categorical):
             return pyarrow.string()
@@ -117,8 +127,8 @@ class Reader:
             table = pyarrow.Table.from_batches([table])
         for name, value in source.partition:
             if self._transform is not None or name in self._types:
-                kind = pyarrow.int64() if isinstance(value, int) else pyarrow.string()
-                table = table.append_column(name, pyarrow.array([value], kind).take(np.zeros(len(table), np.int64)))
+                column = pyarrow.array([value], partition_type(value)).take(np.zeros(len(table), np.int64))
+                table = table.append_column(name, column)
         if self._transform is not None:
             table = self._transformed(source, table)
         if self._options.where:
@@ -143,6 +153,12 @@ class Reader:
             if name not in made.schema.names:
                 raise ConfigError(
                     f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
+                )
+            found, expected = logical(made.schema.field(name).type), self._types[name]
+            if not _is_alike(found, expected):
+                raise ConfigError(
+                    f"--transform gave column {name!r} as {found}, but {expected} for a table without rows "
+                    f"(on {source.file.path!r}); it must always give one type"
                 )
         return made
 
@@ -187,6 +203,8 @@ class Reader:
     def _times(self, time: Any) -> Array:
         import pyarrow
 
+        if not len(time):
+            return np.zeros(0, self._schema.time_dtype)
         if self._schema.time_dtype == "float64":
             return time.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
         if self._schema.time_unit == "D":
@@ -219,6 +237,28 @@ def _type(text: str) -> Any:
     return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
 
 
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether columns of both types are read the same way; --widen may have made them differ in width or unit."""
+    from pyarrow import types as t
+
+    families = (is_number, t.is_timestamp)
+    return one == other or t.is_null(one) or t.is_null(other) or any(is_(one) and is_(other) for is_ in families)
+
+
+def _without_empty_texts(table: Any) -> Any:
+    """A CSV file cannot tell an empty text from none: as a key or a category it is null."""
+    import pyarrow
+    from pyarrow import compute
+
+    for k, field in enumerate(table.schema):
+        if field.type == pyarrow.string():
+            texts = compute.if_else(
+                compute.equal(table.column(k), ""), pyarrow.scalar(None, field.type), table.column(k)
+            )
+            table = table.set_column(k, field, texts)
+    return table
+
+
 def _flat(column: Any) -> Any:
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
@@ -230,11 +270,11 @@ def _null_rows(arrays: Mapping[str, Any], row: int | None = None) -> Any:
     found = None
     for array in arrays.values():
         mask = None
-        if array.null_count:
-            mask = array.is_null().to_numpy(zero_copy_only=False)
-        elif pyarrow.types.is_floating(array.type):
+        if pyarrow.types.is_floating(array.type):
             mask = ~np.isfinite(array.to_numpy(zero_copy_only=False))
             mask = mask if mask.any() else None
+        elif array.null_count:
+            mask = array.is_null().to_numpy(zero_copy_only=False)
         if mask is not None:
             found = mask if found is None else found | mask
     return found if row is None else found is not None and bool(found[row])

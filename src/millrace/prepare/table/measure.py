@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.prepare.engines.local import LocalPool
+from millrace.prepare.engines.local import Workers
+from millrace.prepare.engines.threads import Threads
 from millrace.prepare.table import fit
 from millrace.prepare.table.clean import calendar_names
 from millrace.prepare.table.index import Index
 from millrace.prepare.table.options import TableOptions
-from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.sources import Survey
 from millrace.prepare.table.splits import cut_times, entity_splits
 from millrace.ragged import Array, Int64s
@@ -24,6 +24,7 @@ from millrace.scaling.moments import Moments, merge_all
 from millrace.scaling.quantiles import QuantileSearch, quantiles_of
 from millrace.scaling.scaler import Scaling
 
+Engine = Threads | Workers
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -43,13 +44,12 @@ class Fitted(msgspec.Struct):
 class Measuring:
     """Measures the train rows of an index, once its parts are read."""
 
-    def __init__(self, folder: Path, options: TableOptions, found: Survey, pool: LocalPool, progress: Progress) -> None:
+    def __init__(self, folder: Path, options: TableOptions, found: Survey, pool: Engine, progress: Progress) -> None:
         self._folder, self._options, self._found, self._pool, self._progress = folder, options, found, pool, progress
 
     def run(
         self,
         index: Index,
-        done: Sequence[PartDone],
         times: Sequence[Any] | None = None,
         after: Mapping[int, Any] | None = None,
         kept: Callable[[Moments], Scaling] | None = None,
@@ -78,7 +78,7 @@ class Measuring:
             for number, (first, last) in enumerate(fit.groups(index.rows))
         ]  # fmt: skip
         results: dict[int, fit.FitDone] = {}
-        for number, result in self._pool.run(tasks):
+        for number, result in self._pool.run(fit.fit_entities, tasks):
             results[number] = result
             self._progress("measure", len(results), len(tasks), {})
         ordered = [results[number] for number in range(len(tasks))]
@@ -86,7 +86,8 @@ class Measuring:
         cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
         moments = merge_all([fit.unpack(part.moments, features)[0] for part in ordered])
         quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and kept is None else None
-        scaling = self._scaling(moments, quartiles, done) if kept is None else kept(moments)
+        measured = cuts[:, 0] if options.has_time_split and options.fit_on == "train" else rows
+        scaling = self._scaling(moments, quartiles, int(measured[train].sum())) if kept is None else kept(moments)
         each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
         return Fitted(rows, cuts, splits, scaling, each, dropped, times, borrowed)
@@ -100,17 +101,17 @@ class Measuring:
                 plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
                 asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]
                 total: Any = 0
-                for _, counts in self._pool.run(asked):
+                for _, counts in self._pool.run(fit.count_values, asked):
                     total = total + np.frombuffer(counts, np.int64).reshape(-1, 1 << 16)
                 edges = np.cumsum([0, *(len(target.prefixes) for target in targets)]).tolist()
                 search.update([total[low:high] for low, high in pairwise(edges)])
             parts.append(search.result())
         return np.concatenate(parts)
 
-    def _scaling(self, moments: Moments, quartiles: Array | None, done: Sequence[PartDone]) -> Scaling:
-        """For all features; the calendar behind them stays as it is."""
+    def _scaling(self, moments: Moments, quartiles: Array | None, rows: int) -> Scaling:
+        """For all features, measured over so many rows; the calendar behind them stays as it is."""
         options, features = self._options, self._found.schema.role.features
-        nulls = np.sum([part.nulls for part in done], axis=0) + np.sum([part.infinite for part in done], axis=0)
+        nulls = rows - moments.count
         fitted = Scaling.fit(
             options.scale, features, moments, quartiles, dtype=options.dtype, fit_on=options.fit_on,
             per_entity=options.per_entity, nulls=nulls.tolist(),

@@ -16,6 +16,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 POLICIES = ("ffill", "drop", "interpolate", "mask", "value:NUMBER")
 DUPLICATES = ("error", "first", "last", "mean")
 CALENDAR = ("minute", "hour", "dayofweek", "dayofmonth", "dayofyear", "month")
+# What decides which rows are read and how: all else may change between two attempts, and what was read is kept.
+READING = ("entity", "time", "features", "target", "static", "categorical", "where", "transform", "on_error", "widen")
 # Fixed steps only: months and business days have no constant length.
 STEPS_NS = {
     "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "D": 86400 * 10**9, "W": 7 * 86400 * 10**9,
@@ -67,6 +69,8 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("--on-error", self.on_error, ("stop", "skip"))
         for name in self.calendar:
             _one_of("--calendar", name, CALENDAR)
+        if len(set(self.calendar)) != len(self.calendar):
+            raise ConfigError(f"--calendar names a part twice: {','.join(self.calendar)}")
         for column, policy in self.nulls.items():
             parse_policy(policy, column)
         if self.freq is not None:

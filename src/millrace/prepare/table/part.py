@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from millrace.errors import SourceError
+from millrace.native import core
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.table.batches import Batch, Reader
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.prepare.table.sources import TableSource, Unit
 from millrace.ragged import Array, Int64s
-from millrace.scaling.core import core
 from millrace.store import platform
 
 CHUNK_BYTES = 32 << 20  # of values sorted at once
@@ -46,7 +46,9 @@ class PartTask(msgspec.Struct, frozen=True):
     folder: str
 
     def __str__(self) -> str:
-        return f"part {self.number} ({self.sources[0].file.path!r}, {len(self.units)} files)"
+        others = len({source.file.path for source in self.sources}) - 1
+        more = f" and {others} more file{'s' * (others > 1)}" if others else ""
+        return f"part {self.number} ({self.sources[0].file.path!r}{more})"
 
 
 class PartDone(msgspec.Struct, frozen=True):
@@ -258,7 +260,7 @@ class _Maker:
 
 def turned(columns: list[Array], rows: Array) -> bool:
     """Fills rows from columns; says whether all values are finite."""
-    if hasattr(core, "rows_of"):
+    if core is not None:
         return bool(core.rows_of(columns, rows))
     for first in range(0, len(rows), BLOCK_ROWS):
         block = rows[first : first + BLOCK_ROWS]

@@ -6,24 +6,26 @@ fills, scales and writes. Killed at any time, the same call continues: whole par
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from millrace.errors import ConfigError, MillraceError, SourceError
-from millrace.prepare.engines.local import LocalPool
+from millrace.prepare.engines.local import STALL_S, Workers
+from millrace.prepare.engines.threads import Threads
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
 from millrace.prepare.table.clean import grid_step
 from millrace.prepare.table.index import Index, build_index
-from millrace.prepare.table.measure import Fitted, Measuring, Progress, scale_static
-from millrace.prepare.table.options import TableOptions, make_options
+from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static
+from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.sources import Survey, survey
@@ -46,6 +48,7 @@ def prepare_table(
     workers: int | None = None,
     append: bool = False,
     progress: Progress | None = None,
+    stall_s: float = STALL_S,
     **options: Any,
 ) -> TableReport:
     """Makes a series store at ``out`` from Parquet or CSV files; see ``TableOptions``.
@@ -54,36 +57,32 @@ def prepare_table(
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     target = Path(os.path.realpath(out))
-    told = progress or (lambda *_: None)
-    count = workers or os.cpu_count() or 1
+    running = Running(workers or os.cpu_count() or 1, stall_s, progress or (lambda *_: None))
     if append:
         from millrace.prepare.table.append import append_table
 
-        return append_table([os.fspath(path) for path in given], target, options, count, told)
-    return Preparation([os.fspath(path) for path in given], target, make_options(options), count, told).run()
+        return append_table([os.fspath(path) for path in given], target, options, running)
+    return Preparation([os.fspath(path) for path in given], target, make_options(options), running).run()
 
 
-def run_task(task: Any) -> Any:
-    """What a worker does, by the kind of its task."""
-    if isinstance(task, PartTask):
-        return prepare_part(task)
-    if isinstance(task, fit.FitTask):
-        return fit.fit_entities(task)
-    if isinstance(task, fit.HistogramTask):
-        return fit.count_values(task)
-    return shards.write_shard(task)
+class Running(NamedTuple):
+    """How a preparation runs, which changes nothing in what it makes."""
+
+    workers: int
+    stall_s: float
+    progress: Progress
 
 
 class Preparation:
     """One run, from the survey to the finished store."""
 
-    def __init__(self, paths: list[str], out: Path, options: TableOptions, workers: int, progress: Progress) -> None:
+    def __init__(self, paths: list[str], out: Path, options: TableOptions, running: Running) -> None:
         self._paths, self._out, self._options = paths, out, options
-        self._workers, self._progress = workers, progress
+        self._workers, self._stall_s, self._progress = running
         self._partial = Partial(out, scratch=SCRATCH)
         self._folder = self._partial.folder
         self._started = time.monotonic()
-        self._is_mine = False
+        self._is_mine = self._is_void = False
 
     def run(self) -> TableReport:
         found = survey(self._paths, self._options)
@@ -98,7 +97,7 @@ class Preparation:
                 return self._finished(found)
             return self._prepare(found)
         except MillraceError:
-            if self._is_mine and not any((self._folder / "parts").glob("*[0-9]/done.json")):
+            if self._is_mine and (self._is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
@@ -126,26 +125,36 @@ class Preparation:
         return TableReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
 
     def _prepare(self, found: Survey) -> TableReport:
-        check_plan(self._folder / "plan.json", self._plan(found), self._folder)
+        check_plan(self._folder / "plan.json", self._plan(found), self._folder, self._mended)
         self._is_mine = True
-        with self._pool(found) as pool:
+        with contextlib.closing(self._pool()) as pool:
             done = self._read(pool, found)
             index = build_index(self._folder, done, found.schema)
             if not index.names:
+                self._is_void = True
                 raise SourceError(
                     "no rows are left: the files are empty, or all was dropped; look at --where and --on-error"
                 )
             fit.save_index(self._folder, index)
-            fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index, done)
+            fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index)
             self._check(index, fitted)
             return self._write(pool, found, index, done, fitted)
 
-    def _pool(self, found: Survey) -> LocalPool:
-        """Decoding and arithmetic leave the GIL alone; a user's function gets processes, which it may crash."""
-        workers = min(self._workers, max(1, len(found.parts)))
-        return LocalPool(run_task, workers, threads=self._options.transform is None)
+    def _mended(self, old: Any, new: Any) -> Any:
+        """The old plan with what may change once the rows are read; what was made of the rows goes, the parts stay."""
+        options = {**new["options"], **{name: old["options"].get(name) for name in READING}}
+        allowed = {**old, "options": options}
+        if allowed == new:
+            with platform.writing(self._folder, "removing"):
+                for name in sorted({*os.listdir(self._folder)} - {"parts", "plan.json", "owner.json", "lease"}):
+                    platform.remove(self._folder / name)
+        return allowed
 
-    def _read(self, pool: LocalPool, found: Survey) -> list[PartDone]:
+    def _pool(self) -> Engine:
+        """Decoding and arithmetic leave the GIL alone; a user's function gets processes, which it may crash."""
+        return Threads(self._workers) if self._options.transform is None else Workers(self._workers, self._stall_s)
+
+    def _read(self, pool: Engine, found: Survey) -> list[PartDone]:
         with platform.writing(self._folder):
             platform.make_dir(self._folder / "parts")
             platform.make_dir(self._folder / "fit")
@@ -162,7 +171,7 @@ class Preparation:
         ]
         done: dict[int, PartDone] = {}
         rows = 0
-        for number, result in pool.run(tasks):
+        for number, result in pool.run(prepare_part, tasks, apart=True):
             done[number] = result
             rows += result.rows_read
             self._progress("read", len(done), len(tasks), {"rows": rows})
@@ -170,19 +179,22 @@ class Preparation:
 
     def _check(self, index: Index, fitted: Fitted) -> None:
         if not fitted.rows.any():
+            gone = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(fitted.dropped.items()))
             raise ConfigError(
-                f"no entity has --min-rows {self._options.min_rows} rows; the longest of {len(index.names)} has "
-                f"{int(index.rows.max())}: ask for fewer"
+                f"no entity has --min-rows {self._options.min_rows} rows left; the longest of {len(index.names)} was read "
+                f"with {int(index.rows.max())} (dropped, {gone}): ask for fewer, or fill nulls rather than drop them"
             )
         check_splits(self._options, split_rows(self._options, fitted))
 
     def _write(
-        self, pool: LocalPool, found: Survey, index: Index, done: Sequence[PartDone], fitted: Fitted
+        self, pool: Engine, found: Survey, index: Index, done: Sequence[PartDone], fitted: Fitted
     ) -> TableReport:
         options, schema = self._options, found.schema
         columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
         static, static_scaling = scale_static(
-            index.static[:, : len(schema.role.static)], fitted.splits == 0, options.scale
+            index.static[:, : len(schema.role.static)],
+            (fitted.rows > 0) & ((fitted.splits == 0) | (options.fit_on == "all")),
+            options.scale,
         )
         tasks = shard_tasks(self._folder, options, found, index, fitted, columns, static, {})
         self._partial.begin({"plan": self._plan(found)}, Layout(columns), None, resume=True)
@@ -199,9 +211,9 @@ class Preparation:
         fingerprint = self._partial.publish(fields, None, provenance)
         return TableReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
 
-    def _write_shards(self, pool: LocalPool, tasks: Sequence[shards.ShardTask]) -> None:
+    def _write_shards(self, pool: Engine, tasks: Sequence[shards.ShardTask]) -> None:
         missing = [task for task in tasks if shard_name(task.split, task.number) not in self._partial.entries]
-        for finished, (number, entry) in enumerate(pool.run(missing), start=1):
+        for finished, (number, entry) in enumerate(pool.run(shards.write_shard, missing), start=1):
             self._partial.add(entry)
             rows = sum(entity.rows for entity in missing[number].entities)
             self._progress("write", finished, len(missing), {"rows": rows})

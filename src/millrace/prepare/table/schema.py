@@ -6,6 +6,7 @@ anything. Files that differ in the type of a column that is used are reported, g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.where import columns_of
 
 UNITS = ("s", "ms", "us", "ns")
+PANDAS_INDEX = re.compile(
+    r"__index_level_\d+__"
+)  # row numbers that pandas writes along: nobody means them as a feature
 MAX_NAMED = 3  # files shown of each group
 
 
@@ -62,6 +66,15 @@ def is_number(kind: Any) -> bool:
     )  # fmt: skip
 
 
+def _is_label(kind: Any) -> bool:
+    """Whether values of this type can be told apart by a text."""
+    from pyarrow import types as t
+
+    return bool(
+        is_number(kind) or t.is_string(kind) or t.is_boolean(kind) or t.is_temporal(kind) or t.is_null(kind) or t.is_binary(kind)
+    )  # fmt: skip
+
+
 def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: Iterable[str]) -> Schema:
     """One schema for all files, each given as (name, pyarrow schema); refused where they do not fit together."""
     import pyarrow
@@ -82,6 +95,13 @@ def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: I
             raise ConfigError(
                 f"column {name!r} is {types[name]}; a feature is a number: leave it out, or give it as --categorical"
             )
+    entity = () if FILE_NAME in options.entity else options.entity
+    for what, names in (("entity", entity), ("categorical", role.categorical), ("static", role.static_categorical)):
+        for name in names:
+            if not _is_label(types[name]):
+                raise ConfigError(
+                    f"--{what} {name!r} is {types[name]}; expected texts or numbers: make one with --transform"
+                )
     unit, dtype, zone = _time(options.time, types[options.time])
     raw = "float32" if all(str(types[name]) in ("float", "halffloat", "null") for name in role.features) else "float64"
     return Schema(role, {name: str(kind) for name, kind in types.items()}, unit, dtype, zone, raw)
@@ -123,7 +143,7 @@ def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: It
         inputs = options.features
     else:
         numeric = [name for name, kinds in found.items() if any(is_number(kind) for kind in kinds)]
-        inputs = tuple(name for name in numeric if name not in taken)
+        inputs = tuple(name for name in numeric if name not in taken and not PANDAS_INDEX.fullmatch(name))
     features = (*inputs, *(name for name in options.target if name not in inputs))
     if not features:
         raise ConfigError(f"no numeric columns are left for --features; there are {', '.join(found)}")
@@ -132,6 +152,12 @@ def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: It
         return any(not is_number(kind) and not pyarrow.types.is_null(kind) for kind in found[name])
 
     static = tuple(name for name in options.static if not is_text(name))
+    for name in options.nulls:
+        if name not in (*features, "*"):
+            raise ConfigError(f"--nulls names {name!r}, which is no feature; there are {', '.join(features)}")
+    for part in options.calendar:
+        if both := sorted({f"{part}_sin", f"{part}_cos"} & set(features)):
+            raise ConfigError(f"--calendar {part} makes {both[0]!r}, which is a column already; leave one of them out")
     known = set(features) | set(options.categorical)
     for name in options.known_future:
         if name not in known:
@@ -150,7 +176,10 @@ def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
         if missing:
             groups.setdefault(missing, []).append(name)
     if groups:
-        told = " | ".join(f"{_named(names)} lack {', '.join(missing)}" for missing, names in groups.items())
+        told = " | ".join(
+            f"{_named(names)} {'lacks' if len(names) == 1 else 'lack'} {', '.join(missing)}"
+            for missing, names in groups.items()
+        )
         raise SourceError(
             f"columns are missing in {sum(map(len, groups.values()))} of {len(files)} files: {told}; "
             "leave those columns out, or those files"
@@ -159,7 +188,7 @@ def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
 
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:MAX_NAMED])
-    return f"{len(names)} files ({shown}{', ...' if len(names) > MAX_NAMED else ''})"
+    return f"{len(names)} file{'s' * (len(names) > 1)} ({shown}{', ...' if len(names) > MAX_NAMED else ''})"
 
 
 def _drift(

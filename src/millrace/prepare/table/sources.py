@@ -16,7 +16,7 @@ from millrace.prepare.files import InputFile, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, agree
-from millrace.prepare.table.where import expression
+from millrace.prepare.table.where import check, expression
 
 PART_BYTES = 32 << 20  # of decoded columns, about
 LARGE_GROUP_BYTES = 128 << 20  # row groups above this are named: reading one needs memory for its columns
@@ -37,7 +37,8 @@ class TableSource(msgspec.Struct, frozen=True):
         """What the file is called without its endings: the entity, where each file is one."""
         name = Path(self.file.path).name
         for ending in (".gz", ".zst", *ENDINGS):
-            name = name.removesuffix(ending)
+            if name.lower().endswith(ending):
+                name = name[: -len(ending)]
         return name
 
 
@@ -62,9 +63,10 @@ class Survey(msgspec.Struct, frozen=True):
 class _Look(msgspec.Struct):
     """One file's schema and its row groups as (number, rows, bytes)."""
 
-    schema: Any
+    schema: Any  # None: there is nothing in the file, not even names
     groups: list[tuple[int, int, int]]
     pruned: int = 0
+    has_rows: bool = True
 
 
 def survey(paths: Sequence[str], options: TableOptions) -> Survey:
@@ -76,27 +78,27 @@ def survey(paths: Sequence[str], options: TableOptions) -> Survey:
         _refuse_equal_stems(sources)
     looks = _look_at_all(sources)
     transform = load_function(options.transform, "--transform")
+    if not any(look.has_rows for look in looks):
+        which = "the only file," if len(sources) == 1 else f"each of the {len(sources)} files, such as"
+        raise SourceError(f"{which} {sources[0].file.path!r}, holds no rows; give files with rows")
+    if transform is None:
+        _type_csv(sources, looks, options)
     schemas = [
-        (source.file.path, _after(look.schema, source, transform))
+        (source.file.path, _after(look.schema, source, transform, options.transform))
         for source, look in zip(sources, looks, strict=True)
         if look.schema is not None
     ]
-    if not schemas:
-        raise SourceError(
-            f"all {len(sources)} files have 0 bytes, such as {sources[0].file.path!r}; give files with rows"
-        )
     schema = agree(schemas, options, {name for source in sources for name, _ in source.partition})
+    if options.where:
+        for kind in {kind for _, kind in schemas}:
+            check(options.where, kind)
     pruned = 0
     if options.where and transform is None:
         for source, look in zip(sources, looks, strict=True):
             pruned += _prune(source, look, options.where)
     columns = None if transform is not None else set(schema.role.needed)
     parts, notes = _cut(sources, looks, columns)
-    empty = [
-        source.file.path
-        for source, look in zip(sources, looks, strict=True)
-        if not look.pruned and _is_empty(source, look)
-    ]
+    empty = [source.file.path for source, look in zip(sources, looks, strict=True) if not look.has_rows]
     if empty:
         told = f"{len(empty)} files hold no rows, such as {empty[0]!r}"
         if options.strict:
@@ -174,23 +176,42 @@ def _look(source: TableSource) -> _Look:
     pyarrow = arrow()
     path = source.file.path
     if source.file.size == 0:
-        return _Look(None, [])  # no rows, and no schema to compare; told in a note
+        return _Look(None, [], has_rows=False)  # no schema to compare; told in a note
     try:
         if source.format == "csv":
-            with open_csv(source, None) as reader:
-                return _Look(reader.schema, [])
+            return _look_at_csv(source)
         from pyarrow import parquet
 
-        with parquet.ParquetFile(source.file.location) as file:
+        with native(source) as raw, parquet.ParquetFile(raw) as file:
             metadata, schema = file.metadata, file.schema_arrow
             groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
             look = _Look(schema, [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)])
+            look.has_rows = any(rows for _, rows, _ in look.groups)
             _check_claims(path, source.file.size, look)
             return look
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(
             f"{path!r} is not readable as {source.format}: {_first_line(error)}; copy or write it again", source=path
         ) from error
+
+
+def _look_at_csv(source: TableSource) -> _Look:
+    pyarrow = arrow()
+    nothing = _Look(None, [], has_rows=False)
+    if source.file.size < CSV_BLOCK and Path(source.file.location).read_bytes().isspace():
+        return nothing
+    try:
+        with open_csv(source, None) as reader:
+            return _Look(reader.schema, [], has_rows=bool(next((len(batch) for batch in reader), 0)))
+    except pyarrow.ArrowInvalid as error:
+        if "Empty CSV file" in str(error):
+            return nothing
+        raise
+
+
+def native(source: TableSource) -> Any:
+    """A file opened by pyarrow, whose names need not be utf-8 only as bytes."""
+    return arrow().OSFile(os.fsencode(source.file.location))
 
 
 def _check_claims(path: str, size: int, look: _Look) -> None:
@@ -214,29 +235,65 @@ def open_csv(source: TableSource, types: dict[str, Any] | None) -> Any:
 
     delimiter = "\t" if ".tsv" in Path(source.file.path).name.lower() else ","
     options = csv.ConvertOptions(column_types=types, include_columns=list(types)) if types else csv.ConvertOptions()
-    stream = pyarrow.input_stream(source.file.location, compression="detect")
+    stream = native(source)
+    for ending, codec in ((".gz", "gzip"), (".zst", "zstd")):
+        if source.file.path.lower().endswith(ending):
+            stream = pyarrow.CompressedInputStream(stream, codec)
     return csv.open_csv(
         stream, read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
         parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True), convert_options=options,
     )  # fmt: skip
 
 
-def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None) -> Any:
+def _type_csv(sources: Sequence[TableSource], looks: Sequence[_Look], options: TableOptions) -> None:
+    """Types guessed from the beginning of a CSV file are no types: names are read as text, numbers as floats."""
+    pyarrow = arrow()
+    both = [(source.format, look) for source, look in zip(sources, looks, strict=True) if look.schema is not None]
+    fields = (field for form, look in both if form != "csv" for field in look.schema)
+    whole = {field.name: field.type for field in fields if pyarrow.types.is_integer(field.type)}
+
+    def kind(field: Any) -> Any:
+        if pyarrow.types.is_null(field.type) or field.name == options.time:
+            return field.type
+        if field.name in (*options.entity, *options.categorical):
+            return pyarrow.string()
+        if not pyarrow.types.is_integer(field.type):
+            return field.type
+        return whole.get(field.name, pyarrow.float64())  # as in the Parquet files beside it
+
+    for form, look in both:
+        if form == "csv":
+            look.schema = pyarrow.schema([pyarrow.field(field.name, kind(field)) for field in look.schema])
+
+
+def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
     """The schema with the columns of the path, behind the user's function."""
     pyarrow = arrow()
     schema = schema.remove_metadata()
     for name, value in source.partition:
         if name in schema.names:
             raise SourceError(f"{source.file.path!r}: column {name!r} is in the file and in its path; rename one")
-        schema = schema.append(pyarrow.field(name, pyarrow.int64() if isinstance(value, int) else pyarrow.string()))
+        schema = schema.append(pyarrow.field(name, partition_type(value)))
     if transform is None:
         return schema
-    made = transform(schema.empty_table())
+    try:
+        made = transform(schema.empty_table())
+    except Exception as error:
+        raise ConfigError(
+            f"--transform {name_of} raised {type(error).__name__}: {error} (on a table without rows, with the columns of "
+            f"{source.file.path!r}); it is asked for its columns that way: mend it"
+        ) from error
     if not isinstance(made, pyarrow.Table):
         raise ConfigError(
             f"--transform gave {type(made).__name__} for a table without rows; it must give an Arrow table"
         )
     return made.schema.remove_metadata()
+
+
+def partition_type(value: str | int | None) -> Any:
+    """The type of a column of the path, as far as one file tells it."""
+    pyarrow = arrow()
+    return pyarrow.null() if value is None else pyarrow.int64() if isinstance(value, int) else pyarrow.string()
 
 
 def _prune(source: TableSource, look: _Look, where: str) -> int:
@@ -245,16 +302,13 @@ def _prune(source: TableSource, look: _Look, where: str) -> int:
         return 0
     from pyarrow import dataset
 
-    fragment = dataset.ParquetFileFormat().make_fragment(source.file.location)
     wanted = expression(where, {field.name: field.type for field in look.schema})
-    kept = {group.id for piece in fragment.split_by_row_group(wanted) for group in piece.row_groups}
+    with native(source) as raw:
+        fragment = dataset.ParquetFileFormat().make_fragment(raw)
+        kept = {group.id for piece in fragment.split_by_row_group(wanted) for group in piece.row_groups}
     look.pruned = sum(rows for k, rows, _ in look.groups if k not in kept)
     look.groups = [group for group in look.groups if group[0] in kept]
     return look.pruned
-
-
-def _is_empty(source: TableSource, look: _Look) -> bool:
-    return not any(rows for _, rows, _ in look.groups) if source.format == "parquet" else source.file.size == 0
 
 
 def _cut(
@@ -278,7 +332,7 @@ def _cut(
             used = len(columns & set(look.schema.names)) / len(look.schema)
         pieces: list[tuple[tuple[int, ...], int]] = [((k,), num_bytes) for k, rows, num_bytes in look.groups if rows]
         if source.format == "csv":
-            pieces = [((), source.file.size)] if source.file.size else []
+            pieces = [((), source.file.size)] if look.has_rows else []
         for groups, num_bytes in pieces:
             if source.format == "parquet" and num_bytes * used > LARGE_GROUP_BYTES:
                 large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB)")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -27,10 +29,15 @@ def cut_times(options: TableOptions, schema: Schema, first: Any, last: Any) -> l
         if times != sorted(set(times)):
             raise ConfigError(f"--val-from {options.val_from} must lie before --test-from {options.test_from}")
         return times
-    span = last - first
-    shares = [options.val + options.test] * (options.val > 0) + [options.test] * (options.test > 0)
-    ends = [last - span * share for share in shares]
-    return ends if schema.time_dtype == "float64" else [int(np.ceil(end)) for end in ends]
+    # As fractions: nanoseconds are beyond what floats count.
+    ends = [Fraction(last) - (Fraction(last) - Fraction(first)) * share for share in _shares(options.val, options.test)]
+    return [float(end) for end in ends] if schema.time_dtype == "float64" else [ceil(end) for end in ends]
+
+
+def _shares(val: float, test: float) -> list[Fraction]:
+    """What lies behind each cut, as it was written: 0.1 + 0.7 is 0.8, and 0.29 of 100 rows are 29."""
+    parts = Fraction(repr(val)), Fraction(repr(test))
+    return [sum(parts, Fraction(0))] * (val > 0) + [parts[1]] * (test > 0)
 
 
 def parse_time(text: str, schema: Schema, option: str) -> Any:
@@ -58,10 +65,7 @@ def parse_time(text: str, schema: Schema, option: str) -> Any:
 
 def last_rows(rows: int, options: TableOptions) -> list[int]:
     """Where an entity of so many rows is cut by shares of its rows."""
-    shares = [options.val_last + options.test_last] * (options.val_last > 0) + [options.test_last] * (
-        options.test_last > 0
-    )
-    return [rows - int(rows * share) for share in shares]
+    return [rows - int(rows * share) for share in _shares(options.val_last, options.test_last)]
 
 
 def entity_splits(names: Sequence[str], options: TableOptions) -> Array:

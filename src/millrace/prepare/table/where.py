@@ -1,8 +1,13 @@
-"""``--where "volume > 0 and year >= 2015"``: a condition on columns, read as an expression, never run as code."""
+"""``--where "volume > 0 and year >= 2015"``: a condition on columns, read as an expression, never run as code.
+
+A comparison with a missing value, null or NaN, does not hold, nor does its opposite: ``not`` is moved down to the
+comparisons. So it makes no difference whether a row was looked at or left out by the statistics of its row group.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +18,12 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
+_OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
 _SWAPPED = {operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt, operator.ge: operator.le}
+MAX_PARTS = 500  # 20,000 comparisons overflowed pyarrow's stack, which ended the process
 HELP = "expected comparisons of columns with values, joined by and, or, not: volume > 0 and exchange in ('A', 'B')"
 
 
@@ -29,9 +39,32 @@ def expression(text: str, types: Mapping[str, Any]) -> Any:
 
 def _parse(text: str) -> ast.Expression:
     try:
-        return ast.parse(text.strip(), mode="eval")
+        parsed = ast.parse(text.strip(), mode="eval")
+        size = sum(isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) for node in ast.walk(parsed))
+        if size > MAX_PARTS:
+            raise ConfigError(
+                f"--where {text[:60]!r}... has {size} parts; at most {MAX_PARTS}: take rows with --transform, or x in (1, 2, 3)"
+            )
+        return parsed
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"--where {text!r} cannot be read ({error}); {HELP}") from error
+        raise ConfigError(f"--where {text[:200]!r} cannot be read ({error}); {HELP}") from error
+
+
+def check(text: str, schema: Any) -> None:
+    """Refuses a condition that cannot be asked of columns of these types."""
+    import pyarrow
+
+    try:
+        schema.empty_table().filter(expression(text, {field.name: field.type for field in schema}))
+    except pyarrow.ArrowException as error:
+        types = ", ".join(f"{name} is {schema.field(name).type}" for name in columns_of(text))
+        raise ConfigError(
+            f"--where {text!r} does not fit the columns: {types} ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _joined(parts: list[Any], is_and: bool) -> Any:
+    return functools.reduce(operator.and_ if is_and else operator.or_, parts)
 
 
 class _Reader:
@@ -42,28 +75,25 @@ class _Reader:
         part = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
         return ConfigError(f"--where {self._text!r}: {part!r} is not understood; {HELP}")
 
-    def read(self, node: ast.expr) -> Any:
+    def read(self, node: ast.expr, negated: bool = False) -> Any:
         if isinstance(node, ast.BoolOp):
-            parts = [self.read(value) for value in node.values]
-            whole = parts[0]
-            for part in parts[1:]:
-                whole = whole & part if isinstance(node.op, ast.And) else whole | part
-            return whole
+            parts = [self.read(value, negated) for value in node.values]
+            return _joined(parts, isinstance(node.op, ast.And) != negated)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return ~self.read(node.operand)
+            return self.read(node.operand, not negated)
         if isinstance(node, ast.Compare):
-            return self._comparison(node)
+            return self._comparison(node, negated)
         if isinstance(node, ast.Name):
-            return self._field(node) == self._value(node, True)
+            return self._field(node) == self._value(node, not negated)
         raise self._refuse(node)
 
-    def _comparison(self, node: ast.Compare) -> Any:
-        whole = None
+    def _comparison(self, node: ast.Compare, negated: bool) -> Any:
         sides = [node.left, *node.comparators]
-        for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
-            part = self._pair(left, op, right)
-            whole = part if whole is None else whole & part
-        return whole
+        parts = [
+            self._pair(left, _OPPOSITE.get(type(op), type(op))() if negated else op, right)
+            for left, op, right in zip(sides, node.ops, sides[1:], strict=False)
+        ]
+        return _joined(parts, not negated)
 
     def _pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
         if (
@@ -71,19 +101,41 @@ class _Reader:
             and isinstance(left, ast.Name)
             and isinstance(right, (ast.Tuple, ast.List))
         ):
-            inside = self._field(left).isin([self._value(left, self._constant(item)) for item in right.elts])
-            return inside if isinstance(op, ast.In) else ~inside
-        compare: Any = _COMPARE.get(type(op))
+            return self._inside(left, right.elts, isinstance(op, ast.In))
+        compare = _COMPARE.get(type(op))
         if compare is None:
             raise self._refuse(op)
         if isinstance(left, ast.Name) and isinstance(right, ast.Name):
-            return compare(self._field(left), self._field(right))
+            return self._compared(compare, self._field(left), self._field(right), left, right)
         if isinstance(left, ast.Name):
-            return compare(self._field(left), self._value(left, self._constant(right)))
+            return self._compared(compare, self._field(left), self._value(left, self._constant(right)), left)
         if isinstance(right, ast.Name):
-            turned: Any = _SWAPPED.get(compare, compare)
-            return turned(self._field(right), self._value(right, self._constant(left)))
+            turned = _SWAPPED.get(compare, compare)
+            return self._compared(turned, self._field(right), self._value(right, self._constant(left)), right)
         raise self._refuse(left)
+
+    def _inside(self, name: ast.Name, items: list[ast.expr], is_in: bool) -> Any:
+        field, values = self._field(name), [self._constant(item) for item in items]
+        if not values:
+            raise self._refuse(name)
+        if any(isinstance(value, float) for value in values) or self._is_float(name):
+            # Value by value: a set of floats tells -0.0 from 0.0.
+            compare = operator.eq if is_in else operator.ne
+            return _joined(
+                [self._compared(compare, field, self._value(name, value), name) for value in values], not is_in
+            )
+        inside = field.isin([self._value(name, value) for value in values])
+        return inside if is_in else ~inside & ~field.is_null()
+
+    def _is_float(self, name: ast.Name) -> bool:
+        import pyarrow
+
+        return bool(pyarrow.types.is_floating(self._types[name.id]))
+
+    def _compared(self, compare: Callable[[Any, Any], Any], left: Any, right: Any, *names: ast.Name) -> Any:
+        if compare is operator.ne and any(map(self._is_float, names)):
+            return (left < right) | (left > right)  # NaN differs from every number
+        return compare(left, right)
 
     def _constant(self, node: ast.expr) -> Any:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -97,11 +149,12 @@ class _Reader:
     def _field(self, node: ast.Name) -> Any:
         from pyarrow import compute
 
+        make: Any = compute.field
         if node.id not in self._types:
             raise ConfigError(
                 f"--where {self._text!r}: column {node.id!r} is unknown; there are {', '.join(self._types)}"
             )
-        return compute.field(node.id)
+        return make(node.id)
 
     def _value(self, node: ast.Name, value: Any) -> Any:
         import pyarrow

@@ -1,7 +1,7 @@
-"""Which documents are repeats of earlier ones: hashes partitioned on disk, so that memory is one partition.
+"""Which documents, or lines, are repeats of earlier ones: hashes partitioned on disk, so that memory is one partition.
 
-The first occurrence in source order stays, whatever the number of workers: documents are numbered in that order,
-and within a partition the smallest number of each hash is kept.
+The first occurrence in source order stays, whatever the number of workers: units are numbered in that order, and
+within a partition the smallest number of each hash is kept.
 """
 
 from __future__ import annotations
@@ -11,29 +11,33 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.ragged import Array
+from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
 ENTRY = np.dtype([("key", "<u8", 2), ("number", "<i8")])
 PARTITION_ENTRIES = 4_000_000  # 96 MB in memory, and as much again while it is sorted
+MASK_UNITS = 16_000_000  # numbers that are marked in one go: 16 MB, and 8 bytes for each repeat among them
 
 
-def find_repeats(keys: Iterable[tuple[Array, Array]], total: int, documents: int, folder: Path) -> Array:
-    """A mask over documents: True where an earlier number had the same key.
+def find_repeats(keys: Iterable[tuple[Array, Array]], total: int, units: int, folder: Path) -> Array:
+    """A mask over units: True where an earlier number had the same key.
 
     ``keys`` gives (keys of shape (n, 2), numbers) piece by piece, ``total`` how many there are at most. Negative
-    numbers are documents of the store that is appended to: they are earlier than all others.
+    numbers are units of the store that is appended to: they are earlier than all others. Beyond one partition the
+    mask is a map of a file that has no name any more.
     """
     partitions = max(1, -(-total // PARTITION_ENTRIES))
-    repeats = np.zeros(documents, bool)
     if partitions == 1:
+        repeats = np.zeros(units, bool)
         pieces = [_entries(*piece) for piece in keys]
         if pieces:
-            _mark(np.concatenate(pieces), repeats)
+            repeats[_repeated(np.concatenate(pieces))] = True
         return repeats
-    for entries in _partitioned(keys, partitions, folder):
-        _mark(entries, repeats)
-    return repeats
+    try:
+        found = (_repeated(entries) for entries in _partitioned(keys, partitions, folder))
+        return _mask(found, units, folder)
+    finally:
+        platform.remove(folder)
 
 
 def _entries(keys: Array, numbers: Array) -> Array:
@@ -42,36 +46,65 @@ def _entries(keys: Array, numbers: Array) -> Array:
     return entries
 
 
-def _mark(entries: Array, repeats: Array) -> None:
+def _repeated(entries: Array) -> Int64s:
+    """The numbers whose key has a smaller number too."""
     order = np.lexsort((entries["number"], entries["key"][:, 1], entries["key"][:, 0]))
     keys, numbers = entries["key"][order], entries["number"][order]
     again = np.zeros(len(order), bool)
     again[1:] = np.all(keys[1:] == keys[:-1], axis=1)
     # A later band of one document may meet the same key again: that is no repeat of another document.
     first = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
-    repeated = again & (numbers != numbers[first])
-    found = numbers[repeated]
-    repeats[found[found >= 0]] = True
+    found: Int64s = numbers[again & (numbers != numbers[first])]
+    return found[found >= 0]
 
 
 def _partitioned(keys: Iterable[tuple[Array, Array]], partitions: int, folder: Path) -> Iterator[Array]:
     """The entries grouped by the high bits of their key, by way of one file per group."""
     platform.remove(folder)
     platform.make_dir(folder)
-    files = [open(folder / f"{k:05d}", "wb") for k in range(partitions)]  # noqa: SIM115 - closed below
-    try:
-        for piece in keys:
-            entries = _entries(*piece)
-            group = (entries["key"][:, 0] >> np.uint64(32)) * np.uint64(partitions) >> np.uint64(32)
-            by_group = np.argsort(group, kind="stable")
-            edges = np.searchsorted(group[by_group], np.arange(partitions + 1))
-            for k, file in enumerate(files):
-                part = entries[by_group[edges[k] : edges[k + 1]]]
-                if len(part):
-                    file.write(part.tobytes())
-    finally:
-        for file in files:
-            file.close()
+    for entries in _joined(keys):
+        group = (entries["key"][:, 0] >> np.uint64(32)) * np.uint64(partitions) >> np.uint64(32)
+        _append(folder, "keys", group.astype(np.int64), entries)
     for k in range(partitions):
-        yield np.fromfile(folder / f"{k:05d}", ENTRY)
-    platform.remove(folder)
+        path = folder / f"keys-{k:05d}"
+        if path.exists():
+            yield np.fromfile(path, ENTRY)
+            path.unlink()
+
+
+def _joined(keys: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
+    """Entries by a quarter of a partition or more: files are opened that much less often."""
+    waiting, count = [], 0
+    for piece in keys:
+        waiting.append(_entries(*piece))
+        count += len(waiting[-1])
+        if count >= PARTITION_ENTRIES // 4:
+            yield np.concatenate(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def _append(folder: Path, name: str, group: Int64s, values: Array) -> None:
+    """Values to the files of their groups; one is open at a time, since there may be more than descriptors."""
+    order = np.argsort(group, kind="stable")
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(group[order])) + 1, [len(order)]))
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if first < last:
+            with open(folder / f"{name}-{int(group[order[first]]):05d}", "ab") as file:
+                file.write(values[order[first:last]].tobytes())
+
+
+def _mask(found: Iterable[Int64s], units: int, folder: Path) -> Array:
+    """Numbers in any order as a mask in a file, made a stretch at a time."""
+    for numbers in found:
+        _append(folder, "numbers", numbers // MASK_UNITS, numbers)
+    with open(folder / "mask", "w+b") as file:
+        for start in range(0, units, MASK_UNITS):
+            mask = np.zeros(min(MASK_UNITS, units - start), bool)
+            path = folder / f"numbers-{start // MASK_UNITS:05d}"
+            if path.exists():
+                mask[np.fromfile(path, np.int64) - start] = True
+            file.write(mask.tobytes())
+        file.flush()
+        return platform.map_file(file.fileno(), units).view(bool)

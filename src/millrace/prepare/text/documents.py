@@ -1,7 +1,7 @@
 """Reads the documents of one unit, streaming: (offset, bytes) in source order.
 
-Plain text is framed on bytes, never by ``str.splitlines``. A document belongs to the slice in which it starts;
-the slice reads on past its end to finish it.
+Plain text is framed on bytes, never by ``str.splitlines``, a stretch of many documents at a time. A document belongs
+to the slice in which it starts; the slice reads on past its end to finish it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
+import numpy as np
 
 from millrace.errors import SourceError
+from millrace.prepare.text.csvs import csv_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.records import Bad, Document, csv_documents, json_documents, parquet_documents
+from millrace.prepare.text.records import Bad, Document, json_documents, parquet_documents
 from millrace.prepare.text.sources import Source, Unit
 from millrace.prepare.text.streams import open_source
+from millrace.ragged import Array, Int64s
 
-__all__ = ["Bad", "read_documents"]
+__all__ = ["Bad", "Stretch", "read_documents", "read_stretches"]
 
 BLOCK = 1 << 20
 MARK = b"\xef\xbb\xbf"
@@ -31,17 +34,28 @@ class Framing(msgspec.Struct, frozen=True):
 
     end: re.Pattern[bytes]
     gap: re.Pattern[bytes]
-    both: re.Pattern[bytes]  # one behind the other
 
 
-def _framing(end: bytes, gap: bytes) -> Framing:
-    return Framing(re.compile(end), re.compile(gap), re.compile(end + gap))
-
-
-BLANK_LINE = _framing(rb"\n\r?\n", rb"\n*+(?:\r\n\n*+)*+")
-LINE = _framing(rb"\n", rb"\n*+")
+BLANK_LINE = Framing(re.compile(rb"\n\r?\n"), re.compile(rb"\n*+(?:\r\n\n*+)*+"))
+LINE = Framing(re.compile(rb"\n"), re.compile(rb"\n*+"))
 LONGEST_END = 3
-CARRIAGE_RETURN = 13
+NEWLINE, CARRIAGE_RETURN = 10, 13
+
+
+class Stretch(NamedTuple):
+    """Documents of a plain file one behind the other: document k is ``data[starts[k] : ends[k]]``, between them line ends.
+
+    ``data[0]`` stands at ``base`` in the source.
+    """
+
+    data: bytes
+    base: int
+    starts: Int64s
+    ends: Int64s
+
+    def documents(self) -> list[bytes]:
+        data = self.data
+        return [data[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
 
 def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator[tuple[int, Document]]:
@@ -50,15 +64,26 @@ def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator
         yield from parquet_documents(source, unit, options)
     elif source.format == "csv":
         yield from csv_documents(source, options)
+    elif source.format == "jsonl":
+        with open_source(source, options) as file:
+            yield from json_documents(_each(_framed(source, file, unit, LINE, options)), options)
+    elif source.is_framed:
+        yield from _each(read_stretches(source, unit, options))
     else:
         with open_source(source, options) as file:
-            if source.document == "file":
-                yield from _whole(source, file, options)
-            elif source.format == "jsonl":
-                yield from json_documents(_framed(source, file, unit, LINE, options), options)
-            else:
-                framing = BLANK_LINE if source.document == "blank-line" else LINE
-                yield from _framed(source, file, unit, framing, options)
+            yield from _whole(source, file, options)
+
+
+def read_stretches(source: Source, unit: Unit, options: ReadOptions) -> Iterator[Stretch]:
+    """The same many at a time, of plain text framed by lines or blank lines."""
+    framing = BLANK_LINE if source.document == "blank-line" else LINE
+    with open_source(source, options) as file:
+        yield from _framed(source, file, unit, framing, options)
+
+
+def _each(stretches: Iterator[Stretch]) -> Iterator[tuple[int, bytes]]:
+    for stretch in stretches:
+        yield from zip((stretch.base + stretch.starts).tolist(), stretch.documents(), strict=True)
 
 
 def _whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tuple[int, bytes]]:
@@ -116,9 +141,7 @@ def _end(gap: re.Pattern[bytes], data: bytes, at: int) -> int:
     return match.end()
 
 
-def _framed(
-    source: Source, file: IO[bytes], unit: Unit, framing: Framing, options: ReadOptions
-) -> Iterator[tuple[int, bytes]]:
+def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, options: ReadOptions) -> Iterator[Stretch]:
     """Documents that start in [unit.start, unit.stop)."""
     stop = math.inf if unit.stop < 0 else unit.stop
     # What ends the document before is looked for; near its mark the file itself begins one.
@@ -129,16 +152,10 @@ def _framed(
     while at < len(window.data) and (is_begun or window.base + at < stop):
         if not is_begun:
             # Documents that are in hand with what follows them, at once; then one that may not be, with care.
-            data, base = window.data, window.base
-            for found in framing.both.finditer(data, at):
-                end, after = found.span()
-                if after + 2 > len(data) or end - at > options.max_document or base + at >= stop:
-                    break
-                if framing is BLANK_LINE and data[end - 1] == CARRIAGE_RETURN and end > at:
-                    end -= 1
-                yield base + at, data[at:end]
-                at = after
-            if base + at >= stop:
+            starts, ends, at = _in_hand(window.data, at, framing, stop - window.base, options.max_document)
+            if len(starts):
+                yield Stretch(window.data, window.base, starts, ends)
+            if window.base + at >= stop:
                 return
         match, is_last = framing.end.search(window.data, at), False
         while match is None and not is_last and len(window.data) - at <= options.max_document + LONGEST_END:
@@ -151,13 +168,43 @@ def _framed(
         is_begun = end - at > options.max_document
         if is_begun:
             end = _cut(source, window.base + at, window.data, at, options)
-        yield window.base + at, window.data[at:end]
+        yield Stretch(window.data, window.base, np.array([at]), np.array([end]))
         if is_begun:
             at = end
         elif match is None:
             return
         else:
             at = window.skip(framing.gap, match.end())
+
+
+def _in_hand(data: bytes, at: int, framing: Framing, stop: float, most: int) -> tuple[Int64s, Int64s, int]:
+    """Documents from the one at ``at`` on that the next one follows in the data, and where that starts.
+
+    The first that starts at ``stop`` or later, or is longer than ``most``, is not among them. Looks at no more than a
+    block: the places of all line ends need eight times the memory of a text that has nothing else.
+    """
+    text = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(text[at : at + BLOCK] == NEWLINE) + at  # of whole lines
+    if not len(ends):
+        return ends, ends, at
+    starts = np.concatenate(([at], ends[:-1] + 1))
+    if framing is LINE:
+        is_full = ends > starts
+        starts, ends = starts[is_full], ends[is_full]
+    else:  # a document is a run of lines that are not empty
+        is_full = (ends > starts + 1) | ((ends > starts) & (text[starts] != CARRIAGE_RETURN))
+        starts, ends = starts[is_full & ~_before(is_full)], ends[:-1][is_full[:-1] & ~is_full[1:]]
+        ends = ends - (text[ends - 1] == CARRIAGE_RETURN)
+    whole = len(starts) - 1
+    starts, ends, after = starts[:whole], ends[:whole], starts[1:]
+    is_other = (starts >= stop) | (ends - starts > most)
+    whole = int(np.argmax(is_other)) if is_other.any() else whole
+    return starts[:whole], ends[:whole], int(after[whole - 1]) if whole else at
+
+
+def _before(flags: Array) -> Array:
+    """Whether the one before is set; of the first, no."""
+    return np.concatenate(([False], flags[:-1]))
 
 
 def _without_line_end(data: bytes, at: int, end: int, is_last: bool) -> int:

@@ -16,6 +16,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = "gpt2"
     document: str | None = None
     text_field: str = "text"
+    mask_field: str | None = None
     normalize: bool = True
     min_chars: int = 1
     max_document: int = 64 << 20
@@ -24,6 +25,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_error: str = "stop"
     max_ratio: int = 1000
     dedup: str = "exact"
+    dedup_unit: str = "document"
     part_bytes: int = 16 << 20
 
     def check(self) -> None:
@@ -31,11 +33,44 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("long_documents", self.long_documents, ("stop", "split"))
         _one_of("on_error", self.on_error, ("stop", "skip", "replace"))
         _one_of("dedup", self.dedup, ("exact", "near", "none"))
+        _one_of("dedup_unit", self.dedup_unit, ("document", "line"))
+        if self.dedup_unit == "line" and self.dedup != "exact":
+            raise ConfigError(
+                f"--dedup-unit line with --dedup {self.dedup}; lines are compared exactly: leave one of them out"
+            )
         for name in ("min_chars", "max_document", "max_ratio", "part_bytes"):
             if getattr(self, name) < (0 if name == "min_chars" else 1):
                 raise ConfigError(f"{name}={getattr(self, name)}; expected a positive number")
         if self.filter is not None and ":" not in self.filter:
             raise ConfigError(f"filter={self.filter!r}; expected module:function")
+
+        if self.mask_field is not None:
+            self._check_mask()
+
+    def _check_mask(self) -> None:
+        """What changes the text would move what its mask speaks of."""
+        if self.normalize:
+            raise ConfigError("--mask-field needs --no-normalize: cleaning would move the characters its spans count")
+        if self.on_error == "replace":
+            raise ConfigError(
+                "--mask-field with --on-error replace: spans count characters as they were; give skip or stop"
+            )
+        if self.dedup_unit == "line":
+            raise ConfigError("--mask-field with --dedup-unit line: masked documents stay whole; leave one of them out")
+        if self.mask_field == self.text_field:
+            raise ConfigError(f"--mask-field {self.mask_field} is the text field itself; name the field with the spans")
+
+    @property
+    def dedups_documents(self) -> bool:
+        """Whether whole documents are compared; where lines are, no two documents stay alike anyway."""
+        return self.dedup != "none" and self.dedup_unit == "document"
+
+    @property
+    def extra_files(self) -> tuple[str, ...]:
+        """Files that parts have besides tokens and documents."""
+        lines = ("lines.bin", "line_counts.bin") if self.dedup_unit == "line" else ()
+        masks = ("mask.bin",) if self.mask_field is not None else ()
+        return (*(("signatures.bin",) if self.dedup == "near" else ()), *lines, *masks)
 
 
 def loosened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +97,20 @@ class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"shard_tokens={self.shard_tokens}; expected 1 or more tokens")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
             raise ConfigError(f"val={self.val}, test={self.test}; expected shares from 0 that leave some for train")
+
+
+def parted(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
+    """Options by name as those of reading and those of shards, checked."""
+    kinds = (ReadOptions, ShardOptions)
+    names = [set(kind.__struct_fields__) for kind in kinds]
+    unknown = set(given) - names[0] - names[1]
+    if unknown:
+        raise ConfigError(f"unknown options {sorted(unknown)}; expected {', '.join(sorted(names[0] | names[1]))}")
+    reading = ReadOptions(**{key: value for key, value in given.items() if key in names[0]})
+    cutting = ShardOptions(**{key: value for key, value in given.items() if key in names[1]})
+    reading.check()
+    cutting.check()
+    return reading, cutting
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -6,13 +6,8 @@ restart keeps it only if the sizes agree.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import importlib
 import json
-import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,18 +16,18 @@ import msgspec
 import numpy as np
 import xxhash
 
-from millrace.errors import ConfigError, SourceError
-from millrace.prepare.text.clean import clean
-from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
+from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
-from millrace.ragged import Array
+from millrace.prepare.text.reading import Reader
+from millrace.prepare.text.sources import Part, Source
+from millrace.prepare.text.spill import Spill, mapped
+from millrace.ragged import Array, Int64s
 from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.load import load_tokenizer
 from millrace.text.tokenizer import Tokenizer
 
-CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
 # Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
 DOCUMENT = np.dtype(
@@ -56,6 +51,7 @@ class PartTask(msgspec.Struct, frozen=True):
     folder: str
     tokenizer: dict[str, Any]
     engine: str = ""  # on which the run decided, by comparing them on its documents
+    lines: tuple[int, int] | None = None  # where this part's lines stand in repeats.bin
 
     def __str__(self) -> str:
         first = self.part.units[0]
@@ -109,138 +105,65 @@ def prepare_part(task: PartTask) -> PartDone:
 
 class _Maker:
     def __init__(self, task: PartTask, folder: Path) -> None:
-        self._task, self._options = task, task.options
+        self._task, self._options, self._folder = task, task.options, folder
         self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer), task.engine)
-        self._filter = _function(task.options.filter)
-        self._keeps_all = not task.options.normalize and self._filter is None and task.options.min_chars <= 1
-        self._tokens = _Spill(folder / "tokens.bin")
-        self._documents = _Spill(folder / "documents.bin")
-        self._signatures = _Spill(folder / "signatures.bin") if task.options.dedup == "near" else None
-        self._quarantine: list[bytes] = []
-        self._num_documents = self._num_tokens = self._bytes = 0
+        self._spills: dict[str, Spill] = {}
+        self._reader = Reader(task.options, lambda line: self._spill("quarantine.jsonl").write_bytes(line))
+        self._dropped = self._reader.dropped
+        self._num_documents = self._num_tokens = 0
         self._seen: set[bytes] = set()
-        self._dropped: Counter[str] = Counter()
-        self._folder = folder
+        self._lines = self._repeated_lines()
+        self._hashed_lines: list[bytes] = []  # of the documents in hand
+
+    def _spill(self, name: str) -> Spill:
+        if name not in self._spills:
+            self._spills[name] = Spill(self._folder / name)
+        return self._spills[name]
+
+    def _repeated_lines(self) -> RepeatedLines | None:
+        if self._task.lines is None:
+            return None
+        first, last = self._task.lines
+        repeats = mapped(Path(self._task.folder) / "repeats.bin", bool)[first:last]
+        return RepeatedLines(repeats, is_clean=self._options.normalize, dropped=self._dropped)
 
     def run(self) -> PartDone:
-        for unit, source in zip(self._task.part.units, self._task.sources, strict=True):
-            check_unchanged(source)
-            for chunk in _chunks(self._read(source, unit)):
-                self._add(unit.source, source, chunk)
-            check_unchanged(source)
-        sizes = {"tokens.bin": self._tokens.finish(), "documents.bin": self._documents.finish()}
-        if self._signatures is not None:
-            sizes["signatures.bin"] = self._signatures.finish()
-        if self._quarantine:
-            sizes["quarantine.jsonl"] = _write(self._folder / "quarantine.jsonl", b"".join(self._quarantine))
+        for name in ("tokens.bin", "documents.bin", *self._options.extra_files):
+            self._spill(name)
+        for number, offsets, texts in self._reader.chunks(self._task.part, self._task.sources):
+            self._add(number, offsets, texts)
+        if self._lines is not None:
+            self._lines.finish()
+        sizes = {name: spill.finish() for name, spill in self._spills.items()}
+        dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
         return PartDone(
-            self._task.part.number, self._num_documents, self._num_tokens, self._bytes,
-            dict(sorted(self._dropped.items())), sizes,
-        )  # fmt: skip
-
-    def _read(self, source: Source, unit: Unit) -> Iterator[tuple[int, bytes | Bad]]:
-        try:
-            yield from read_documents(source, unit, self._options)
-        except OSError as error:  # else it would pass for a failure to write
-            raise SourceError(
-                f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again",
-                source=source.path,
-            ) from error
+            self._task.part.number, self._num_documents, self._num_tokens, self._reader.bytes_read, dropped, sizes
+        )
 
     def close(self) -> None:
-        for spill in (self._tokens, self._documents, self._signatures):
-            if spill is not None:
-                spill.close()
+        for spill in self._spills.values():
+            spill.close()
 
-    def _add(self, number: int, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> None:
-        offsets, texts = self._as_they_are(chunk) if self._keeps_all else ([], [])
-        if not texts:
-            for offset, document in chunk:
-                self._bytes += len(document.data if isinstance(document, Bad) else document)
-                text = self._usable(source, offset, document)
-                if text is not None:
-                    offsets.append(offset)
-                    texts.append(text)
-        hashes = [xxhash.xxh3_128_digest(text) for text in texts]
-        if self._options.dedup != "none":
+    def _add(self, number: int, offsets: list[int], texts: list[bytes]) -> None:
+        if self._lines is not None:
+            offsets, texts, self._hashed_lines = self._lines.remove(offsets, texts)
+        if self._options.mask_field is None:
+            hashes = list(map(xxhash.xxh3_128_digest, texts))
+        else:
+            hashes = [text.identity() for text in texts if isinstance(text, Masked)]
+        if self._options.dedups_documents:
             offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
         if texts:
             self._store(number, offsets, texts, hashes)
-
-    def _as_they_are(self, chunk: Sequence[tuple[int, bytes | Bad]]) -> tuple[list[int], list[bytes]]:
-        """The documents of a chunk where nothing is cleaned or filtered and all are valid: looked at once, not one by one."""
-        texts = [document for _, document in chunk if isinstance(document, bytes) and document]
-        try:
-            joined = b"\n".join(texts)
-            joined.decode()
-        except UnicodeDecodeError:
-            return [], []
-        if len(texts) != len(chunk):
-            return [], []
-        self._bytes += len(joined) - len(texts) + 1
-        return [offset for offset, _ in chunk], texts
-
-    def _usable(self, source: Source, offset: int, document: bytes | Bad) -> bytes | None:
-        """The document as it is tokenised, or None where it is dropped and counted."""
-        try:
-            if isinstance(document, Bad):
-                raise document
-            text = self._decoded(source, offset, document)
-        except Bad as bad:
-            self._set_aside(source, bad)
-            return None
-        if self._options.normalize:
-            text = clean(text)
-        if len(text) < max(self._options.min_chars, 1):
-            self._dropped["empty" if not text.strip() else "too short"] += 1
-            return None
-        if self._filter is not None and not self._stays(source, offset, text):
-            self._dropped["filter"] += 1
-            return None
-        return text.encode()
-
-    def _stays(self, source: Source, offset: int, text: str) -> bool:
-        assert self._filter is not None
-        try:
-            return bool(self._filter(text))
-        except Exception as error:
-            where = f"{source.path!r} from {offset}"
-            raise SourceError(
-                f"--filter {self._options.filter} raised {type(error).__name__} on the document of {where}: {error}",
-                source=source.path, offset=offset,
-            ) from error  # fmt: skip
-
-    def _decoded(self, source: Source, offset: int, document: bytes) -> str:
-        try:
-            return document.decode()
-        except UnicodeDecodeError as error:
-            if self._options.on_error == "replace":
-                self._dropped["invalid characters replaced"] += 1
-                return document.decode(errors="replace")
-            bad = document[error.start : error.start + 8]
-            place = offset if source.has_rows else offset + error.start
-            raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
-
-    def _set_aside(self, source: Source, bad: Bad) -> None:
-        if self._options.on_error == "stop":
-            unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
-            raise SourceError(
-                f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend it, or go on with --on-error skip",
-                source=source.path, **{name: bad.offset},
-            )  # fmt: skip
-        self._dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1
-        line = {
-            "source": source.path,
-            "offset": bad.offset,
-            "reason": bad.reason,
-            "start": base64.b64encode(bad.data[:1024]).decode(),
-        }
-        self._quarantine.append(json.dumps(line).encode() + b"\n")
 
     def _without_repeats(
         self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
     ) -> tuple[list[int], list[bytes], list[bytes]]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
+        new = set(hashes)
+        if len(new) == len(hashes) and len(new) + len(self._seen) <= MAX_SEEN and self._seen.isdisjoint(new):
+            self._seen |= new
+            return offsets, texts, hashes
         kept = []
         for place, found in enumerate(hashes):
             if found in self._seen:
@@ -250,70 +173,40 @@ class _Maker:
                 kept.append(place)
                 if len(self._seen) < MAX_SEEN:
                     self._seen.add(found)
-        if len(kept) == len(texts):
-            return offsets, texts, hashes
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
         tokens, lengths = self._tokenizer.encode_with_ends(texts)
-        self._tokens.write(tokens)
+        self._spill("tokens.bin").write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
         documents["bytes"] = documents["characters"] = np.fromiter(map(len, texts), np.int64, len(texts))
-        for place, text in enumerate(texts):
-            if not text.isascii():
-                documents["characters"][place] = len(text.decode())
-        self._documents.write(documents)
+        for place in [k for k, is_ascii in enumerate(map(bytes.isascii, texts)) if not is_ascii]:
+            documents["characters"][place] = len(texts[place].decode())
+        self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
-        if self._signatures is not None:
+        self._store_extras(texts, tokens, lengths)
+
+    def _store_extras(self, texts: list[bytes], tokens: Array, lengths: Int64s) -> None:
+        """What only some options ask for."""
+        if self._options.dedup == "near":
             from millrace.prepare.text.near import band_hashes
 
-            self._signatures.write(band_hashes(texts))
-
-
-def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple[int, bytes | Bad]]]:
-    chunk: list[tuple[int, bytes | Bad]] = []
-    size = 0
-    for entry in documents:
-        chunk.append(entry)
-        document = entry[1]
-        size += 64 + (len(document) if isinstance(document, bytes) else len(document.data))
-        if size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-class _Spill:
-    """A file of tokens or of what is known of documents, written as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._fd, self._size = path, -1, 0
-
-    def write(self, array: Array) -> None:
-        if self._fd < 0:
-            self._fd = platform.create(self._path)
-        platform.write(self._fd, array.reshape(-1).view(np.uint8).data, self._path)
-        self._size += array.nbytes
-
-    def finish(self) -> int:
-        self.write(np.zeros(0, np.uint8))
-        platform.sync(self._fd, self._path)
-        self.close()
-        return self._size
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def _write(path: Path, data: bytes) -> int:
-    platform.write_file(path, data, mode=0o644)
-    return len(data)
+            self._spill("signatures.bin").write(band_hashes(texts))
+        if self._lines is not None:
+            self._spill("lines.bin").write_bytes(b"".join(self._hashed_lines))
+            counts = np.array([len(hashes) // HASH_BYTES for hashes in self._hashed_lines], "<i8")
+            self._spill("line_counts.bin").write(counts)
+        if self._options.mask_field is not None:
+            stop = 0
+            for text, length in zip(texts, lengths.tolist(), strict=True):
+                assert isinstance(text, Masked)
+                start, stop = stop, stop + length
+                places = self._tokenizer.places(text, tokens[start : stop - 1])
+                self._spill("mask.bin").write(token_mask(text.spans, *places))
+                self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
 
 
 @lru_cache(maxsize=2)
@@ -321,19 +214,6 @@ def tokenizer_of(folder: str, described: str, engine: str) -> Tokenizer:
     """The tokenizer of a preparation, loaded once per worker, on the engine the run decided on."""
     path = Path(folder) / "vocabulary.json"
     tokenizer = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
-    if isinstance(tokenizer, HuggingFaceTokenizer) and engine == "tokenizers":
-        tokenizer.give_up_fast()
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        tokenizer.use(engine)
     return tokenizer
-
-
-def _function(name: str | None) -> Callable[[str], bool] | None:
-    if name is None:
-        return None
-    module, _, attribute = name.partition(":")
-    try:
-        found: Callable[[str], bool] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"--filter {name}: {error}; expected module:function that takes a text and says whether it stays"
-        ) from error
-    return found

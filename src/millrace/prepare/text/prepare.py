@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,25 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.text import shards as sharding
-from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
+from millrace.prepare.text.columns import store_columns
+from millrace.prepare.text.existing import Existing, runs
+from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
-from millrace.prepare.text.report import Tally, TextReport
-from millrace.prepare.text.sources import Source, cut_parts, find_sources
+from millrace.prepare.text.quarantine import Quarantine
+from millrace.prepare.text.report import Tally, TextReport, summary
+from millrace.prepare.text.room import check_room, estimate
+from millrace.prepare.text.scan import mark_repeats, scan_part
+from millrace.prepare.text.sources import Part, Source, cut_parts, find_sources
+from millrace.prepare.text.spool import spool
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
-from millrace.ragged import Array
 from millrace.store import gc, platform
-from millrace.store.layout import MAX_DICTIONARY, Column, Layout
+from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
 from millrace.store.publish import Partial
-from millrace.store.reader import read_base
-from millrace.text.load import load_tokenizer
+from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
-SCRATCH = ("parts", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
+SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
 PLAN_VERSION = 1  # of what parts hold: another one does not continue them
 STDIN = "-"
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
@@ -48,28 +51,16 @@ def prepare_text(
     workers: int | None = None,
     append: bool = False,
     progress: Progress | None = None,
+    stall_s: float = local.STALL_S,
     **options: Any,
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
 
     Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
     """
-    reading, cutting = _options(options)
+    reading, cutting = parted(options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
-                        workers or os.cpu_count() or 1, append, progress or (lambda *_: None)).run()  # fmt: skip
-
-
-def _options(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
-    kinds = (ReadOptions, ShardOptions)
-    names = [set(kind.__struct_fields__) for kind in kinds]
-    unknown = set(given) - names[0] - names[1]
-    if unknown:
-        raise ConfigError(f"unknown options {sorted(unknown)}; expected {', '.join(sorted(names[0] | names[1]))}")
-    reading = ReadOptions(**{key: value for key, value in given.items() if key in names[0]})
-    cutting = ShardOptions(**{key: value for key, value in given.items() if key in names[1]})
-    reading.check()
-    cutting.check()
-    return reading, cutting
+                        workers or os.cpu_count() or 1, append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
 
 
 class _Preparation:
@@ -82,9 +73,10 @@ class _Preparation:
         workers: int,
         append: bool,
         progress: Progress,
+        stall_s: float,
     ) -> None:
         self._paths, self._out, self._reading, self._cutting = paths, out, reading, cutting
-        self._workers, self._append, self._progress = workers, append, progress
+        self._workers, self._append, self._progress = local.Workers(workers, stall_s), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
         self._spooled: str | None = None
@@ -92,7 +84,7 @@ class _Preparation:
 
     def run(self) -> TextReport:
         stdin = STDIN in self._paths
-        sources = [] if stdin else find_sources(self._paths, self._reading.document)
+        sources = [] if stdin else self._find()
         if not self._append and not stdin and (self._out / "store.json").exists():
             return self._finished(sources)
         self._partial.acquire()
@@ -100,16 +92,25 @@ class _Preparation:
             if self._partial.complete():
                 return self._finished(None if stdin else sources)
             if stdin:
-                self._spooled = str(_spool(self._partial.folder))
+                self._spooled = str(spool(self._partial.folder))
                 self._paths = [self._spooled if path == STDIN else path for path in self._paths]
-                sources = find_sources(self._paths, self._reading.document)
+                sources = self._find()
             return self._prepare(sources)
         except MillraceError:
-            if self._is_mine and not any((self._partial.folder / "parts").glob("*[0-9]/done.json")):
+            is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
+            if is_mine and not any((self._partial.folder / "parts").glob("*[0-9]/done.json")):
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
+            self._workers.close()
             self._partial.close(remove=False)
+
+    def _find(self) -> list[Source]:
+        sources = find_sources(self._paths, self._reading.document)
+        without = next((source for source in sources if source.format == "text"), None)
+        if self._reading.mask_field is not None and without is not None:
+            raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
+        return sources
 
     def _name(self, source: Source) -> str:
         """What a source is called in the store: standard input is not the file it was spooled to."""
@@ -126,15 +127,15 @@ class _Preparation:
     def _whole_plan(self, sources: Sequence[Source]) -> dict[str, Any]:
         return {**self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
 
-    def _already(self, base: Any, report: Mapping[str, Any]) -> TextReport:
+    def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:
         """All there is to append is in the store."""
         self._partial.close(remove=True)
-        return TextReport(str(self._out), base.manifest.fingerprint, False, **report, seconds=0.0)
+        return TextReport(str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0)
 
     def _finished(self, sources: Sequence[Source] | None) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""
         store = open_store(self._out)
-        made = self._made(first=True)
+        made = next(iter(runs(self._out)), {})
         plan = self._whole_plan(sources or ())
         before = made.get("plan") or {}
         if sources is None:
@@ -147,53 +148,44 @@ class _Preparation:
             )
         return TextReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
 
-    def _made(self, *, first: bool) -> dict[str, Any]:
-        """What the first run, or the last append, said of itself."""
-        path = self._out / "provenance.json"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        return json.loads(lines[0 if first else -1]) if lines else {}
-
     def _prepare(self, sources: list[Source]) -> TextReport:
-        folder, base = self._partial.folder, read_base(self._out) if self._append else None
-
-        def allow(old: Any, new: Any) -> Any:
-            return (
-                {**old, "options": loosened(old["options"], new["options"])}
-                if old.get("version") == PLAN_VERSION
-                else old
-            )
-
-        made = self._made(first=False)
-        is_current = base is not None and made.get("fingerprint") == base.manifest.fingerprint
-        if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
-            return self._already(base, made["report"])  # also where it was killed at its very end
-        check_plan(folder / "plan.json", self._plan(sources), folder, allow)
+        folder = self._partial.folder
+        existing = Existing(self._out, self._reading) if self._append else None
+        if existing is not None:
+            made = next(iter(runs(self._out)[::-1]), {})
+            is_current = made.get("fingerprint") == existing.manifest.fingerprint
+            if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
+                return self._already(existing, made["report"])  # also where it was killed at its very end
+        check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
         self._is_mine = True
         parts = cut_parts(sources, self._reading.part_bytes)
-        tokenizer = self._tokenizer(sources, parts, base)
-        done = self._read(sources, parts, tokenizer)
+        # While the vocabulary loads.
+        self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
+        tokenizer = self._tokenizer(sources, parts, existing)
+        known = () if existing is None else existing.sources
+        columns = store_columns([self._name(source) for source in sources], tokenizer, self._reading, known)
+        self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
+        done = self._read(sources, parts, tokenizer, existing)
         assignment = sharding.Assignment(folder, done, self._cutting)
+        documents = iter(()) if existing is None else existing.documents()
+        num_documents = 0 if existing is None else existing.manifest.totals.records
         with platform.writing(folder):
-            assignment.make(self._repeats(done, base))
+            assignment.make(sharding.repeated(folder, done, self._reading, documents, num_documents))
         if not self._append:
             assignment.check()
-        return self._publish(sources, done, assignment, tokenizer, base)
+        return self._publish(sources, done, assignment, tokenizer, columns, existing)
 
-    def _repeats(self, done: Sequence[PartDone], base: Any) -> Array:
-        folder, dedup = self._partial.folder, self._reading.dedup
-        if base is None:
-            return sharding.repeated(folder, done, dedup)
-        return sharding.repeated(folder, done, dedup, _known_hashes(self._out), base.manifest.totals.records)
+    def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
+        """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
+        if existing is None or self._reading.dedup_unit != "line":
+            return self._plan(sources)
+        return {**self._plan(sources), "appended to": existing.manifest.fingerprint}
 
-    def _tokenizer(self, sources: list[Source], parts: Sequence[Any], base: Any) -> Tokenizer:
+    def _tokenizer(self, sources: list[Source], parts: Sequence[Part], existing: Existing | None) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""
         path = self._partial.folder / "vocabulary.json"
-        if base is not None:
-            described = base.manifest.tokenizer
-            if described is None:
-                raise ConfigError(f"{self._out} was not made by prepare text; only such a store can be appended to")
-            data = (self._out / "tokenizer.json").read_bytes()
-            tokenizer = load_tokenizer(described, data, str(self._out / "tokenizer.json"))
+        if existing is not None:
+            tokenizer = existing.tokenizer()
         else:
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
         check_engine(tokenizer, sources, parts, self._reading)
@@ -201,27 +193,49 @@ class _Preparation:
             platform.write_file(path, tokenizer.to_file(), mode=0o644)
         return tokenizer
 
-    def _read(self, sources: list[Source], parts: Sequence[Any], tokenizer: Tokenizer) -> list[PartDone]:
-        with platform.writing(self._partial.folder):
-            platform.make_dir(self._partial.folder / "parts")
+    def _read(
+        self, sources: list[Source], parts: Sequence[Part], tokenizer: Tokenizer, existing: Existing | None
+    ) -> list[PartDone]:
+        folder = self._partial.folder
+        with platform.writing(folder):
+            platform.make_dir(folder / "parts")
+        engine = getattr(tokenizer, "engine", "")
         tasks = [
-            PartTask(
-                part,
-                tuple(sources[unit.source] for unit in part.units),
-                self._reading,
-                str(self._partial.folder),
-                tokenizer.describe(),
-                getattr(tokenizer, "engine", ""),
-            )
+            PartTask(part, tuple(sources[unit.source] for unit in part.units), self._reading, str(folder),
+                     tokenizer.describe(), engine)
             for part in parts
-        ]
+        ]  # fmt: skip
+        if self._reading.dedup_unit == "line":
+            tasks = self._with_repeats(tasks, existing)
         tally = Tally(sources, parts)
         done: dict[int, PartDone] = {}
-        for number, result in local.run(prepare_part, tasks, self._workers, apart=self._reading.filter is not None):
+        for number, result in self._run(prepare_part, tasks):
             done[number] = result
             tally.add(parts[number], result)
             self._progress("read", tally.done, tally.total, tally.facts)
         return [done[number] for number in range(len(tasks))]
+
+    def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
+        """The tasks, told which lines of their parts are repeats; all parts are read for that first."""
+        folder, counts = self._partial.folder, [0] * len(tasks)
+        with platform.writing(folder):
+            platform.make_dir(folder / "lines")
+        for finished, (number, count) in enumerate(self._run(scan_part, tasks), start=1):
+            counts[number] = count
+            self._progress("lines", finished, len(tasks), {"lines": sum(counts)})
+        with platform.writing(folder):
+            if existing is None:
+                mark_repeats(folder, counts, (), 0)
+            else:
+                mark_repeats(folder, counts, existing.lines(), existing.num_lines)
+        ends = list(accumulate(counts))
+        return [
+            msgspec.structs.replace(task, lines=(end - count, end))
+            for task, count, end in zip(tasks, counts, ends, strict=True)
+        ]
+
+    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        return self._workers.run(function, tasks, apart=self._reading.filter is not None)
 
     def _publish(
         self,
@@ -229,38 +243,37 @@ class _Preparation:
         done: list[PartDone],
         assignment: sharding.Assignment,
         tokenizer: Tokenizer,
-        base: Any,
+        columns: Mapping[str, Column],
+        existing: Existing | None,
     ) -> TextReport:
-        if base is not None and not any(assignment.documents.values()):
-            return self._already(base, self._report(done, assignment, {}, tokenizer))
-        names = [self._name(source) for source in sources]
-        columns = _columns(names, tokenizer, base)
-        sources_of = _source_codes(sources, columns["source"])
-        if sources_of is not None:
-            raise ConfigError(sources_of)
-        plan = {"read": self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
+        if existing is not None and not any(assignment.documents.values()):
+            return self._already(existing, summary(done, assignment, {}, tokenizer))
+        base = None if existing is None else existing.base
+        plan = {"read": self._plan_on(sources, existing), "shards": msgspec.to_builtins(self._cutting)}
         check_plan(self._partial.folder / "cut.json", plan["shards"], self._partial.folder)
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
-        tasks = self._shard_tasks(planned, columns, tokenizer, base, names)
+        tasks = self._shard_tasks(planned, columns, tokenizer, base, [self._name(source) for source in sources])
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
-        for finished, (_, entry) in enumerate(local.run(sharding.write_shard, missing, self._workers), start=1):
+        for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             self._progress("write", finished, len(missing), {})
-        report = self._report(done, assignment, planned, tokenizer)
+        report = summary(done, assignment, planned, tokenizer)
         splits = tuple(split for split in sharding.SPLITS if assignment.documents[split])
         known = () if base is None else base.manifest.splits
         fields = {
             "kind": "text", "columns": columns, "splits": tuple(dict.fromkeys((*known, *splits))),
             "tokenizer": tokenizer.describe(), "meta": {"report": report} if base is None else base.manifest.meta,
         }  # fmt: skip
-        provenance = {"plan": self._whole_plan(sources), "report": report}
-        files = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
-        quarantine = _quarantine(self._partial.folder, done)
+        quarantine = Quarantine(self._out, self._partial.folder, done, {} if existing is None else existing.made())
+        provenance = {
+            "plan": self._whole_plan(sources), "report": report, "quarantine_bytes": quarantine.num_bytes
+        }  # fmt: skip
+        files: dict[str, bytes | Iterable[bytes]] = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         if quarantine:
-            files["quarantine.jsonl"] = quarantine
+            files["quarantine.jsonl"] = quarantine.blocks()
         fingerprint = self._partial.publish(fields, base, provenance, files)
         return TextReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
 
@@ -269,13 +282,13 @@ class _Preparation:
         planned: Mapping[str, Any],
         columns: Mapping[str, Column],
         tokenizer: Tokenizer,
-        base: Any,
+        base: Base | None,
         names: list[str],
     ) -> list[sharding.ShardTask]:
         # The sources of an append are numbered behind those of the store.
         places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
         codes = tuple(places[name] for name in names) if places else ()
-        plain = {name: (c.dtype, c.shape, c.per, c.values) for name, c in columns.items()}
+        plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
         tasks = []
         for split, shards in planned.items():
             first = 0 if base is None else base.next_number(split)
@@ -287,71 +300,8 @@ class _Preparation:
             ]
         return tasks
 
-    def _report(
-        self,
-        done: Sequence[PartDone],
-        assignment: sharding.Assignment,
-        planned: Mapping[str, Any],
-        tokenizer: Tokenizer,
-    ) -> dict[str, Any]:
-        dropped: dict[str, int] = {}
-        for part in done:
-            for reason, count in part.dropped.items():
-                dropped[reason] = dropped.get(reason, 0) + count
-        if assignment.dropped["documents"]:
-            dropped["duplicate"] = dropped.get("duplicate", 0) + assignment.dropped["documents"]
-            dropped["duplicate bytes"] = dropped.get("duplicate bytes", 0) + assignment.dropped["bytes"]
-        return {
-            "documents": {split: count for split, count in assignment.documents.items() if count},
-            "tokens": {split: count for split, count in assignment.tokens.items() if count},
-            "shards": {split: len(shards) for split, shards in planned.items()},
-            "dropped": dict(sorted(dropped.items())),
-            "bytes_read": sum(part.bytes_read for part in done),
-            "characters": assignment.characters,
-            "tokenizer": tokenizer.name,
-            "engine": getattr(tokenizer, "engine", tokenizer.kind),
-        }
 
-
-def _spool(folder: Path) -> Path:
-    """Standard input as a file, since a restart could not read it again."""
-    path = folder / "stdin.txt"
-    if not path.exists():
-        with platform.writing(path), open(f"{path}.tmp", "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-            file.flush()
-            os.fsync(file.fileno())
-        platform.rename(f"{path}.tmp", path)
-    return path
-
-
-def _columns(names: Sequence[str], tokenizer: Tokenizer, base: Any) -> dict[str, Column]:
-    known: tuple[str, ...] = () if base is None else tuple(base.manifest.columns["source"].values or ())
-    values = tuple(dict.fromkeys((*known, *names)))
-    return {
-        "tokens": Column(tokenizer.dtype),
-        "source": Column("dictionary", per="record", values=values),
-        "offset": Column("int64", per="record"),
-        "hash": Column("uint64", (2,), per="record"),
-    }
-
-
-def _source_codes(sources: Sequence[Source], column: Column) -> str | None:
-    if len(column.values or ()) > MAX_DICTIONARY:
-        return f"{len(column.values or ())} source files; at most {MAX_DICTIONARY} in one store: join small files first"
-    return None
-
-
-def _known_hashes(out: Path) -> Iterator[Array]:
-    column: Any = open_store(out).columns["hash"]
-    for _, piece in column.pieces():
-        yield piece
-
-
-def _quarantine(folder: Path, done: Sequence[PartDone]) -> bytes:
-    paths = [
-        folder / "parts" / f"{part.number:06d}" / "quarantine.jsonl"
-        for part in done
-        if "quarantine.jsonl" in part.sizes
-    ]
-    return b"".join(path.read_bytes() for path in paths)
+def _loosened(old: Any, new: Any) -> Any:
+    if old.get("version") != PLAN_VERSION:
+        return old
+    return {**old, "options": loosened(old["options"], new["options"])}

@@ -1,18 +1,17 @@
-"""Documents that are the records of a file: the text field of JSON lines, the text column of CSV and Parquet."""
+"""Documents that are the records of a file: the text field of JSON lines, the text column of Parquet (CSV: csvs.py)."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from millrace.errors import SourceError
+from millrace.prepare.text.masks import Masked, masked
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Source, Unit, arrow
-from millrace.prepare.text.streams import open_source
 
-CSV_BLOCK = 8 << 20
 BATCH_BYTES, BATCH_ROWS = 16 << 20, 1024  # of Parquet, about
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -30,34 +29,43 @@ Document = bytes | Bad
 
 def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> Iterator[tuple[int, Document]]:
     """The text of each line's object; empty lines are none."""
-    key = json.dumps(options.text_field, ensure_ascii=False).encode()
+    fields = [field for field in (options.text_field, options.mask_field) if field is not None]
+    keys = [json.dumps(field, ensure_ascii=False).encode() for field in fields]
     for offset, line in lines:
-        if line.isspace():
+        if not line or line.isspace():
             continue
         try:
-            yield offset, _json_text(offset, line, options, line.count(key) > 1)
+            yield offset, _json_document(offset, line, options, any(line.count(key) > 1 for key in keys))
         except Bad as bad:
             yield offset, bad
 
 
-def _json_text(offset: int, line: bytes, options: ReadOptions, is_suspect: bool) -> bytes:
-    field = options.text_field
+def _json_document(offset: int, line: bytes, options: ReadOptions, is_suspect: bool) -> bytes:
+    field, mask = options.text_field, options.mask_field
     record = _parsed(offset, line, options, is_suspect)
     if not isinstance(record, dict):
         raise Bad(offset, f"not a JSON object: a {type(record).__name__}", line)
     if field not in record:
         raise Bad(offset, f"no field {field!r}; it has {sorted(record)[:8]}; choose one with --text-field", line)
+    if mask is not None and mask not in record:
+        raise Bad(offset, f"no field {mask!r}; it has {sorted(record)[:8]}; choose one with --mask-field", line)
     text = record[field]
     if not isinstance(text, str):
         raise Bad(offset, f"field {field!r} is not text: it is {type(text).__name__}", line)
     try:
-        return text.encode()
+        encoded = text.encode()
     except UnicodeEncodeError as error:
-        if (
-            options.on_error == "replace"
-        ):  # a byte that is never valid stands for each, to be replaced and counted later
+        if options.on_error == "replace":  # a byte that is never valid stands for each, replaced and counted later
             return SURROGATE.sub("\udcff", text).encode(errors="surrogateescape")
         raise Bad(offset, f"a lone surrogate (U+{ord(text[error.start]):04X}) in field {field!r}", line) from None
+    return encoded if mask is None else with_mask(offset, text, record[mask], line, options)
+
+
+def with_mask(place: int, text: str, value: Any, data: bytes, options: ReadOptions) -> Masked:
+    try:
+        return masked(text, value)
+    except ValueError as error:
+        raise Bad(place, f"bad mask ({options.mask_field!r}): {error}", data) from None
 
 
 def _parsed(offset: int, line: bytes, options: ReadOptions, is_suspect: bool) -> Any:
@@ -78,40 +86,11 @@ def _parsed(offset: int, line: bytes, options: ReadOptions, is_suspect: bool) ->
         raise Bad(offset, f"not JSON: {error.msg} at character {error.pos} of the line", line) from None
     except (ValueError, RecursionError) as error:  # a number of many digits, objects in objects in objects
         raise Bad(offset, f"not JSON that can be read: {error}", line) from None
-    if is_suspect and isinstance(record, dict) and [name for name, _ in objects[0]].count(options.text_field) > 1:
-        raise Bad(offset, f"field {options.text_field!r} stands twice in the object", line)
+    if is_suspect and isinstance(record, dict):
+        for field in (options.text_field, options.mask_field):
+            if [name for name, _ in objects[0]].count(field or "") > 1 and field is not None:
+                raise Bad(offset, f"field {field!r} stands twice in the object", line)
     return record
-
-
-def csv_documents(source: Source, options: ReadOptions) -> Iterator[tuple[int, Document]]:
-    """The text column of a CSV file, row by row; the first row names the columns."""
-    pyarrow = arrow(source)
-    from pyarrow import csv
-
-    field = options.text_field
-    reading = csv.ReadOptions(block_size=CSV_BLOCK)
-    parsing = csv.ParseOptions(newlines_in_values=True)
-    # As bytes, so that invalid text is found row by row; other columns are not looked at.
-    converting = csv.ConvertOptions(column_types={field: pyarrow.binary()}, include_columns=[field])
-    try:
-        with open_source(source, options) as file:
-            head = file.peek(3)
-            if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise SourceError(
-                    f"{source.path!r} looks like UTF-16; convert it: iconv -f utf-16 -t utf-8",
-                    source=source.path, offset=0,
-                )  # fmt: skip
-            if not head:
-                return
-            row = 0
-            for batch in csv.open_csv(file, reading, parsing, converting):
-                yield from _texts(source, batch.column(field), row, options)
-                row += batch.num_rows
-    except KeyError:
-        with open_source(source, options) as file:
-            _no_column(source, csv.open_csv(file, reading, parsing).schema.names, options)
-    except pyarrow.ArrowException as error:
-        raise SourceError(f"{source.path!r} is not readable CSV: {error}", source=source.path) from error
 
 
 def parquet_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator[tuple[int, Document]]:
@@ -119,43 +98,63 @@ def parquet_documents(source: Source, unit: Unit, options: ReadOptions) -> Itera
     pyarrow = arrow(source)
     from pyarrow import parquet
 
+    columns = [options.text_field, *([] if options.mask_field is None else [options.mask_field])]
     try:
         with parquet.ParquetFile(source.location, pre_buffer=False, buffer_size=1 << 20) as file:
-            if options.text_field not in file.schema_arrow.names:
-                _no_column(source, file.schema_arrow.names, options)
+            check_columns(source, file.schema_arrow.names, options)
             row = sum(file.metadata.row_group(k).num_rows for k in range(unit.start))
             group = file.metadata.row_group(unit.start)
             rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
-            for batch in file.iter_batches(batch_size=rows, row_groups=[unit.start], columns=[options.text_field]):
-                yield from _texts(source, batch.column(0), row, options)
+            for batch in file.iter_batches(batch_size=rows, row_groups=[unit.start], columns=columns):
+                masks = None if options.mask_field is None else batch.column(options.mask_field).to_pylist()
+                yield from _texts(source, batch.column(options.text_field), masks, row, options)
                 row += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{source.path!r}, row group {unit.start}: {error}", source=source.path) from error
 
 
-def _no_column(source: Source, names: list[str], options: ReadOptions) -> NoReturn:
-    raise SourceError(
-        f"{source.path!r} has no column {options.text_field!r}; it has {', '.join(names[:12])}; choose one with --text-field",
-        source=source.path,
-    )
+def check_columns(source: Source, names: Sequence[str], options: ReadOptions) -> None:
+    """The columns that are asked for must be there, once."""
+    for flag, name in (("--text-field", options.text_field), ("--mask-field", options.mask_field)):
+        if name is not None and list(names).count(name) != 1:
+            what = "no column" if name not in names else "more than one column"
+            raise SourceError(
+                f"{source.path!r} has {what} {name!r}; it has {', '.join(names[:12])}; choose one with {flag}",
+                source=source.path,
+            )
 
 
-def _texts(source: Source, column: Any, first: int, options: ReadOptions) -> Iterator[tuple[int, Document]]:
+def _texts(
+    source: Source, column: Any, masks: list[Any] | None, first: int, options: ReadOptions
+) -> Iterator[tuple[int, Document]]:
     import pyarrow
 
-    field = options.text_field
     kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind):
         column = column.cast(kind).cast(pyarrow.large_binary())  # as bytes, which may be invalid
-    for row, text in enumerate(column.to_pylist(), start=first):
-        if text is None:
-            yield row, Bad(row, f"{field!r} is null", b"")
-        elif not isinstance(text, bytes):
-            yield row, Bad(row, f"{field!r} is not text: it is {type(text).__name__}", str(text).encode())
-        elif len(text) > options.max_document:
-            raise SourceError(
-                f"{source.path!r}: row {row} is longer than {options.max_document} bytes; raise --max-document",
-                source=source.path, row=row,
-            )  # fmt: skip
-        else:
-            yield row, text
+    for place, text in enumerate(column.to_pylist()):
+        try:
+            yield first + place, row_document(source, first + place, text, masks and masks[place], options)
+        except Bad as bad:
+            yield first + place, bad
+
+
+def row_document(source: Source, row: int, text: Any, mask: Any, options: ReadOptions) -> bytes:
+    """The document of a row: its text as bytes, which may be invalid, with its mask where masks are asked for."""
+    field = options.text_field
+    if text is None:
+        raise Bad(row, f"{field!r} is null", b"")
+    if not isinstance(text, bytes):
+        raise Bad(row, f"{field!r} is not text: it is {type(text).__name__}", str(text).encode())
+    if len(text) > options.max_document:
+        raise SourceError(
+            f"{source.path!r}: row {row} is longer than {options.max_document} bytes; raise --max-document",
+            source=source.path, row=row,
+        )  # fmt: skip
+    if options.mask_field is None:
+        return text
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as error:
+        raise Bad(row, f"invalid utf-8 ({text[error.start : error.start + 8].hex(' ')})", text) from None
+    return with_mask(row, decoded, mask, text, options)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from millrace.prepare.text.part import PartDone
+from millrace.prepare.text.shards import Assignment
 from millrace.prepare.text.sources import Part, Source, Unit
+from millrace.text.tokenizer import Tokenizer
 
 
 class TextReport(msgspec.Struct):
@@ -58,3 +61,24 @@ class Tally:
         if unit.stop < 0 or source.format == "parquet":
             return source.size / self._units[unit.source]
         return unit.stop - unit.start
+
+
+def summary(
+    done: Sequence[PartDone], assignment: Assignment, planned: Mapping[str, Sequence[Any]], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """What a run did, as its report and provenance say."""
+    dropped: Counter[str] = Counter()
+    for part in done:
+        dropped.update(part.dropped)
+    if assignment.dropped["documents"]:
+        dropped.update({"duplicate": assignment.dropped["documents"], "duplicate bytes": assignment.dropped["bytes"]})
+    return {
+        "documents": {split: count for split, count in assignment.documents.items() if count},
+        "tokens": {split: count for split, count in assignment.tokens.items() if count},
+        "shards": {split: len(shards) for split, shards in planned.items()},
+        "dropped": dict(sorted(dropped.items())),
+        "bytes_read": sum(part.bytes_read for part in done),
+        "characters": assignment.characters,
+        "tokenizer": tokenizer.name,
+        "engine": getattr(tokenizer, "engine", tokenizer.kind),
+    }

@@ -6,8 +6,8 @@ number of workers. A shard is then a pure task: copy these documents.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,19 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.prepare.text.columns import extra_arrays
 from millrace.prepare.text.dedup import find_repeats
 from millrace.prepare.text.near import BANDS
-from millrace.prepare.text.options import ShardOptions
+from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import DOCUMENT, PartDone, part_folder
+from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
-from millrace.store import platform
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry, ShardWriter
 
 SPLITS = ("train", "val", "test")
 DROPPED = 255
-STEP = 1 << 20  # documents looked at in one go: a large compressed file makes a part of many millions
+STEP = 1 << 20  # documents or tokens looked at in one go: a large compressed file makes a part of many millions
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -36,7 +37,7 @@ class ShardTask(msgspec.Struct, frozen=True):
     number: int
     pieces: tuple[tuple[int, int, int], ...]  # part, first document, last document
     folder: str
-    columns: dict[str, tuple[str, tuple[int, ...], str, tuple[str, ...] | None]]
+    columns: dict[str, tuple[str, tuple[int, ...], str, str | None, tuple[str, ...] | None]]
     token_bytes: int
     codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, where they are not their numbers
 
@@ -45,16 +46,7 @@ class ShardTask(msgspec.Struct, frozen=True):
 
 
 def documents_of(folder: str | Path, number: int) -> Array:
-    return _mapped(part_folder(folder, number) / "documents.bin", DOCUMENT)
-
-
-def _mapped(path: Path, dtype: Any) -> Array:
-    """A file of a part; mapped, since a part may be larger than memory."""
-    fd = os.open(path, os.O_RDONLY | platform.O_BINARY)
-    try:
-        return platform.map_file(fd, os.fstat(fd).st_size).view(dtype)
-    finally:
-        os.close(fd)
+    return mapped(part_folder(folder, number) / "documents.bin", DOCUMENT)
 
 
 class Assignment:
@@ -122,30 +114,44 @@ class Assignment:
 
 
 def repeated(
-    folder: Path, parts: Sequence[PartDone], dedup: str, known: Iterable[Array] = (), num_known: int = 0
+    folder: Path,
+    parts: Sequence[PartDone],
+    options: ReadOptions,
+    known: Iterable[tuple[Array, Array | None]] = (),
+    num_known: int = 0,
 ) -> Array:
-    """A mask over all documents: True for repeats of earlier ones, or of those ``known`` from the store appended to."""
+    """A mask over all documents: True for repeats of earlier ones, or of those ``known`` from the store appended to.
+
+    ``known`` gives the hashes of old documents and, where near-duplicates are looked for, their bands.
+    """
     total = sum(part.documents for part in parts)
-    if dedup == "none":
-        return np.zeros(total, bool)
-    entries = total * (1 + BANDS if dedup == "near" else 1) + num_known
+    if not options.dedups_documents:
+        return np.broadcast_to(np.zeros(1, bool), total)
+    entries = (total + num_known) * (1 + BANDS if options.dedup == "near" else 1)
 
     def keys() -> Iterator[tuple[Array, Array]]:
-        for hashes in known:
-            yield hashes, np.full(len(hashes), -1, np.int64)
+        for hashes, bands in known:
+            yield from _keys(hashes, bands, None)
         first = 0
         for part in parts:
-            numbers = np.arange(first, first + part.documents)
+            bands = None
+            if options.dedup == "near":
+                bands = mapped(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
+            yield from _keys(documents_of(folder, part.number)["hash"], bands, first)
             first += part.documents
-            hashes = documents_of(folder, part.number)["hash"]
-            for start in range(0, part.documents, STEP):
-                yield hashes[start : start + STEP], numbers[start : start + STEP]
-            if dedup == "near" and part.documents:
-                bands = _mapped(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
-                for band in range(BANDS):
-                    yield np.column_stack((bands[:, band], np.full(len(bands), band, np.uint64))), numbers
 
     return find_repeats(keys(), entries, total, folder / "partitions")
+
+
+def _keys(hashes: Array, bands: Array | None, first: int | None) -> Iterator[tuple[Array, Array]]:
+    """Hashes, and bands told apart by their place, with the numbers from ``first``; None is before all others."""
+    for start in range(0, len(hashes), STEP):
+        some = hashes[start : start + STEP]
+        numbers = np.full(len(some), -1) if first is None else np.arange(first + start, first + start + len(some))
+        yield some, numbers
+        for band in range(0 if bands is None else BANDS):
+            assert bands is not None
+            yield np.column_stack((bands[start : start + STEP, band], np.full(len(some), band, np.uint64))), numbers
 
 
 def cut_shards(
@@ -156,9 +162,9 @@ def cut_shards(
     filled = dict.fromkeys(SPLITS, 0)
     for part in parts:
         documents = documents_of(folder, part.number)
-        splits = _mapped(assignment.path(part.number), np.uint8)
-        for k, split in enumerate(SPLITS):
-            mine = np.flatnonzero(splits == k)
+        splits = mapped(assignment.path(part.number), np.uint8)
+        for start, (k, split) in product(range(0, len(documents), STEP), enumerate(SPLITS)):
+            mine = start + np.flatnonzero(splits[start : start + STEP] == k)
             ends = np.cumsum(documents["tokens"][mine])
             at = 0
             while at < len(mine):
@@ -181,25 +187,41 @@ def cut_shards(
 def write_shard(task: ShardTask) -> ShardEntry:
     """Copies the documents of one shard out of the parts."""
     columns = {
-        name: Column(dtype, shape, per=per, values=values) for name, (dtype, shape, per, values) in task.columns.items()
+        name: Column(dtype, shape, per=per, axis=axis, values=values)
+        for name, (dtype, shape, per, axis, values) in task.columns.items()
     }
     split = SPLITS.index(task.split)
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
         for number, first, last in task.pieces:
             folder = part_folder(task.folder, number)
             documents = documents_of(task.folder, number)
-            start = int(documents["tokens"][:first].sum())
-            is_mine = _mapped(folder / "splits.bin", np.uint8)[first:last] == split
-            tokens = _mapped(folder / "tokens.bin", f"<u{task.token_bytes}")[start:]
-            arrays, offsets = _selected(documents[first:last], is_mine, tokens)
-            if task.codes:
-                arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
-            writer.write({name: arrays[name] for name in columns}, {"rows": offsets})
+            bounds = int(documents["tokens"][:first].sum()) + np.concatenate(
+                ([0], np.cumsum(documents["tokens"][first:last]))
+            )
+            is_mine = mapped(folder / "splits.bin", np.uint8)[first:last] == split
+            tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
+            for some in _steps(bounds, is_mine):
+                places = bounds[some.start : some.stop + 1]
+                arrays, offsets = _selected(documents[first:last][some], is_mine[some], tokens, places)
+                if task.codes:
+                    arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
+                extras, axes = extra_arrays(folder, columns, first + some.start, is_mine[some], places)
+                writer.write({name: (arrays | extras)[name] for name in columns}, {"rows": offsets, **axes})
         return writer.finish()
 
 
-def _selected(documents: Array, is_mine: Array, tokens: Array) -> tuple[dict[str, Any], Int64s]:
-    bounds = np.concatenate(([0], np.cumsum(documents["tokens"])))
+def _steps(bounds: Int64s, is_mine: Array) -> Iterator[slice]:
+    """Some documents at a time: buffers of a megabyte or two are used again, larger ones are new pages every time."""
+    first = 0
+    while first < len(is_mine):
+        stop = max(first + 1, int(np.searchsorted(bounds, bounds[first] + STEP, side="right")) - 1)
+        if is_mine[first:stop].any():
+            yield slice(first, min(stop, len(is_mine)))
+        first = stop
+
+
+def _selected(documents: Array, is_mine: Array, tokens: Array, bounds: Int64s) -> tuple[dict[str, Any], Int64s]:
+    """The columns of those that are mine; the tokens of document k are [bounds[k], bounds[k + 1])."""
     # By runs of documents that are mine: one slice for each document would need more memory than its tokens.
     edges = np.flatnonzero(np.diff(is_mine, prepend=False, append=False))
     parts = [tokens[first:last] for first, last in bounds[edges].reshape(-1, 2).tolist()]

@@ -43,6 +43,11 @@ class Source(msgspec.Struct, frozen=True):
         """Whether a place in it is a row, not a byte."""
         return self.format in ("csv", "parquet")
 
+    @property
+    def is_framed(self) -> bool:
+        """Whether its documents are runs of lines of plain text."""
+        return self.format == "text" and self.document != "file"
+
 
 class Unit(msgspec.Struct, frozen=True):
     """A range of one source: bytes of a plain file, row groups of Parquet, or all of it (stop -1)."""

@@ -19,7 +19,8 @@ from millrace.text.simple import CharTokenizer
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.train import train_bpe
 
-CHECK_DOCUMENTS = 200  # on which the fast engine must give the ids of the slow one
+CHECK_DOCUMENTS = 200  # on which a fast engine must give the ids of the slow one
+CHECK_PARTS = 50  # from the beginnings of about this many parts
 CHECK_CHARS = 10_000  # of each; the slow engine needs 200 bytes of memory per byte
 TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of parts spread over the corpus, this much in all
 
@@ -52,10 +53,12 @@ def file_identity(name: str) -> str | None:
 
 
 def check_engine(tokenizer: Tokenizer, sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> None:
-    """Where the fast engine and the slow one differ on the first documents, the slow one is used."""
+    """A fast engine that differs from the slow one on documents from all over the corpus is not used."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        first = islice(documents(sources, parts, options), CHECK_DOCUMENTS)
-        tokenizer.check([document.decode()[:CHECK_CHARS].encode() for document in first])
+        chosen = parts[:: max(1, len(parts) // CHECK_PARTS)]
+        each = -(-CHECK_DOCUMENTS // max(1, len(chosen)))
+        found = [document for part in chosen for document in islice(documents(sources, [part], options), each)]
+        tokenizer.check([document.decode()[:CHECK_CHARS].encode() for document in found])
 
 
 def documents(

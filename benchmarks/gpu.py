@@ -1,0 +1,185 @@
+"""The feed on a GPU: steps of a forecaster fed by it, against the same steps on one batch that already lies there.
+
+    python -m benchmarks.gpu [--out gpu.json] [--pairs 7] [--seconds 2] [--baseline]
+
+W1 windows (see benchmarks/feed.py): an LSTM and a transformer at batch 512 and 4096. Each pair measures the limit and
+the feed one after the other, in turn first; the ratio of a pair is the feed's steps/s over the limit's. The median is
+held against 0.97, and every pair is reported. ``--baseline`` adds a DataLoader of whole batches with pinned memory.
+
+From a bare checkout, without installing: the first line builds the core in place.
+
+    gcc -shared -fPIC -O3 -DPy_LIMITED_API=0x030b0000 -I$(python -c "import sysconfig; print(sysconfig.get_paths()['include'])") \
+        src/millrace/_core/*.c -o src/millrace/_core.abi3.so
+    PYTHONPATH=src:. python -m benchmarks.gpu --out gpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import millrace as mr
+from benchmarks.common import machine, verdict
+from millrace.native import core
+
+LOOKBACK, HORIZON, TARGET, FEATURES = 64, 8, 3, 16
+
+
+class Lstm(nn.Module):
+    def __init__(self, hidden: int = 256, layers: int = 2) -> None:
+        super().__init__()
+        self.body = nn.LSTM(FEATURES, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, HORIZON)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int = 128, layers: int = 4) -> None:
+        super().__init__()
+        self.inward = nn.Linear(FEATURES, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, HORIZON)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.inward(x))[:, -1])
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"LSTM": Lstm, "transformer": Transformer}
+
+
+def make_store(folder: Path) -> mr.View:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((8_000_000, FEATURES), np.float32)
+    cuts = np.sort(rng.choice(len(rows) - 1, 999, replace=False)) + 1
+    with mr.StoreWriter(folder / "W1", kind="series", columns={"values": mr.Column("float32", (FEATURES,))}) as writer:
+        writer.extend({"values": rows}, np.concatenate(([0], cuts, [len(rows)])))
+    return mr.Windows(mr.open_store(folder / "W1"), lookback=LOOKBACK, horizon=HORIZON, target=[TARGET])
+
+
+def check(view: mr.View) -> None:
+    """What arrives on the GPU is what the view says."""
+    held = []
+    for _, batch in zip(range(40), mr.Feed(view, batch=512, seed=1, device="cuda"), strict=False):
+        held.append(batch)
+        for one in (held[-1], held[len(held) // 2]):
+            wanted = view[one.samples]
+            assert np.array_equal(one.x.cpu().numpy(), wanted["x"])
+            assert np.array_equal(one.y.cpu().numpy(), wanted["y"])
+    print("40 batches on the GPU are those of the view")
+
+
+class Steps:
+    """A model and its optimiser; ``run`` trains on batches and returns steps per second."""
+
+    def __init__(self, model: str) -> None:
+        torch.manual_seed(0)
+        self._model = MODELS[model]().cuda()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), 1e-4, fused=True)
+
+    def run(self, batches: Iterator[Any], count: int) -> float:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(count):
+            batch = next(batches)
+            loss = nn.functional.mse_loss(self._model(batch["x"]), batch["y"][..., 0])
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self._optimizer.step()
+        torch.cuda.synchronize()
+        return count / (time.perf_counter() - started)
+
+
+class WholeBatch(Dataset[Any]):
+    def __init__(self, view: mr.View, batch: int) -> None:
+        self._view, self._batch = view, batch
+
+    def __len__(self) -> int:
+        return len(self._view) // self._batch
+
+    def __getitem__(self, number: int) -> Any:
+        samples = np.random.default_rng(number).integers(0, len(self._view), self._batch)
+        found = self._view[samples]
+        return {"x": torch.from_numpy(found["x"]), "y": torch.from_numpy(found["y"])}
+
+
+def endless(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        for batch in loader:
+            yield {name: value.cuda(non_blocking=True) for name, value in batch.items()}
+
+
+def same(batch: Any) -> Iterator[Any]:
+    while True:
+        yield batch
+
+
+def bench(view: mr.View, model: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    steps = Steps(model)
+    with mr.Feed(view, batch=size, seed=7, device="cuda") as feed:
+        iterator = iter(feed)
+        there = {name: value.clone() for name, value in next(iterator).items()}
+        contestants: dict[str, Iterator[Any]] = {"limit": same(there), "feed": iterator}
+        if options.baseline:
+            loader = DataLoader(WholeBatch(view, size), batch_size=None, num_workers=8, pin_memory=True)
+            contestants["DataLoader"] = endless(loader)
+        for batches in contestants.values():
+            steps.run(batches, 20)
+        count = max(30, int(options.seconds * steps.run(contestants["limit"], 30)))
+        pairs = []
+        for number in range(options.pairs):
+            names = list(contestants) if number % 2 == 0 else list(contestants)[::-1]
+            pairs.append({name: steps.run(contestants[name], count) for name in names})
+        report = feed.report()
+    ratios = {name: [pair[name] / pair["limit"] for pair in pairs] for name in contestants if name != "limit"}
+    what = f"{model}, batch {size}: steps/s of the limit"
+    found = {
+        "model": model, "batch": size, "steps": count, "steps_per_s": pairs, "ratios": ratios,
+        "promise": verdict(what, statistics.median(ratios["feed"]), 0.97),
+        "next_us": 1e6 * report.get_s / report.batches if report is not None else None,
+        "report": None if report is None else report.as_dict(),
+    }  # fmt: skip
+    others = {name: round(statistics.median(own), 3) for name, own in ratios.items()}
+    print(
+        f"  limit {statistics.median(p['limit'] for p in pairs):.1f} steps/s; {others}; next() {found['next_us']:.0f} us"
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0, help="per measurement")
+    parser.add_argument("--baseline", action="store_true")
+    options = parser.parse_args()
+    assert core is not None, "the C core is not built: see the first lines of this file"
+    base = "/dev/shm" if Path("/dev/shm").exists() and shutil.disk_usage("/dev/shm").free > 2 << 30 else None
+    folder = Path(tempfile.mkdtemp(dir=base, prefix="bench-"))
+    try:
+        view = make_store(folder)
+        check(view)
+        found = [bench(view, model, size, options) for model in MODELS for size in (512, 4096)]
+    finally:
+        shutil.rmtree(folder)
+    where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **machine()}
+    options.out.write_text(json.dumps({"machine": where, "figures": found}, indent=1) + "\n")
+    print(f"saved {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+/* Gather: the fields of a view and their columns, as an object; `fill` copies samples whose spans Python knows. */
+#include "core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+PyTypeObject *Gather_Type;
+
+static int64_t stored_bytes(int cast, int64_t item_bytes) {
+    static const int64_t sizes[] = {0, 1, 1, 2, 2, 4, 4, 2, 2};
+    return cast == COPY ? item_bytes : sizes[cast];
+}
+
+static int field_init(Field *field, PyObject *columns, PyObject *description) {
+    PyObject *items;
+    int number;
+    long long first, length, row_items, group, item_bytes;
+    const char *name;
+    if (!PyArg_ParseTuple(description, "siiiiLLLLLO", &name, &number, &field->kind, &field->axis, &field->cast, &first,
+                          &length, &row_items, &group, &item_bytes, &items))
+        return -1;
+    PyObject *column = number < 0 || number >= PyTuple_Size(columns) ? NULL : PyTuple_GetItem(columns, number);
+    if (column == NULL || !PyObject_TypeCheck(column, Column_Type)) {
+        PyErr_Format(PyExc_TypeError, "field %s: column %d is not there", name, number);
+        return -1;
+    }
+    field->column = (Column *)column;
+    field->number = number;
+    field->first = first;
+    field->length = length;
+    field->row_items = row_items;
+    field->group = group;
+    snprintf(field->name, sizeof field->name, "%s", name);
+    int is_plain = field->kind >= DENSE && field->kind <= RECORD && field->cast >= COPY && field->cast <= FROM_BF16;
+    is_plain = is_plain && first >= 0 && length >= 0 && row_items >= 0 && group >= 1 && row_items % group == 0;
+    is_plain = is_plain && field->axis >= 0 && field->axis < MAX_AXES && item_bytes >= 1;
+    if (!is_plain || row_items * (field->item_bytes = stored_bytes(field->cast, item_bytes)) != field->column->row_bytes) {
+        PyErr_Format(PyExc_ValueError, "field %s is not one that can be gathered", name);
+        return -1;
+    }
+    int64_t out_items = row_items, out_bytes = field->cast == COPY ? item_bytes : field->cast >= FROM_F16 ? 4 : 8;
+    if (items != Py_None) {
+        field->num_items = PyTuple_Size(items);
+        if (field->num_items <= 0) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "items are empty");
+            return -1;
+        }
+        field->items = calloc((size_t)field->num_items, sizeof(int64_t));
+        for (int64_t k = 0; field->items != NULL && k < field->num_items; k++) {
+            field->items[k] = PyLong_AsLongLong(PyTuple_GetItem(items, k));
+            if (PyErr_Occurred()) return -1;
+            if (field->items[k] < 0 || field->items[k] >= group) {
+                PyErr_Format(PyExc_IndexError, "field %s: an item is outside the %lld of a row", name, group);
+                return -1;
+            }
+        }
+        if (field->items == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        out_items = row_items / group * field->num_items;
+    }
+    field->out_row_bytes = out_items * out_bytes;
+    return 0;
+}
+
+static PyObject *gather_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *columns, *fields;
+    if (kwargs != NULL && PyDict_Size(kwargs)) return PyErr_Format(PyExc_TypeError, "Gather takes no keywords");
+    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &columns, &PyTuple_Type, &fields)) return NULL;
+    Gather *self = (Gather *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) return NULL;
+    Py_INCREF(columns);
+    self->columns = columns;
+    self->fields = calloc((size_t)PyTuple_Size(fields) + 1, sizeof(Field));
+    if (self->fields == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t f = 0; f < PyTuple_Size(fields); f++) {
+        self->num_fields++;
+        if (field_init(&self->fields[f], columns, PyTuple_GetItem(fields, f)) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
+    }
+    return (PyObject *)self;
+}
+
+static void gather_dealloc(PyObject *object) {
+    Gather *self = (Gather *)object;
+    for (int f = 0; self->fields != NULL && f < self->num_fields; f++) free(self->fields[f].items);
+    free(self->fields);
+    Py_XDECREF(self->columns);
+    core_free(object);
+}
+
+/* What one call of fill works on, shared by its threads. */
+typedef struct {
+    const Gather *gather;
+    Pieces axes[MAX_AXES];
+    const int64_t *records, **places; /* where each sample of a ragged field begins */
+    char **outs;
+    int64_t first, last, next;
+    Problem problem;
+    int num_running;
+    PyThread_type_lock lock, done;
+} Task;
+
+static int64_t room_of(const Task *task, int f, int64_t i, char **to) {
+    const Field *field = &task->gather->fields[f];
+    int64_t place = i - task->first, room = field->kind == RECORD ? 1 : field->length;
+    if (field->kind == RAGGED) {
+        *to = task->outs[f] + task->places[f][place] * field->out_row_bytes;
+        return task->places[f][place + 1] - task->places[f][place];
+    }
+    *to = task->outs[f] + place * room * field->out_row_bytes;
+    return room;
+}
+
+#define TURN 64 /* samples a thread takes at a time */
+
+static void work(void *argument) {
+    Task *task = argument;
+    int64_t low = 0, high = 0;
+    Problem problem = {0};
+    for (;;) {
+        PyThread_acquire_lock(task->lock, WAIT_LOCK);
+        if (problem.code && !task->problem.code) task->problem = problem;
+        low = task->problem.code ? task->last : task->next;
+        high = task->last - low < TURN ? task->last : low + TURN;
+        task->next = high;
+        int is_over = low >= task->last, is_last = is_over && --task->num_running == 0;
+        PyThread_release_lock(task->lock);
+        if (is_last) PyThread_release_lock(task->done);
+        if (is_over) return;
+        for (int64_t i = low; i < high && !problem.code; i++) {
+            for (int f = 0; f < task->gather->num_fields && !problem.code; f++) {
+                char *to;
+                int64_t room = room_of(task, f, i, &to);
+                if (task->gather->fields[f].kind == RAGGED && room != core_piece_rows(&task->axes[task->gather->fields[f].axis], i))
+                    problem = (Problem){SHORT, &task->gather->fields[f], i, room, -1};
+                else core_gather(&task->gather->fields[f], task->axes, task->records, i, room, to, &problem);
+            }
+        }
+    }
+}
+
+static void run(Task *task, int num_threads) {
+    /* The last to end releases `done`; threads that cannot be had are done without. */
+    task->num_running = 1;
+    PyThread_acquire_lock(task->done, WAIT_LOCK);
+    for (int k = 1; k < num_threads; k++) {
+        PyThread_acquire_lock(task->lock, WAIT_LOCK);
+        task->num_running++;
+        PyThread_release_lock(task->lock);
+        if (PyThread_start_new_thread(work, task) == (unsigned long)-1) {
+            PyThread_acquire_lock(task->lock, WAIT_LOCK);
+            task->num_running--;
+            PyThread_release_lock(task->lock);
+            break;
+        }
+    }
+    work(task);
+    PyThread_acquire_lock(task->done, WAIT_LOCK);
+    PyThread_release_lock(task->done);
+}
+
+/* The buffers of one call, released together. */
+typedef struct {
+    Py_buffer held[3 * MAX_AXES + 1 + 2 * MAX_FIELDS];
+    int count;
+} Held;
+
+static const int64_t *hold_int64s(Held *held, PyObject *object, int64_t *count) {
+    const int64_t *numbers = core_int64s(object, &held->held[held->count], count);
+    if (numbers != NULL) held->count++;
+    return numbers;
+}
+
+static int wrong(const char *what) {
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "fill: %s do not fit the samples asked for", what);
+    return -1;
+}
+
+static int hold_axes(Task *task, Held *held, PyObject *axes) {
+    if (PyTuple_Size(axes) > MAX_AXES) return wrong("axes");
+    for (Py_ssize_t k = 0; k < PyTuple_Size(axes); k++) {
+        PyObject *starts, *stops, *offsets;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(axes, k), "OOO", &starts, &stops, &offsets)) return -1;
+        Pieces *pieces = &task->axes[k];
+        int64_t count, others, samples;
+        if ((pieces->starts = hold_int64s(held, starts, &count)) == NULL) return -1;
+        if ((pieces->stops = hold_int64s(held, stops, &others)) == NULL) return -1;
+        if (count != others) return wrong("stops");
+        samples = count;
+        if (offsets != Py_None) {
+            if ((pieces->offsets = hold_int64s(held, offsets, &samples)) == NULL) return -1;
+            samples--;
+            for (int64_t i = 0; i < samples; i++)
+                if (pieces->offsets[i] < 0 || pieces->offsets[i + 1] < pieces->offsets[i] || pieces->offsets[i + 1] > count)
+                    return wrong("offsets");
+        }
+        if (task->last > samples) return wrong("spans");
+    }
+    for (int f = 0; f < task->gather->num_fields; f++) {
+        const Field *field = &task->gather->fields[f];
+        if (field->kind == RECORD ? task->records == NULL : field->axis >= PyTuple_Size(axes)) return wrong("axes");
+    }
+    return 0;
+}
+
+static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places) {
+    int64_t samples = task->last - task->first;
+    for (int f = 0; f < task->gather->num_fields; f++) {
+        const Field *field = &task->gather->fields[f];
+        int64_t rows = samples * (field->kind == RECORD ? 1 : field->length), count;
+        if (field->kind == RAGGED) {
+            if ((task->places[f] = hold_int64s(held, PyTuple_GetItem(places, f), &count)) == NULL) return -1;
+            if (count != samples + 1 || task->places[f][0] != 0) return wrong("places");
+            for (int64_t i = 0; i < samples; i++)
+                if (task->places[f][i + 1] < task->places[f][i]) return wrong("places");
+            rows = task->places[f][samples];
+        }
+        Py_buffer *buffer = &held->held[held->count];
+        if (PyObject_GetBuffer(PyTuple_GetItem(outs, f), buffer, PyBUF_WRITABLE) < 0) return -1;
+        held->count++;
+        if (buffer->len != rows * field->out_row_bytes) return wrong("outputs");
+        task->outs[f] = buffer->buf;
+    }
+    return 0;
+}
+
+/* fill(axes, records, first, last, outs, places, num_threads) */
+static PyObject *gather_fill(PyObject *object, PyObject *args) {
+    PyObject *axes, *records, *outs, *places;
+    long long first, last;
+    int num_threads;
+    if (!PyArg_ParseTuple(args, "O!OLLO!O!i", &PyTuple_Type, &axes, &records, &first, &last, &PyTuple_Type, &outs,
+                          &PyTuple_Type, &places, &num_threads))
+        return NULL;
+    Gather *self = (Gather *)object;
+    Task task = {.gather = self, .first = first, .last = last, .next = first};
+    const int64_t *where[MAX_FIELDS];
+    char *to[MAX_FIELDS];
+    task.places = where;
+    task.outs = to;
+    Held held = {.count = 0};
+    int64_t count = 0;
+    int status = 0;
+    if (self->num_fields > MAX_FIELDS || PyTuple_Size(outs) != self->num_fields || PyTuple_Size(places) != self->num_fields)
+        status = wrong("outputs");
+    if (first < 0 || last < first) status = wrong("first and last");
+    if (!status && records != Py_None && (task.records = hold_int64s(&held, records, &count)) == NULL) status = -1;
+    if (!status && task.records != NULL && count < last) status = wrong("records");
+    if (!status) status = hold_axes(&task, &held, axes);
+    if (!status) status = hold_outs(&task, &held, outs, places);
+    if (!status) {
+        task.lock = PyThread_allocate_lock();
+        task.done = PyThread_allocate_lock();
+        if (task.lock == NULL || task.done == NULL) {
+            PyErr_NoMemory();
+            status = -1;
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            run(&task, num_threads);
+            Py_END_ALLOW_THREADS
+        }
+        if (task.lock != NULL) PyThread_free_lock(task.lock);
+        if (task.done != NULL) PyThread_free_lock(task.done);
+    }
+    for (int k = 0; k < held.count; k++) PyBuffer_Release(&held.held[k]);
+    if (status) return NULL;
+    if (task.problem.code) return core_raise_problem(&task.problem);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef gather_methods[] = {
+    {"fill", gather_fill, METH_VARARGS, "fill(axes, records, first, last, outs, places, num_threads)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot gather_slots[] = {
+    {Py_tp_doc, "Gather(columns, fields): copies samples of these fields."},
+    {Py_tp_new, (void *)gather_new},
+    {Py_tp_dealloc, (void *)gather_dealloc},
+    {Py_tp_methods, (void *)gather_methods},
+    {0, NULL},
+};
+
+static PyType_Spec gather_spec = {
+    .name = "millrace._core.Gather",
+    .basicsize = sizeof(Gather),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = gather_slots,
+};
+
+int core_add_gather(PyObject *module) { return core_add_type(module, &gather_spec, &Gather_Type); }

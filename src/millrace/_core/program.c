@@ -1,0 +1,253 @@
+/* Program: a view and an order as plain steps, run for a whole batch without Python.
+ *
+ * position -> sample (order.c) -> its leaf view and spans (the steps here) -> copied into a slot (gather.c). */
+#include "ring.h"
+
+#include <stdlib.h>
+
+PyTypeObject *Program_Type;
+
+/* One step: ("take", ids, next) | ("concat", ends, nexts) | ("stride", part, count, stride, rows)
+ * | ("locate", part, ends, firsts, stride, rows) | ("offsets", part, (offsets of each axis)). */
+static const int64_t *hold(Program *self, PyObject *object, int64_t *count) {
+    Py_buffer *more = realloc(self->held, (size_t)(self->num_held + 1) * sizeof *more);
+    if (more == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    self->held = more;
+    const int64_t *numbers = core_int64s(object, &self->held[self->num_held], count);
+    if (numbers != NULL) self->num_held++;
+    return numbers;
+}
+
+int core_step_init(Program *self, Step *step, PyObject *plan) {
+    PyObject *name = PyTuple_GetItem(plan, 0), *numbers, *more;
+    long long count, stride, rows;
+    if (name == NULL) return -1;
+    if (!PyUnicode_CompareWithASCIIString(name, "take")) {
+        step->kind = TAKE;
+        if (!PyArg_ParseTuple(plan, "OOi", &name, &numbers, &step->next)) return -1;
+        step->numbers[0] = hold(self, numbers, &step->count);
+    } else if (!PyUnicode_CompareWithASCIIString(name, "concat")) {
+        step->kind = CONCAT;
+        if (!PyArg_ParseTuple(plan, "OOO", &name, &numbers, &more)) return -1;
+        step->numbers[0] = hold(self, numbers, &step->count);
+        int64_t others = 0;
+        if (step->numbers[0] != NULL) step->numbers[1] = hold(self, more, &others);
+        if (step->numbers[1] != NULL && others != step->count) PyErr_SetString(PyExc_ValueError, "a step of concat");
+    } else if (!PyUnicode_CompareWithASCIIString(name, "stride")) {
+        step->kind = STRIDE;
+        if (!PyArg_ParseTuple(plan, "OiLLL", &name, &step->part, &count, &stride, &rows)) return -1;
+        step->count = count;
+        step->stride = stride;
+        step->rows = rows;
+    } else if (!PyUnicode_CompareWithASCIIString(name, "locate")) {
+        step->kind = LOCATE;
+        if (!PyArg_ParseTuple(plan, "OiOOLL", &name, &step->part, &numbers, &more, &stride, &rows)) return -1;
+        step->stride = stride;
+        step->rows = rows;
+        int64_t others = 0;
+        step->numbers[0] = hold(self, numbers, &step->count);
+        if (step->numbers[0] != NULL) step->numbers[1] = hold(self, more, &others);
+        if (step->numbers[1] != NULL && others != step->count) PyErr_SetString(PyExc_ValueError, "a step of locate");
+    } else {
+        step->kind = OFFSETS;
+        if (!PyArg_ParseTuple(plan, "OiO!", &name, &step->part, &PyTuple_Type, &more)) return -1;
+        for (Py_ssize_t k = 0; k < PyTuple_Size(more) && k < MAX_AXES; k++) {
+            int64_t others;
+            step->numbers[k] = hold(self, PyTuple_GetItem(more, k), &others);
+            if (step->numbers[k] == NULL) return -1;
+            if (others < 1 || (k && others - 1 != step->count)) PyErr_SetString(PyExc_ValueError, "a step of offsets");
+            step->count = others - 1;
+            step->num_axes = (int)k + 1;
+        }
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Every index a step holds is checked here, so that running it needs no more than the sample's own check. */
+int core_steps_check(const Program *self) {
+    for (int k = 0; k < self->num_steps; k++) {
+        const Step *step = &self->steps[k];
+        int is_fine = 1;
+        /* Steps only lead onwards, so that they end. */
+        if (step->kind == TAKE) is_fine = step->next > k && step->next < self->num_steps;
+        else if (step->kind == CONCAT)
+            for (int64_t i = 0; i < step->count; i++)
+                is_fine &= step->numbers[1][i] > k && step->numbers[1][i] < self->num_steps;
+        else is_fine = step->part >= 0 && step->part < self->num_parts;
+        if (is_fine && step->kind == OFFSETS) {
+            const Gather *gather = self->gathers[step->part];
+            for (int f = 0; f < gather->num_fields; f++)
+                is_fine &= gather->fields[f].kind == RECORD || gather->fields[f].axis < step->num_axes;
+        } else if (is_fine && step->kind != TAKE && step->kind != CONCAT) {
+            const Gather *gather = self->gathers[step->part];
+            for (int f = 0; f < gather->num_fields; f++)
+                is_fine &= gather->fields[f].axis == 0 && (gather->fields[f].kind != RECORD || step->kind == LOCATE);
+        }
+        if (!is_fine) {
+            PyErr_Format(PyExc_ValueError, "step %d of a plan leads nowhere", k);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int64_t first_beyond(const int64_t *ends, int64_t count, int64_t x) {
+    int64_t low = 0;
+    while (count > 0) {
+        int64_t half = count / 2;
+        if (ends[low + half] <= x) low += half + 1, count -= half + 1;
+        else count = half;
+    }
+    return low;
+}
+
+/* Finds sample x: its part, and its span on every axis, written to place i of the work area. */
+static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem *problem) {
+    const Step *step = self->steps;
+    int64_t record = 0, start;
+    for (;;) {
+        int64_t limit = step->kind == CONCAT || step->kind == LOCATE ? (step->count ? step->numbers[0][step->count - 1] : 0)
+                                                                     : step->count;
+        if (x < 0 || x >= limit) {
+            *problem = (Problem){BEYOND, NULL, x, limit, 0};
+            return BEYOND;
+        }
+        if (step->kind == TAKE) {
+            x = step->numbers[0][x];
+            step = &self->steps[step->next];
+        } else if (step->kind == CONCAT) {
+            int64_t k = first_beyond(step->numbers[0], step->count, x);
+            x -= k ? step->numbers[0][k - 1] : 0;
+            step = &self->steps[step->numbers[1][k]];
+        } else break;
+    }
+    work->parts[i] = step->part;
+    if (step->kind == OFFSETS) {
+        for (int k = 0; k < step->num_axes; k++) {
+            work->starts[k * self->size + i] = step->numbers[k][x];
+            work->stops[k * self->size + i] = step->numbers[k][x + 1];
+        }
+        work->records[i] = x;
+        return FINE;
+    }
+    if (step->kind == STRIDE) start = (int64_t)((uint64_t)x * (uint64_t)step->stride);
+    else {
+        record = first_beyond(step->numbers[0], step->count, x);
+        x -= record ? step->numbers[0][record - 1] : 0;
+        start = (int64_t)((uint64_t)step->numbers[1][record] + (uint64_t)x * (uint64_t)step->stride);
+    }
+    work->starts[i] = start;
+    work->stops[i] = (int64_t)((uint64_t)start + (uint64_t)step->rows);
+    work->records[i] = record;
+    return FINE;
+}
+
+/* The samples and spans of a batch. */
+int core_find(const Program *self, int64_t batch, Work *work, Problem *problem) {
+    int64_t first = self->start + batch * self->batch;
+    for (int64_t i = 0; i < self->size; i++) {
+        int64_t position = first + self->begin + i;
+        work->valid[i] = self->stop < 0 || position < self->stop;
+        /* Padding repeats the first sample of the global batch. */
+        work->positions[i] = work->valid[i] ? position : first;
+    }
+    core_order(&self->order, work->positions, self->size, work->samples);
+    for (int64_t i = 0; i < self->size; i++)
+        if (locate(self, work->samples[i], i, work, problem)) return problem->code;
+    return FINE;
+}
+
+Work *core_work_new(const Program *self) {
+    size_t size = (size_t)self->size, axes = (size_t)self->num_axes;
+    Work *work = malloc(sizeof *work + size * (8 * (3 + 2 * axes) + 4 + 1) + 64);
+    if (work == NULL) return NULL;
+    work->ahead = NULL;
+    work->probe_faults = 0;
+    work->positions = (int64_t *)(work + 1);
+    work->samples = work->positions + size;
+    work->records = work->samples + size;
+    work->starts = work->records + size;
+    work->stops = work->starts + size * axes;
+    work->parts = (int32_t *)(work->stops + size * axes);
+    work->valid = (char *)(work->parts + size);
+    return work;
+}
+
+static void pieces_of(const Program *self, const Work *work, Pieces *axes) {
+    for (int k = 0; k < self->num_axes; k++)
+        axes[k] = (Pieces){work->starts + k * self->size, work->stops + k * self->size, NULL};
+}
+
+/* Where every ragged field's samples begin, and where its values lie; the bytes of the slot in all. */
+static int64_t measure(const Program *self, const Work *work, const Pieces *axes, char *memory, int64_t *values_at,
+                       int64_t capacity) {
+    int64_t used = self->fixed_bytes;
+    for (int f = 0; f < self->num_fields; f++) {
+        if (self->gathers[0]->fields[f].kind != RAGGED) continue;
+        int64_t rows = 0, *offsets = capacity < self->fixed_bytes ? NULL : (int64_t *)(memory + self->places[f]);
+        for (int64_t i = 0; i <= self->size; i++) {
+            if (offsets != NULL) offsets[i] = rows;
+            if (i == self->size) break;
+            int64_t own = core_piece_rows(&axes[self->gathers[work->parts[i]]->fields[f].axis], i);
+            rows += own < 0 ? 0 : own;
+        }
+        values_at[f] = used;
+        used += (rows * self->gathers[0]->fields[f].out_row_bytes + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    return used;
+}
+
+int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
+              Problem *problem) {
+    int64_t values_at[MAX_FIELDS] = {0};
+    Pieces axes[MAX_AXES];
+    problem->code = FINE;
+    if (core_find(self, batch, work, problem)) return problem->code;
+    pieces_of(self, work, axes);
+    *used = measure(self, work, axes, memory, values_at, capacity);
+    if (*used > capacity) {
+        *problem = (Problem){SPACE, NULL, *used, 0, 0};
+        return SPACE;
+    }
+    int64_t faults = work->ahead == NULL ? 0 : core_disk_faults();
+    for (int64_t i = 0; i < self->size; i++) {
+        const Gather *gather = self->gathers[work->parts[i]];
+        if (work->ahead != NULL && i == 1) work->probe_faults = core_disk_faults() - faults;
+        if (work->ahead != NULL && (i & 31) == 31)
+            core_look_at_faults(work->ahead, self, i, core_disk_faults() - faults, work);
+        for (int f = 0; f < self->num_fields; f++) {
+            const Field *field = &gather->fields[f];
+            int64_t room = field->kind == RECORD ? 1 : field->length;
+            char *to = memory + self->places[f] + i * room * field->out_row_bytes;
+            if (field->kind == RAGGED) {
+                const int64_t *offsets = (const int64_t *)(memory + self->places[f]);
+                room = offsets[i + 1] - offsets[i];
+                to = memory + values_at[f] + offsets[i] * field->out_row_bytes;
+            }
+            if (core_gather(field, axes, work->records, i, room, to, problem)) return problem->code;
+        }
+    }
+    int64_t *positions = (int64_t *)(memory + self->marks[0]), *samples = (int64_t *)(memory + self->marks[1]);
+    for (int64_t i = 0; i < self->size; i++) {
+        positions[i] = work->valid[i] ? work->positions[i] : -1;
+        samples[i] = work->valid[i] ? work->samples[i] : -1;
+    }
+    memcpy(memory + self->marks[2], work->valid, (size_t)self->size);
+    return FINE;
+}
+
+/* Asks Python for the shard that was missing; needs the GIL. 0, or -1 with an exception. */
+int core_give_missing(const Program *self, const Problem *problem) {
+    for (int part = 0; part < self->num_parts; part++) {
+        const Gather *gather = self->gathers[part];
+        if (problem->field < gather->fields || problem->field >= gather->fields + gather->num_fields) continue;
+        PyObject *done = PyObject_CallFunction(self->find_shard, "iiL", part, problem->field->number, (long long)problem->a);
+        Py_XDECREF(done);
+        return done == NULL ? -1 : core_shard(problem->field->column, problem->a) != NULL ? 0 : (core_raise_problem(problem), -1);
+    }
+    core_raise_problem(problem);
+    return -1;
+}

@@ -1,0 +1,155 @@
+/* Program as a Python object: how it is described, checked and released. */
+#include "core.h"
+
+#include <stdlib.h>
+
+static int parts_init(Program *self, PyObject *parts) {
+    self->num_parts = (int)PyTuple_Size(parts);
+    self->gathers = calloc((size_t)self->num_parts + 1, sizeof *self->gathers);
+    if (self->gathers == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int p = 0; p < self->num_parts; p++) {
+        PyObject *part = PyTuple_GetItem(parts, p);
+        if (!PyObject_TypeCheck(part, Gather_Type)) {
+            PyErr_SetString(PyExc_TypeError, "parts are Gathers");
+            return -1;
+        }
+        self->gathers[p] = (Gather *)part;
+        const Gather *first = self->gathers[0], *gather = self->gathers[p];
+        int is_same = gather->num_fields == first->num_fields && gather->num_fields <= MAX_FIELDS;
+        for (int f = 0; f < gather->num_fields && is_same; f++) {
+            const Field *one = &first->fields[f], *other = &gather->fields[f];
+            is_same = one->kind == other->kind && one->out_row_bytes == other->out_row_bytes;
+            is_same = is_same && one->length == other->length;
+            if (other->kind != RECORD && other->axis >= self->num_axes) self->num_axes = other->axis + 1;
+        }
+        if (!is_same) {
+            PyErr_SetString(PyExc_ValueError, "parts deliver different fields");
+            return -1;
+        }
+    }
+    if (self->num_axes == 0) self->num_axes = 1;
+    self->num_fields = self->num_parts ? self->gathers[0]->num_fields : 0;
+    return self->num_parts ? 0 : (PyErr_SetString(PyExc_ValueError, "no parts"), -1);
+}
+
+/* Where everything lies in a slot: the marks, then the fields (of ragged ones the offsets). */
+static int layout_init(Program *self, PyObject *marks, PyObject *places, long long fixed_bytes) {
+    long long at[3];
+    if (!PyArg_ParseTuple(marks, "LLL", &at[0], &at[1], &at[2])) return -1;
+    self->fixed_bytes = fixed_bytes;
+    int is_fine = PyTuple_Size(places) == self->num_fields && fixed_bytes % ALIGN == 0;
+    for (int k = 0; k < 3; k++) {
+        self->marks[k] = at[k];
+        is_fine &= at[k] >= 0 && at[k] % 8 == 0 && at[k] + self->size * (k < 2 ? 8 : 1) <= fixed_bytes;
+    }
+    for (int f = 0; f < self->num_fields && is_fine; f++) {
+        const Field *field = &self->gathers[0]->fields[f];
+        int64_t bytes = self->size * (field->kind == RECORD ? 1 : field->length) * field->out_row_bytes;
+        if (field->kind == RAGGED) bytes = (self->size + 1) * 8;
+        self->places[f] = PyLong_AsLongLong(PyTuple_GetItem(places, f));
+        is_fine = self->places[f] >= 0 && self->places[f] % 8 == 0 && self->places[f] + bytes <= fixed_bytes;
+    }
+    if (!is_fine && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "fields do not fit in the slot");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Program(order, steps, parts, line, marks, places, fixed_bytes, find_shard); line is (start, stop or -1, batch, begin, end). */
+static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *order, *steps, *parts, *line, *marks, *places, *find_shard;
+    long long fixed_bytes, start, stop, batch, begin, end;
+    if (kwargs != NULL && PyDict_Size(kwargs)) return PyErr_Format(PyExc_TypeError, "Program takes no keywords");
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!LO", &PyTuple_Type, &order, &PyTuple_Type, &steps, &PyTuple_Type, &parts,
+                          &PyTuple_Type, &line, &PyTuple_Type, &marks, &PyTuple_Type, &places, &fixed_bytes, &find_shard))
+        return NULL;
+    if (!PyArg_ParseTuple(line, "LLLLL", &start, &stop, &batch, &begin, &end)) return NULL;
+    if (start < 0 || batch < 1 || begin < 0 || end <= begin || end > batch || end - begin > (1 << 28))
+        return PyErr_Format(PyExc_ValueError, "a line is %R", line);
+    Program *self = (Program *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) return NULL;
+    Py_INCREF(parts);
+    Py_INCREF(find_shard);
+    self->parts = parts;
+    self->find_shard = find_shard;
+    self->start = start;
+    self->stop = stop;
+    self->batch = batch;
+    self->begin = begin;
+    self->size = end - begin;
+    self->num_steps = (int)PyTuple_Size(steps);
+    self->steps = calloc((size_t)self->num_steps + 1, sizeof *self->steps);
+    if (self->steps == NULL) PyErr_NoMemory();
+    else if (!self->num_steps) PyErr_SetString(PyExc_ValueError, "a plan has no steps");
+    int status = PyErr_Occurred() ? -1 : core_order_init(&self->order, order);
+    if (!status) status = parts_init(self, parts);
+    for (int k = 0; !status && k < self->num_steps; k++)
+        status = core_step_init(self, &self->steps[k], PyTuple_GetItem(steps, k));
+    if (!status) status = core_steps_check(self);
+    if (!status) status = layout_init(self, marks, places, fixed_bytes);
+    if (!status) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void program_dealloc(PyObject *object) {
+    Program *self = (Program *)object;
+    for (int k = 0; k < self->num_held; k++) PyBuffer_Release(&self->held[k]);
+    free(self->held);
+    free(self->steps);
+    free(self->gathers);
+    Py_XDECREF(self->parts);
+    Py_XDECREF(self->find_shard);
+    core_free(object);
+}
+
+/* fill(batch, memory): the bytes used, or minus the bytes needed where the memory is too small. */
+static PyObject *program_fill(PyObject *object, PyObject *args) {
+    Program *self = (Program *)object;
+    long long batch;
+    Py_buffer memory;
+    if (!PyArg_ParseTuple(args, "Lw*", &batch, &memory)) return NULL;
+    if (batch < 0 || batch > (INT64_MAX - self->start) / self->batch - 1) {
+        PyBuffer_Release(&memory);
+        return core_raise("ConfigError", "batch %lld passes position 2^63 - 1, where every line ends", batch);
+    }
+    Problem problem = {0};
+    int64_t used = 0;
+    Work *work = core_work_new(self);
+    int status = work == NULL ? (PyErr_NoMemory(), -1) : 0;
+    while (!status) {
+        Py_BEGIN_ALLOW_THREADS
+        core_make(self, batch, memory.buf, memory.len, &used, work, &problem);
+        Py_END_ALLOW_THREADS
+        if (problem.code != MISSING) break;
+        status = core_give_missing(self, &problem);
+    }
+    free(work);
+    PyBuffer_Release(&memory);
+    if (status) return NULL;
+    if (problem.code && problem.code != SPACE) return core_raise_problem(&problem);
+    return PyLong_FromLongLong(problem.code == SPACE ? -problem.a : used);
+}
+
+static PyMethodDef program_methods[] = {
+    {"fill", program_fill, METH_VARARGS, "fill(batch, memory): bytes used, or minus those needed."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_doc, "Program(order, steps, parts, line, marks, places, fixed_bytes, find_shard): makes any batch of a line."},
+    {Py_tp_new, (void *)program_new},
+    {Py_tp_dealloc, (void *)program_dealloc},
+    {Py_tp_methods, (void *)program_methods},
+    {0, NULL},
+};
+
+static PyType_Spec program_spec = {
+    .name = "millrace._core.Program",
+    .basicsize = sizeof(Program),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = program_slots,
+};
+
+int core_add_program(PyObject *module) { return core_add_type(module, &program_spec, &Program_Type); }

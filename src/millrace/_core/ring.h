@@ -1,0 +1,55 @@
+/* The ring and what requests its rows ahead. */
+#ifndef MILLRACE_RING_H
+#define MILLRACE_RING_H
+
+#include "core.h"
+
+/* ahead.c: rows of cold data are asked for before they are copied. */
+struct Ahead {
+    int is_cold, fast, patience; /* fast: probes in a row that did not wait for the disk; patience: until it is hot again */
+    int64_t asked;               /* the batch up to which rows were asked for */
+};
+
+int64_t core_now(void);         /* nanoseconds */
+int64_t core_disk_faults(void); /* of this thread */
+void core_request_ahead(Ahead *ahead, const Program *program, int64_t batch, int64_t last, Work *work);
+/* After some samples of a batch were copied with so many faults: is it cold? Then the rest of it is asked for. */
+void core_look_at_faults(Ahead *ahead, const Program *program, int64_t done, int64_t faults, const Work *work);
+void core_note_probe(Ahead *ahead, int64_t batch, int64_t faults);
+
+/* ring.c */
+enum { IDLE, FILLING, READY, HELD };
+
+typedef struct {
+    PyObject *owner; /* of the memory; NULL until it is first needed */
+    Py_buffer memory;
+    Py_ssize_t idle; /* its reference count when nobody but the feed holds it */
+    int state;
+    int64_t batch, used;
+    Problem problem;
+    PyObject *error;
+} Slot;
+
+typedef struct {
+    PyThread_type_lock signal; /* taken by its thread to wait; released by whoever wakes it */
+    int is_waiting;
+} Worker;
+
+typedef struct {
+    PyObject_HEAD
+    Program *program;
+    PyObject *allocate; /* allocate(slot, bytes) -> a writable buffer */
+    Slot *slots;
+    Worker *workers;
+    Work *work; /* the consumer's */
+    int num_slots, num_workers, depth, is_closed, is_waiting, is_getting;
+    PyThread_type_lock lock, signal; /* of everything here; of the consumer */
+    int64_t count, most, next_ticket, next_get, most_bytes; /* count is -1 for endless; most: what positions allow */
+    int64_t get_ns, fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_waits;
+    Ahead ahead;
+} Ring;
+
+PyMethodDef *core_ring_methods(void);
+int core_add_ring(PyObject *module);
+
+#endif

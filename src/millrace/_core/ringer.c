@@ -1,0 +1,87 @@
+/* Ring as a Python object: made and released. */
+#include "ring.h"
+
+#include <stdlib.h>
+
+static PyThread_type_lock new_signal(void) {
+    PyThread_type_lock lock = PyThread_allocate_lock();
+    if (lock != NULL) PyThread_acquire_lock(lock, WAIT_LOCK);
+    return lock;
+}
+
+/* Ring(program, allocate, count or -1, depth, slots, workers) */
+static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *program, *allocate;
+    long long count;
+    int depth, num_slots, num_workers;
+    if (kwargs != NULL && PyDict_Size(kwargs)) return PyErr_Format(PyExc_TypeError, "Ring takes no keywords");
+    if (!PyArg_ParseTuple(args, "O!OLiii", Program_Type, &program, &allocate, &count, &depth, &num_slots, &num_workers))
+        return NULL;
+    if (depth < 1 || num_slots <= depth || num_slots > 1 << 20 || num_workers < 0 || num_workers > 1 << 16)
+        return PyErr_Format(PyExc_ValueError, "a ring of depth %d with %d slots and %d workers", depth, num_slots, num_workers);
+    Ring *self = (Ring *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) return NULL;
+    Py_INCREF(program);
+    Py_INCREF(allocate);
+    self->program = (Program *)program;
+    self->allocate = allocate;
+    self->depth = depth;
+    self->lock = PyThread_allocate_lock();
+    self->signal = new_signal();
+    self->work = core_work_new(self->program);
+    if (self->work != NULL) self->work->ahead = &self->ahead;
+    self->slots = calloc((size_t)num_slots, sizeof(Slot));
+    self->workers = calloc((size_t)num_workers + 1, sizeof(Worker));
+    /* No line passes position 2^63 - 1. */
+    int64_t most = (INT64_MAX - self->program->start) / self->program->batch - 1;
+    self->count = count;
+    self->most = most < 0 ? 0 : most;
+    if (self->lock == NULL || self->signal == NULL || self->work == NULL || self->slots == NULL || self->workers == NULL)
+        goto fail;
+    self->num_slots = num_slots;
+    for (int k = 0; k < num_slots; k++) self->slots[k].batch = -1;
+    for (int k = 0; k < num_workers; k++, self->num_workers++)
+        if ((self->workers[k].signal = new_signal()) == NULL) goto fail;
+    return (PyObject *)self;
+fail:
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void ring_dealloc(PyObject *object) {
+    Ring *self = (Ring *)object;
+    for (int k = 0; k < self->num_slots; k++) {
+        if (self->slots[k].owner != NULL) PyBuffer_Release(&self->slots[k].memory);
+        Py_XDECREF(self->slots[k].owner);
+        Py_XDECREF(self->slots[k].error);
+    }
+    for (int k = 0; k < self->num_workers; k++) PyThread_free_lock(self->workers[k].signal);
+    if (self->lock != NULL) PyThread_free_lock(self->lock);
+    if (self->signal != NULL) PyThread_free_lock(self->signal);
+    free(self->work);
+    free(self->slots);
+    free(self->workers);
+    Py_XDECREF((PyObject *)self->program);
+    Py_XDECREF(self->allocate);
+    core_free(object);
+}
+
+static PyType_Slot ring_slots[] = {
+    {Py_tp_doc, "Ring(program, allocate, count, depth, slots, workers): batches made ahead."},
+    {Py_tp_new, (void *)ring_new},
+    {Py_tp_dealloc, (void *)ring_dealloc},
+    {Py_tp_methods, NULL},
+    {0, NULL},
+};
+
+static PyType_Spec ring_spec = {
+    .name = "millrace._core.Ring",
+    .basicsize = sizeof(Ring),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = ring_slots,
+};
+
+int core_add_ring(PyObject *module) {
+    ring_slots[3].pfunc = core_ring_methods();
+    return core_add_type(module, &ring_spec, NULL);
+}

@@ -1,0 +1,110 @@
+"""The ring of the C core: batches made ahead by threads without the GIL, or in line where that is cheaper."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from millrace.errors import FeedError
+from millrace.feed import ring
+from millrace.feed.batch import Batch
+from millrace.feed.program import Layout, Program, Views
+from millrace.native import core
+from millrace.ragged import Array
+
+IN_LINE_BYTES = 64 << 10  # smaller batches are made by the loop itself: a wake-up takes longer
+JOIN_S = 10.0  # a thread ends after the batch it is on
+
+
+class Memory:
+    """The memory of the slots, and the views of it that batches are made of."""
+
+    def __init__(self, layout: Layout, count: int, new_memory: Callable[[int], Array]) -> None:
+        self.layout, self._new_memory = layout, new_memory
+        self.arrays: list[Array | None] = [None] * count
+        self.views: list[Views | None] = [None] * count
+
+    def allocate(self, slot: int, num_bytes: int) -> Array:
+        self.arrays[slot] = self.views[slot] = None
+        array = self._new_memory(num_bytes)
+        self.arrays[slot], self.views[slot] = array, self.layout.views(array)
+        return array
+
+    def batch(self, slot: int) -> Batch:
+        views = self.views[slot]
+        assert views is not None
+        return self.layout.batch(views, self.arrays[slot])
+
+
+class NativeRing:
+    """Batches 0, 1, 2, ... of a program, at most ``depth`` ahead. Threads hold the core's ring, never this object."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        count: int | None,
+        depth: int,
+        workers: int,
+        new_memory: Callable[[int], Array] | None = None,
+    ) -> None:
+        in_line = workers == 0
+        depth = 1 if in_line else depth
+        slots = depth + (1 if in_line else 2)
+        self.memory = Memory(program.layout, slots, new_memory or ring.new_memory)
+        self._ring = core.Ring(
+            program.core, self.memory.allocate, -1 if count is None else count, depth, slots, workers
+        )
+        self.num_workers = workers
+        self._threads = [
+            threading.Thread(target=self._ring.work, args=(k,), name=f"millrace-fill-{k}", daemon=True)
+            for k in range(workers)
+        ]
+        # Runs at garbage collection and at interpreter exit, whichever comes first.
+        self._finish = weakref.finalize(self, _finish, self._ring, self._threads, os.getpid())
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # Ctrl-C, or no more threads to be had
+            self._finish()
+            raise
+
+    def take(self, batch: int) -> Batch:
+        """The next batch, which is number ``batch``."""
+        found = self._ring.get()
+        if found is None:
+            raise FeedError("the feed was closed while a batch was awaited")
+        return self.memory.batch(found[0])
+
+    def poll(self, wait: bool) -> tuple[int, int] | None:
+        """Slot and bytes of the next batch; None where it is not ready and ``wait`` is false, or there is none."""
+        return self._ring.get(wait)  # type: ignore[no-any-return]
+
+    def report(self) -> dict[str, Any]:
+        """What was counted, in the terms of ``Report``."""
+        found = self._ring.counters()
+        return {
+            "fill_s": found["fill_ns"] * 1e-9,
+            "fill_wait_s": found["fill_wait_ns"] * 1e-9,
+            "depth_seen": found["depth_seen"] / max(found["batches"], 1),
+            "made_in_line": found["in_line"],
+            "num_bytes": found["bytes"],
+            "is_cold": bool(found["is_cold"]),
+        }
+
+    def close(self) -> None:
+        self._finish()
+
+
+def _finish(ring: Any, threads: list[threading.Thread], process: int) -> None:
+    if process != os.getpid():
+        return  # a forked child has none of the threads, and one of them may have held the lock
+    ring.close()
+    deadline = time.monotonic() + JOIN_S
+    for thread in threads:
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))

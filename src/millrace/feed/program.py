@@ -1,0 +1,182 @@
+"""A line of batches as a program of the C core: order, view and columns as plain steps, and where things lie in a slot.
+
+``Program.of`` is None where only Python knows the view or the order, or numpy alone can gather its fields; then the
+batches are planned in Python, many at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from millrace.errors import FeedError
+from millrace.feed.batch import Batch
+from millrace.feed.line import Line
+from millrace.gather.native import Native
+from millrace.gather.reference import Field
+from millrace.native import core
+from millrace.ragged import Ragged
+from millrace.view.view import View
+
+ALIGN = 256  # as in core.h
+MARKS = (("positions", np.dtype(np.int64)), ("samples", np.dtype(np.int64)), ("valid", np.dtype(bool)))
+
+
+Views: TypeAlias = tuple[list[Any], list[tuple[str, Field | None, Any]]]  # of arrays, or of tensors
+
+
+class Unmapped(FeedError):
+    """A shard cannot be mapped: there are too many, or it is not one run of memory. Python reads it instead."""
+
+
+class Layout:
+    """Where the marks and fields of a batch of ``size`` samples lie in a slot.
+
+    Ragged fields have their offsets among the others and their values behind all, one after the other.
+    """
+
+    def __init__(self, fields: tuple[Field, ...], size: int) -> None:
+        self.fields, self.size = fields, size
+        self._end = 0
+        self.marks = tuple(self._take(size * dtype.itemsize) for _, dtype in MARKS)
+        self.places = tuple(self._take(_fixed_bytes(field, size)) for field in fields)
+        self.fixed_bytes = self._end
+
+    def _take(self, num_bytes: int) -> int:
+        place = self._end
+        self._end += -(-num_bytes // ALIGN) * ALIGN
+        return place
+
+    def views(self, memory: Any, dtype_of: Callable[[np.dtype[Any]], Any] = np.dtype) -> Views:
+        """Everything but ragged values, as views of a slot's memory: the marks, and (name, field if ragged, array).
+
+        The memory is numpy's, or a tensor's with ``dtype_of`` giving its types.
+        """
+        marks = []
+        for (_, dtype), place in zip(MARKS, self.marks, strict=True):
+            marks.append(memory[place : place + self.size * dtype.itemsize].view(dtype_of(dtype)))
+        fields = []
+        for field, place in zip(self.fields, self.places, strict=True):
+            shape = (self.size + 1,) if is_ragged(field) else (self.size, *(n or 0 for n in field.shape))
+            dtype = np.dtype(np.int64) if is_ragged(field) else field.dtype
+            part = memory[place : place + _fixed_bytes(field, self.size)].view(dtype_of(dtype)).reshape(shape)
+            fields.append((field.name, field if is_ragged(field) else None, part))
+        return marks, fields
+
+    def ragged_values(self, memory: Any, field: Field, begin: int, rows: int, dtype_of: Any = np.dtype) -> Any:
+        part = memory[begin : begin + rows * _row_bytes(field)].view(dtype_of(field.dtype))
+        return part.reshape(rows, *field.tail)
+
+    def ragged_end(self, field: Field, begin: int, rows: int) -> int:
+        """Where the next ragged field's values begin."""
+        return begin + -(-rows * _row_bytes(field) // ALIGN) * ALIGN
+
+    def batch(self, views: Views, memory: Any) -> Batch:
+        """The batch that lies in a slot: new views, and marks of its own, which may outlive the slot."""
+        (positions, samples, valid), fields = views
+        values: dict[str, Any] = {}
+        end = self.fixed_bytes
+        for name, ragged, array in fields:
+            if ragged is None:
+                values[name] = array[:]
+                continue
+            rows = int(array[-1])
+            values[name] = Ragged.trusted(self.ragged_values(memory, ragged, end, rows), array[:])
+            end = self.ragged_end(ragged, end, rows)
+        return Batch(values, positions=positions.copy(), samples=samples.copy(), valid=valid.copy())
+
+
+def is_ragged(field: Field) -> bool:
+    return field.axis is not None and field.length is None and field.pad is None
+
+
+def _row_bytes(field: Field) -> int:
+    return int(np.prod(field.tail, dtype=np.int64)) * field.dtype.itemsize
+
+
+def _fixed_bytes(field: Field, size: int) -> int:
+    if is_ragged(field):
+        return (size + 1) * 8
+    return int(np.prod([n or 0 for n in field.shape], dtype=np.int64)) * size * field.dtype.itemsize
+
+
+class Program:
+    """Makes any batch of a line in a slot; ``core`` is the C object, ``layout`` where things lie."""
+
+    def __init__(self, line: Line, order: tuple[Any, ...], plan: list[tuple[Any, ...]], natives: list[Native]) -> None:
+        steps: list[Any] = []
+        _flatten(plan, steps, [])
+        self.layout = Layout(line.view.fields, line.size)
+        self.batch_bytes = self.layout.fixed_bytes + _ragged_bytes(line)
+        first, last = line.share
+        stop = -1 if line.stop is None else line.stop
+        self.core = core.Program(
+            order, tuple(steps), tuple(native.gather for native in natives), (line.start, stop, line.batch, first, last),
+            self.layout.marks, self.layout.places, self.layout.fixed_bytes, _finder(natives),
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, line: Line) -> Program | None:
+        """The line as a program, or None where it must be planned in Python."""
+        view, order = line.view, line.order.plan()
+        plan = None if core is None or order is None else view.plan()
+        if plan is None or order is None or any(field.is_text for field in view.fields):
+            return None
+        natives = []
+        for leaf in _leaves(plan):
+            # Tables of its own: a feed has its own maps, without the kernel's read-ahead.
+            native = Native.of(leaf._sources, leaf.fields)
+            if native is None:
+                return None
+            natives.append(native)
+        return cls(line, order, plan, natives)
+
+
+def _leaves(plan: list[tuple[Any, ...]]) -> list[View]:
+    last = plan[-1]
+    return [leaf for part in last[2] for leaf in _leaves(part)] if last[0] == "concat" else [last[1]]
+
+
+def _flatten(plan: list[tuple[Any, ...]], steps: list[Any], leaves: list[View]) -> int:
+    """Appends the steps of a plan, each naming the next by its number; returns the number of the first."""
+    number = len(steps)
+    kind, *rest = plan[0]
+    steps.append(None)
+    if kind == "take":
+        steps[number] = (kind, np.ascontiguousarray(rest[0], np.int64), _flatten(plan[1:], steps, leaves))
+    elif kind == "concat":
+        nexts = [_flatten(part, steps, leaves) for part in rest[1]]
+        steps[number] = (kind, np.ascontiguousarray(rest[0], np.int64), np.array(nexts, np.int64))
+    else:
+        view, part = rest[0], len(leaves)
+        leaves.append(view)
+        if kind == "offsets":
+            axes = dict.fromkeys(field.axis for field in view.fields if field.axis is not None) or {None: None}
+            offsets = (view.store.axis_offsets(axis or view.store.layout.primary) for axis in axes)
+            steps[number] = (kind, part, tuple(np.ascontiguousarray(own, np.int64) for own in offsets))
+        else:
+            numbers = (np.ascontiguousarray(own, np.int64) if isinstance(own, np.ndarray) else own for own in rest[1:])
+            steps[number] = (kind, part, *numbers)
+    return number
+
+
+def _finder(natives: list[Native]) -> Any:
+    def find_shard(part: int, column: int, shard: int) -> None:
+        native = natives[part]
+        name = list(native.tables)[column]
+        if not native.give(name, shard, native.columns[name].random(shard)):
+            raise Unmapped(f"shard {shard} of column {name!r} cannot be mapped")
+
+    return find_shard
+
+
+def _ragged_bytes(line: Line) -> int:
+    """About how many bytes the ragged values of a batch take."""
+    store, total = line.view.store, 0
+    for field in line.view.fields:
+        if is_ragged(field):
+            rows = len(store.columns[field.column])
+            total += _row_bytes(field) * rows * line.size // max(store.num_records, 1)
+    return total

@@ -1,0 +1,64 @@
+"""The store that an append adds to, and what earlier runs said of themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import ConfigError
+from millrace.prepare.text.columns import LINES, check_continues
+from millrace.prepare.text.options import ReadOptions
+from millrace.ragged import Array
+from millrace.store.open import open_store
+from millrace.store.reader import read_base
+from millrace.text.load import load_tokenizer
+from millrace.text.tokenizer import Tokenizer
+
+
+class Existing:
+    """A store made by an earlier preparation; ``base`` is what its next snapshot continues."""
+
+    def __init__(self, out: Path, options: ReadOptions) -> None:
+        self._out, self.base = out, read_base(out)
+        self.manifest = self.base.manifest
+        if self.manifest.tokenizer is None:
+            raise ConfigError(f"{out} was not made by prepare text; only such a store can be appended to")
+        check_continues(options, self.manifest.columns, out)
+
+    def made(self) -> dict[str, Any]:
+        """What the run that made this snapshot said of itself; a killed append may have written behind it."""
+        mine = [run for run in runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
+        return mine[-1] if mine else {}
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self.manifest.columns["source"].values or ())
+
+    @property
+    def num_lines(self) -> int:
+        return self.manifest.totals.rows.get(LINES, 0)
+
+    def tokenizer(self) -> Tokenizer:
+        assert self.manifest.tokenizer is not None
+        path = self._out / "tokenizer.json"
+        return load_tokenizer(self.manifest.tokenizer, path.read_bytes(), str(path))
+
+    def documents(self) -> Iterator[tuple[Array, Array | None]]:
+        """Hashes of its documents and, where it has them, their bands."""
+        columns: Any = open_store(self._out).columns
+        for first, hashes in columns["hash"].pieces():
+            yield hashes, columns["bands"].span(first, first + len(hashes)) if "bands" in columns else None
+
+    def lines(self) -> Iterator[Array]:
+        """Hashes of its lines."""
+        column: Any = open_store(self._out).columns["line"]
+        for _, piece in column.pieces():
+            yield piece
+
+
+def runs(out: Path) -> list[dict[str, Any]]:
+    """What the first run and every append said of themselves; the last line may be of one that was killed."""
+    path = out / "provenance.json"
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []

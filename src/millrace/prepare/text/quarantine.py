@@ -1,0 +1,39 @@
+"""``quarantine.jsonl``: what was set aside, of all runs, copied block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from millrace.prepare.text.part import PartDone, part_folder
+
+NAME = "quarantine.jsonl"
+BLOCK = 1 << 20
+
+
+class Quarantine:
+    """The lines of a store that is appended to, as many bytes as ``made`` says of it, and those of new parts."""
+
+    def __init__(self, out: Path, folder: Path, done: Sequence[PartDone], made: Mapping[str, Any]) -> None:
+        self._old, self._old_bytes = out / NAME, int(made.get("quarantine_bytes", 0))
+        self._parts = [part_folder(folder, part.number) / NAME for part in done if NAME in part.sizes]
+        self.num_bytes = self._old_bytes + sum(part.sizes.get(NAME, 0) for part in done)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything new."""
+        return bool(self._parts)
+
+    def blocks(self) -> Iterator[bytes]:
+        # A killed append may have left its own lines behind the old ones.
+        yield from _read(self._old, self._old_bytes)
+        for path in self._parts:
+            yield from _read(path, path.stat().st_size)
+
+
+def _read(path: Path, num_bytes: int) -> Iterator[bytes]:
+    if num_bytes:
+        with open(path, "rb") as file:
+            while num_bytes and (block := file.read(min(BLOCK, num_bytes))):
+                num_bytes -= len(block)
+                yield block

@@ -1,0 +1,201 @@
+"""Documents as they are stored: read, cleaned, filtered; what cannot be used is counted, set aside, or stops the run."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from millrace.errors import ConfigError, SourceError
+from millrace.prepare.engines import alive
+from millrace.prepare.text.clean import clean, clean_many
+from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
+from millrace.prepare.text.masks import Masked
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
+from millrace.prepare.text.streams import open_source
+
+CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
+Texts = tuple[list[int], list[bytes]]  # where documents stand, and what they say
+
+
+class Reader:
+    """The documents of parts; ``quarantine`` is told of each that is set aside, as a line of JSON."""
+
+    def __init__(self, options: ReadOptions, quarantine: Callable[[bytes], None]) -> None:
+        self._options, self._quarantine = options, quarantine
+        self._filter = _function(options.filter)
+        self._looks_at_each = self._filter is not None or options.min_chars > 1
+        self.bytes_read = 0
+        self.dropped: Counter[str] = Counter()
+
+    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, list[int], list[bytes]]]:
+        """(number of the source, offsets, texts) of about a megabyte at a time."""
+        for unit, source in zip(part.units, sources, strict=True):
+            check_unchanged(source)
+            for offsets, texts in _gathered(self._read(source, unit)):
+                yield unit.source, offsets, texts
+                alive()
+            check_unchanged(source)
+
+    def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
+        """The usable documents of a unit, some at a time."""
+        try:
+            if source.is_framed:
+                for stretch in read_stretches(source, unit, self._options):
+                    yield self._usable_stretch(source, stretch)
+            else:
+                for chunk in _chunks(read_documents(source, unit, self._options)):
+                    yield self._usable_ones(source, chunk)
+        except OSError as error:  # else it would pass for a failure to write
+            raise SourceError(
+                f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again",
+                source=source.path,
+            ) from error
+
+    def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
+        """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
+        offsets = (stretch.base + stretch.starts).tolist()
+        texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
+        if texts is None:
+            return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
+        self.bytes_read += int((stretch.ends - stretch.starts).sum())
+        if all(texts):
+            return offsets, texts
+        kept = [k for k, text in enumerate(texts) if text]
+        self.dropped["empty"] += len(texts) - len(kept)
+        return [offsets[k] for k in kept], [texts[k] for k in kept]
+
+    def _together(self, stretch: Stretch) -> list[bytes] | None:
+        """The documents as they are tokenised; None where one is not utf-8: then it is looked for."""
+        try:
+            if self._options.normalize:
+                return clean_many(stretch.data, stretch.starts, stretch.ends)
+            stretch.data[stretch.starts[0] : stretch.ends[-1]].decode()
+        except UnicodeDecodeError:
+            return None
+        return stretch.documents()
+
+    def _usable_ones(self, source: Source, chunk: Iterable[tuple[int, bytes | Bad]]) -> Texts:
+        offsets, texts = [], []
+        for offset, document in chunk:
+            self.bytes_read += len(document.data if isinstance(document, Bad) else document)
+            text = self._usable(source, offset, document)
+            if text is not None:
+                offsets.append(offset)
+                texts.append(text)
+        return offsets, texts
+
+    def _usable(self, source: Source, offset: int, document: bytes | Bad) -> bytes | None:
+        """The document as it is tokenised, or None where it is dropped and counted."""
+        try:
+            if isinstance(document, Bad):
+                raise document
+            text = self._decoded(source, offset, document)
+        except Bad as bad:
+            self._set_aside(source, bad)
+            return None
+        if self._options.normalize:
+            text = clean(text)
+        if len(text) < max(self._options.min_chars, 1):
+            self.dropped["empty" if not text.strip() else "too short"] += 1
+            return None
+        if self._filter is not None and not self._stays(source, offset, text):
+            self.dropped["filter"] += 1
+            return None
+        return document if isinstance(document, Masked) else text.encode()
+
+    def _stays(self, source: Source, offset: int, text: str) -> bool:
+        assert self._filter is not None
+        alive()
+        try:
+            return bool(self._filter(text))
+        except Exception as error:
+            where = f"{source.path!r} from {offset}"
+            raise SourceError(
+                f"--filter {self._options.filter} raised {type(error).__name__} on the document of {where}: {error}",
+                source=source.path, offset=offset,
+            ) from error  # fmt: skip
+
+    def _decoded(self, source: Source, offset: int, document: bytes) -> str:
+        try:
+            return document.decode()
+        except UnicodeDecodeError as error:
+            if self._options.on_error == "replace":
+                self.dropped["invalid characters replaced"] += 1
+                return document.decode(errors="replace")
+            bad = document[error.start : error.start + 8]
+            place = offset if source.has_rows else offset + error.start
+            raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
+
+    def _line(self, source: Source, offset: int) -> str:
+        """The line of a byte, as editors count: nobody knew it until something was wrong there."""
+        if source.has_rows:
+            return "it"
+        line, left = 1, offset
+        with open_source(source, self._options) as file:
+            while block := file.read(min(1 << 20, left)):
+                line, left = line + block.count(b"\n"), left - len(block)
+        return f"line {line}"
+
+    def _set_aside(self, source: Source, bad: Bad) -> None:
+        if self._options.on_error == "stop":
+            unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
+            raise SourceError(
+                f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend {self._line(source, bad.offset)}, "
+                "or go on with --on-error skip",
+                source=source.path, **{name: bad.offset},
+            )  # fmt: skip
+        self.dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1
+        line = {
+            "source": source.path,
+            "offset": bad.offset,
+            "reason": bad.reason,
+            "start": base64.b64encode(bad.data[:1024]).decode(),
+        }
+        self._quarantine(json.dumps(line).encode() + b"\n")
+
+
+def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple[int, bytes | Bad]]]:
+    chunk: list[tuple[int, bytes | Bad]] = []
+    size = 0
+    for entry in documents:
+        chunk.append(entry)
+        document = entry[1]
+        size += 64 + (len(document) if isinstance(document, bytes) else len(document.data))
+        if size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _gathered(some: Iterable[Texts]) -> Iterator[Texts]:
+    """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
+    offsets: list[int] = []
+    texts: list[bytes] = []
+    size = 0
+    for more_offsets, more_texts in some:
+        offsets += more_offsets
+        texts += more_texts
+        size += sum(map(len, more_texts)) + 64 * len(more_texts)
+        if size >= CHUNK_BYTES:
+            yield offsets, texts
+            offsets, texts, size = [], [], 0
+    if texts:
+        yield offsets, texts
+
+
+def _function(name: str | None) -> Callable[[str], bool] | None:
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        found: Callable[[str], bool] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"--filter {name}: {error}; expected module:function that takes a text and says whether it stays"
+        ) from error
+    return found

@@ -1,0 +1,47 @@
+"""How much disk a preparation will need: told before it starts, refused only where it cannot be enough."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from millrace.errors import StoreWriteFailed
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.sources import Source
+from millrace.text.tokenizer import Tokenizer
+
+COPIES = 2  # of every token: in its part, and in its shard
+EXPANSION = 3  # of compressed files, about
+TOKEN_BYTES = 3  # of text that a token of a vocabulary stands for, at least on most corpora
+LINE_BYTES = 50  # of text in a line, about; 16 bytes of hash are kept of each, in three places
+
+
+def estimate(sources: Sequence[Source], tokenizer: Tokenizer, options: ReadOptions) -> tuple[int, int]:
+    """Bytes of disk that are likely needed, and that are needed for certain."""
+    text = sum(source.size * (EXPANSION if source.compression else 1) for source in sources)
+    each = 1 if tokenizer.kind in ("bytes", "char") else TOKEN_BYTES
+    size = COPIES * tokenizer.dtype.itemsize + (COPIES if options.mask_field is not None else 0)
+    likely = text * size // each
+    if options.dedup_unit == "line":
+        likely += text // LINE_BYTES * 16 * 3
+    # Certain is only what nothing can drop: bytes of whole files that are neither cleaned, compared nor filtered.
+    keeps_all = not options.normalize and options.dedup == "none" and options.filter is None and options.min_chars <= 1
+    if tokenizer.kind != "bytes" or not keeps_all or options.on_error == "skip":
+        return likely, 0
+    whole = sum(source.size for source in sources if source.document == "file" and source.compression is None)
+    return likely, whole * size
+
+
+def check_room(folder: Path, likely: int, certain: int) -> tuple[int, int]:
+    """(still needed, free), less what an interrupted run has written; raises where it cannot be enough."""
+    written = sum(path.stat().st_size for path in (folder / "parts").rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free
+    if certain - written > free:
+        raise StoreWriteFailed(
+            f"{folder} needs at least {certain - written:,} bytes, {free:,} are free; free space or choose another disk, "
+            "then run the same command again",
+            path=str(folder), errno=errno.ENOSPC,
+        )  # fmt: skip
+    return max(0, likely - written), free

@@ -1,0 +1,74 @@
+"""Before lines are deduplicated: the hashes of all lines of the corpus, and a mask of those that are repeats.
+
+Each part is read once for the hashes of its lines (``lines/NNNNNN.bin``, 16 bytes per line) and, when all are
+compared, once more to be tokenised without its repeats (``repeats.bin``, one byte per line of the corpus).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from millrace.prepare.text.dedup import find_repeats
+from millrace.prepare.text.lines import HASH_BYTES, as_keys, line_hashes
+from millrace.prepare.text.part import PartTask
+from millrace.prepare.text.reading import Reader
+from millrace.prepare.text.spill import Spill, mapped
+from millrace.ragged import Array
+from millrace.store import platform
+
+STEP = 1 << 20  # lines looked at in one go
+
+
+def scan_part(task: PartTask) -> int:
+    """Writes the hashes of a part's lines, unless they are there; returns how many there are."""
+    path = lines_path(task.folder, task.part.number)
+    if not path.exists():
+        aside = path.with_name(path.name + ".tmp")
+        with platform.writing(path):
+            platform.remove(aside)
+            with contextlib.closing(Spill(aside)) as spill:
+                reader = Reader(task.options, lambda line: None)  # the second reading sets aside
+                for _, _, texts in reader.chunks(task.part, task.sources):
+                    for text in texts:
+                        spill.write_bytes(line_hashes(text))
+                spill.finish()
+            platform.rename(aside, path)
+    return path.stat().st_size // HASH_BYTES
+
+
+def lines_path(folder: str | Path, number: int) -> Path:
+    return Path(folder) / "lines" / f"{number:06d}.bin"
+
+
+def mark_repeats(folder: Path, counts: Sequence[int], known: Iterable[Array], num_known: int) -> None:
+    """Writes the mask over all lines; lines ``known`` from the store that is appended to come before all."""
+    path = folder / "repeats.bin"
+    if path.exists():
+        return
+
+    def keys() -> Iterator[tuple[Array, Array]]:
+        for piece in known:
+            for start in range(0, len(piece), STEP):
+                some = piece[start : start + STEP]
+                yield some, np.full(len(some), -1, np.int64)
+        first = 0
+        for number, count in enumerate(counts):
+            hashes = as_keys(mapped(lines_path(folder, number), np.uint8))
+            for start in range(0, count, STEP):
+                some = hashes[start : start + STEP]
+                yield some, np.arange(first + start, first + start + len(some))
+            first += count
+
+    repeats = find_repeats(keys(), sum(counts) + num_known, sum(counts), folder / "partitions")
+    aside = path.with_name(path.name + ".tmp")
+    platform.remove(aside)
+    with contextlib.closing(Spill(aside)) as spill:
+        for start in range(0, len(repeats), 16 * STEP):
+            spill.write(repeats[start : start + 16 * STEP])
+        spill.finish()
+    platform.rename(aside, path)
+    platform.sync_dir(folder)

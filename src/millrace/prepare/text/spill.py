@@ -1,0 +1,60 @@
+"""A file of a part: written as its contents come, mapped when it is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.ragged import Array
+from millrace.store import platform
+
+BUFFER_BYTES = 1 << 20
+
+
+class Spill:
+    """Arrays and bytes one after the other, by writes of a megabyte or so; ``size`` is what was given."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._fd, self._waiting = path, -1, bytearray()
+        self.size = 0
+
+    def write(self, array: Array) -> None:
+        self.write_bytes(array.reshape(-1).view(np.uint8).data)
+
+    def write_bytes(self, data: bytes | memoryview) -> None:
+        self.size += len(data)
+        if len(data) < BUFFER_BYTES:
+            self._waiting += data
+        if len(self._waiting) >= BUFFER_BYTES or len(data) >= BUFFER_BYTES:
+            self._flush()
+        if len(data) >= BUFFER_BYTES:
+            platform.write(self._fd, data, self._path)
+
+    def _flush(self) -> None:
+        if self._fd < 0:
+            self._fd = platform.create(self._path)
+        platform.write(self._fd, bytes(self._waiting), self._path)
+        self._waiting.clear()
+
+    def finish(self) -> int:
+        self._flush()
+        platform.sync(self._fd, self._path)
+        self.close()
+        return self.size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def mapped(path: Path, dtype: Any) -> Array:
+    """A whole file as an array; mapped, since a part may be larger than memory."""
+    fd = os.open(path, os.O_RDONLY | platform.O_BINARY)
+    try:
+        return platform.map_file(fd, os.fstat(fd).st_size).view(dtype)
+    finally:
+        os.close(fd)

@@ -1,0 +1,46 @@
+"""Standard input as a file, since a restart could not read it again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import IO
+
+from millrace.errors import ConfigError
+from millrace.store import platform
+
+BLOCK = 1 << 20
+
+
+def spool(folder: Path) -> Path:
+    """What standard input held; a restart must be given the same again, unless it stands at a terminal."""
+    path = folder / "stdin.txt"
+    if path.exists():
+        if not sys.stdin.isatty():
+            _check_same(path, sys.stdin.buffer)
+        return path
+    with platform.writing(path), open(f"{path}.tmp", "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        os.fsync(file.fileno())
+    platform.rename(f"{path}.tmp", path)
+    return path
+
+
+def _check_same(path: Path, stream: IO[bytes]) -> None:
+    at = 0
+    with open(path, "rb") as file:
+        while True:
+            kept = file.read(BLOCK)
+            given = stream.read(len(kept) or 1)
+            if kept != given:
+                differs = next((k for k, (a, b) in enumerate(zip(kept, given, strict=False)) if a != b), len(given))
+                raise ConfigError(
+                    f"standard input differs from byte {at + min(differs, len(kept))} on from what {path.parent} was begun "
+                    "with; give the same to continue, or remove that folder to start anew"
+                )
+            if not kept:
+                return
+            at += len(kept)

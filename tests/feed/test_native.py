@@ -1,0 +1,391 @@
+"""The core's programs and ring against the numpy twin: any store, view and order, any line, held and dropped batches."""
+
+import gc
+import itertools
+import os
+import threading
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millrace as mr
+from millrace.feed import native
+from millrace.feed.iterate import _Maker
+from millrace.feed.native import NativeRing
+from millrace.feed.program import Program
+from millrace.native import core
+from millrace.store.memory import array_store
+
+pytestmark = pytest.mark.skipif(core is None, reason="the core is hidden")
+
+COLUMNS = {
+    "dense": mr.Column("float32", (3,)),
+    "token": mr.Column("uint16"),
+    "half": mr.Column("float16", (2,)),
+    "brain": mr.Column("bfloat16"),
+    "pixel": mr.Column("uint8", axis="image"),
+    "label": mr.Column("int32", per="record"),
+}
+
+
+def make_store(lengths, per_shard, seed):
+    """Records of these (rows, image rows) over shards of so many records."""
+    from millrace.store.layout import Layout
+
+    rng, layout, shards = np.random.default_rng(seed), Layout(COLUMNS), []
+    for first in range(0, len(lengths), per_shard):
+        part = lengths[first : first + per_shard]
+        offsets = {"rows": np.cumsum([0, *(r for r, _ in part)]), "image": np.cumsum([0, *(i for _, i in part)])}
+        files = []
+        for file in layout.files:
+            if file.column is None:
+                files.append(offsets[file.axis].astype(np.int64))
+                continue
+            column = COLUMNS[file.column]
+            count = len(part) if column.axis is None else int(offsets[column.axis][-1])
+            files.append(rng.integers(0, 200, (count, *column.shape)).astype(file.dtype))
+        shards.append((f"memory-{first}", files))
+    return array_store(layout, shards, kind="records")
+
+
+@st.composite
+def leaf_views(draw, store):
+    kind = draw(st.sampled_from(["blocks", "windows", "records", "padded"]))
+    if kind == "blocks":
+        return mr.Blocks(store, length=draw(st.integers(1, 5)), stride=draw(st.integers(1, 7)), column="token")
+    if kind == "windows":
+        column = draw(st.sampled_from(["dense", "half", "brain"]))
+        target = draw(st.sampled_from([None, [0]] if column == "brain" else [None, [1], [1, 0], [0, 1]]))
+        sizes = {name: draw(st.integers(1, 4)) for name in ("lookback", "horizon", "stride")}
+        return mr.Windows(store, **sizes, lead=draw(st.integers(0, 2)), column=column, target=target)
+    columns = draw(st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True))
+    return mr.Records(store, columns=columns, pad=draw(st.integers(1, 6)) if kind == "padded" else None)
+
+
+@st.composite
+def views(draw):
+    store = make_store(
+        draw(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), min_size=1, max_size=9)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(0, 99)),
+    )
+    view = draw(leaf_views(store))
+    for wrap in draw(st.lists(st.sampled_from(["subset", "concat"]), max_size=3)):
+        if wrap == "concat":
+            view = mr.Concat([view] * draw(st.integers(1, 3)))
+        elif len(view):
+            view = mr.Subset(view, draw(st.lists(st.integers(0, len(view) - 1), min_size=1, max_size=40)))
+    return view
+
+
+@st.composite
+def orders(draw, n):
+    seed = draw(st.integers(0, (1 << 64) - 1))
+    kind = draw(st.sampled_from(["shuffled", "sequential", "blocks"]))
+    if kind == "blocks":
+        return mr.BlockShuffled(n, block=draw(st.integers(1, 9)), window=draw(st.integers(1, 5)), seed=seed)
+    return mr.Sequential(n) if kind == "sequential" else mr.Shuffled(n, seed)
+
+
+def equal(one, other):
+    assert list(one) == list(other)
+    for name in ("positions", "samples", "valid"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+        assert getattr(one, name).dtype == getattr(other, name).dtype
+    for name, value in one.items():
+        found = other[name]
+        if isinstance(value, mr.Ragged):
+            assert np.array_equal(value.offsets, found.offsets)
+            value, found = value.values, found.values
+        assert (value.dtype, value.shape) == (found.dtype, found.shape)
+        assert value.tobytes() == found.tobytes()
+
+
+@given(data=st.data())
+def test_programs_give_the_batches_of_the_twin(data):
+    view = data.draw(views().filter(len))
+    order = data.draw(orders(len(view)))
+    batch = data.draw(st.integers(1, 20))
+    world = data.draw(st.integers(1, min(batch, 3)))
+    feed = mr.Feed(
+        view, batch=batch, order=order, device="numpy", rank=data.draw(st.integers(0, world - 1)), world=world
+    )
+    start = data.draw(st.integers(0, 4 * len(view)))
+    line = feed.line(start, data.draw(st.none() | st.integers(start + 1, start + 3 * len(view) + batch)))
+    program = Program.of(line)
+    assert program is not None
+    count = line.num_batches
+    numbers = data.draw(st.lists(st.integers(0, 6 if count is None else count - 1), min_size=1, max_size=4))
+    by_core, by_numpy = _Maker(line, None, 0, program, slots=2), _Maker(line, None, 0, slots=2)
+    with mock.patch("millrace.gather.native.core", None):
+        for number in numbers:
+            equal(by_core.make(number), by_numpy.make(number))
+    ahead = NativeRing(program, count=count, depth=data.draw(st.integers(1, 3)), workers=data.draw(st.integers(0, 2)))
+    for number in range(6 if count is None else min(count, 6)):
+        equal(ahead.take(number), by_numpy.make(number))
+    ahead.close()
+
+
+@given(n=st.integers(1, (1 << 63) - 1), data=st.data())
+def test_orders_of_any_size_are_those_of_python(n, data):
+    """Through a view that has as many samples, of which none is read."""
+    order = data.draw(orders(n))
+    start = data.draw(st.integers(0, (1 << 63) - 1 - 64))
+    places, size = np.arange(64), 64
+    column = core.Column(np.array([0, 1]), 8)
+    column.give(0, np.zeros(1))
+    gather = core.Gather((column,), (("x", 0, 0, 0, 0, 0, 1, 1, 1, 8, None),))
+    steps = (("stride", 0, n, 0, 1),)
+    program = core.Program(
+        order.plan(), steps, (gather,), (start, -1, size, 0, size), (0, 512, 1024), (1280,), 2048, None
+    )
+    memory = np.zeros(2048, np.uint8)
+    assert program.fill(0, memory) == 2048
+    assert memory[512:1024].view(np.int64).tolist() == order.samples(start + places).tolist()
+
+
+# Views that Python alone knows.
+
+
+class Own(mr.Windows):
+    """A view of one's own that is another view but for its spans."""
+
+    def spans(self, samples, axis=None):
+        found = super().spans(len(self) - 1 - self._checked(samples), axis)
+        return mr.Spans(found.starts, found.stops)
+
+
+def test_what_a_subclass_changes_is_asked_in_python():
+    store = mr.from_arrays({"values": np.arange(40.0)})
+    own, plain = (kind(store, lookback=2, horizon=1) for kind in (Own, mr.Windows))
+    feed = mr.Feed(own, batch=4, order=mr.Sequential(len(own)), device="numpy")
+    assert own.plan() is None
+    assert next(iter(feed)).x.ravel().tolist() == plain[[37, 36, 35, 34]]["x"].ravel().tolist()
+    assert feed.report().way == "numpy"
+
+    class Backwards(mr.Sequential):
+        def samples(self, positions):
+            return self.n - 1 - super().samples(positions)
+
+    feed = mr.Feed(plain, batch=2, order=Backwards(len(plain)), device="numpy")
+    assert next(iter(feed)).samples.tolist() == [37, 36]
+
+
+def test_text_and_columns_that_numpy_alone_reads_are_delivered():
+    store = mr.from_arrays({"hits": np.arange(8.0)[::2], "name": ["a", "b"]}, [0, 3, 4], per={"name": "record"})
+    batch = next(iter(mr.Feed(mr.Records(store), batch=2, order=mr.Sequential(2), device="numpy")))
+    assert batch.name.tolist() == ["a", "b"]
+    assert batch.hits.values.tolist() == [0, 2, 4, 6]
+    view = mr.Records(store, columns=["hits"])
+    feed = mr.Feed(view, batch=2, order=mr.Sequential(2), device="numpy", epochs=2)
+    assert [batch.hits.values.tolist() for batch in feed] == [[0, 2, 4, 6]] * 2
+    assert feed.report().way == "numpy"
+    doubled = mr.Feed(view, batch=1, epochs=2, device="numpy", transform=lambda batch, rng: {"x": batch.hits.pad() * 2})
+    assert sorted(batch.x.max() for batch in doubled) == [8, 8, 12, 12]
+
+
+# Plans that are wrong: an error each, never a crash.
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (),
+        (("take", np.array([0, 99]), 1), ("stride", 0, 2, 1, 1)),
+        (("take", np.array([0, -1]), 1), ("stride", 0, 2, 1, 1)),
+        (("take", np.array([0, 1]), 0),),
+        (("take", np.array([0, 1]), 5),),
+        (("concat", np.array([1, 2]), np.array([1])), ("stride", 0, 2, 1, 1)),
+        (("concat", np.array([1, 2]), np.array([1, 7])), ("stride", 0, 2, 1, 1)),
+        (("concat", np.array([], np.int64), np.array([], np.int64)),),
+        (("stride", 1, 2, 1, 1),),
+        (("stride", 0, 2, 9, 1),),
+        (("stride", 0, 2, 1 << 62, 1),),
+        (("stride", 0, 2, 1, 0),),
+        (("locate", 0, np.array([1, 2]), np.array([0]), 1, 1),),
+        (("locate", 0, np.array([1, 2]), np.array([0, -1]), 1, 1),),
+        (("locate", 0, np.array([1, 2]), np.array([0, 1 << 62]), 1, 1),),
+        (("offsets", 0, (np.array([0, 1, 7]),)),),
+        (("offsets", 0, (np.array([0, 1, 0]),)),),
+        (("offsets", 0, ()),),
+        (("offsets", 0, (np.array([0, 1]),)),),
+        (("unknown", 0),),
+    ],
+)
+def test_plans_that_are_wrong_are_errors(steps):
+    column = core.Column(np.array([0, 4]), 8)
+    column.give(0, np.zeros(4))
+    gather = core.Gather((column,), (("x", 0, 0, 0, 0, 0, 1, 1, 1, 8, None),))
+
+    def run():
+        made = core.Program(("sequential", 2), steps, (gather,), (0, -1, 2, 0, 2), (0, 256, 512), (768,), 1024, None)
+        made.fill(0, np.zeros(1024, np.uint8))
+
+    with pytest.raises((mr.MillraceError, ValueError, TypeError)):
+        run()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"order": ("unknown", 2)},
+        {"order": ("shuffled", 0, 1)},
+        {"order": ("block_shuffled", 2, 1, 0, 1)},
+        {"line": (0, -1, 2, 0, 3)},
+        {"line": (-1, -1, 2, 0, 2)},
+        {"line": (0, -1, 0, 0, 0)},
+        {"marks": (0, 256, 1023)},
+        {"marks": (1, 256, 512)},
+        {"places": (1016,)},
+        {"places": ()},
+        {"places": (-8,)},
+        {"fixed": 1000},
+    ],
+)
+def test_programs_that_are_wrong_are_errors(changed):
+    column = core.Column(np.array([0, 4]), 8)
+    gather = core.Gather((column,), (("x", 0, 0, 0, 0, 0, 1, 1, 1, 8, None),))
+    given_ = {
+        "order": ("sequential", 2),
+        "line": (0, -1, 2, 0, 2),
+        "marks": (0, 256, 512),
+        "places": (768,),
+        "fixed": 1024,
+    }
+    order, line, marks, places, fixed = (given_ | changed).values()
+    with pytest.raises((mr.MillraceError, ValueError, TypeError)):
+        core.Program(order, (("stride", 0, 2, 1, 1),), (gather,), line, marks, places, fixed, None)
+
+
+# The ring.
+
+
+@pytest.fixture
+def always_ahead(monkeypatch):
+    monkeypatch.setattr(native, "IN_LINE_BYTES", 0)
+
+
+def small_feed(**options):
+    view = mr.Windows(mr.from_arrays({"values": np.arange(300.0)}), lookback=4, horizon=1)
+    return mr.Feed(view, batch=8, device="numpy", **options)
+
+
+def test_an_error_in_a_thread_reaches_the_loop_at_its_batch(always_ahead, tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
+        for k in range(8):
+            writer.append({"tokens": np.full(32, k, np.uint16)})
+    store = mr.open_store(tmp_path / "store")
+    feed = mr.Feed(mr.Blocks(store, length=4), batch=4, order=mr.Sequential(63), device="numpy", workers=2)
+    victim = sorted((tmp_path / "store" / "shards").iterdir())[3] / "tokens.u16"
+    os.chmod(victim, 0o644)
+    os.truncate(victim, 10)
+    got = []
+    with pytest.raises(mr.StoreCorrupt, match=r"tokens\.u16"):
+        got.extend(batch.positions[0] for batch in feed)
+    assert got == [0, 4, 8, 12, 16]  # the fifth reaches one row into the shard
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("millrace-")]
+
+
+def test_two_threads_on_one_iterator_are_refused_not_mixed_up(always_ahead):
+    found, errors = [], []
+
+    def take(iterator):
+        try:
+            found.extend(int(batch.positions[0]) for batch in itertools.islice(iterator, 300))
+        except mr.FeedError as error:
+            errors.append(str(error))
+
+    iterator = iter(small_feed())
+    threads = [threading.Thread(target=take, args=(iterator,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(set(found))
+    assert all("two threads" in error for error in errors)
+
+
+def test_a_thousand_feeds_leave_nothing(always_ahead):
+    def resources():
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    feed = small_feed(workers=2)
+    next(iter(feed))
+    feed.close()
+    before = resources()
+    for number in range(1000):
+        feed = small_feed(workers=2, seed=number)
+        iterator = iter(feed)
+        next(iterator)
+        if number % 2:
+            feed.close()
+        del iterator, feed
+    assert resources() == before
+
+
+def test_the_report_counts(always_ahead):
+    feed = small_feed(epochs=3, workers=1)
+    assert feed.report() is None
+    batches = sum(1 for _ in feed)
+    report = feed.report()
+    assert (report.way, report.workers, report.batches, report.samples) == ("ring", 1, batches, 3 * len(feed.view))
+    assert 0 <= report.get_s <= report.seconds
+    assert report.num_bytes >= batches * 8 * 5 * 8
+    assert 0 <= report.depth_seen <= 4
+    assert report.made_in_line <= batches
+    assert f"{batches:,} batches" in str(report)
+    assert report.as_dict()["is_cold"] is False
+
+
+def test_arrays_go_to_other_frameworks_without_a_copy(always_ahead):
+    import torch
+
+    for batch in itertools.islice(small_feed(), 20):
+        tensor = torch.from_dlpack(batch.x)
+        assert tensor.data_ptr() == batch.x.ctypes.data
+        kept = tensor.clone()
+        del batch
+        assert torch.equal(tensor, kept)
+
+
+# Cold data.
+
+
+def lies_in_memory(path):
+    """Whether the folder's filesystem has no disk behind it."""
+    with open("/proc/self/mounts") as file:
+        mounts = [line.split()[1:3] for line in file]
+    return max((mount for mount in mounts if str(path).startswith(mount[0])), key=lambda m: len(m[0]))[1] in (
+        "tmpfs",
+        "ramfs",
+    )
+
+
+def test_rows_of_a_cold_store_are_asked_for_ahead_and_the_same(tmp_path):
+    rows = np.arange(16 * 400_000, dtype=np.float32).reshape(-1, 16)
+    with mr.StoreWriter(tmp_path / "store", kind="series", columns={"values": mr.Column("float32", (16,))}) as writer:
+        writer.extend({"values": rows}, [0, len(rows)])
+
+    def drop():
+        for path in (tmp_path / "store").rglob("values.f32"):
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # leaves pages that are mapped
+            os.close(fd)
+
+    def taken(count):
+        feed = mr.Feed(mr.Windows(mr.open_store(tmp_path / "store"), lookback=64, horizon=8), batch=256, device="numpy")
+        for batch in itertools.islice(feed, count):
+            starts = feed.view.spans(batch.samples).starts
+            assert np.array_equal(batch.x, rows[starts[:, None] + np.arange(64)])
+        return feed.report()
+
+    drop()
+    cold = taken(20)
+    assert cold.is_cold != lies_in_memory(tmp_path)
+    hot = (tmp_path / "store").rglob("values.f32")
+    assert all(path.read_bytes() for path in hot)
+    assert taken(20).is_cold is False

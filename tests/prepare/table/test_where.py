@@ -1,0 +1,237 @@
+"""``--where``: the rows pandas would give, whether a row group was read or left out by its statistics."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+import millrace as mr
+from millrace.prepare.table.where import check, columns_of
+
+SCHEMA = pa.schema(
+    [
+        ("x", pa.float64()),
+        ("n", pa.int32()),
+        ("s", pa.string()),
+        ("d", pa.date32()),
+        ("flag", pa.bool_()),
+        ("when", pa.timestamp("ms", "UTC")),
+    ]
+)
+CONSTANTS = {
+    "x": ["-1", "0", "0.5", "3", "2.5e0"],
+    "n": ["0", "2", "-1", "1.5"],
+    "s": ["'a'", "'b'", "'it'"],
+    "d": ["'2020-01-02'", "'2020-01-04'"],
+}
+
+
+def leaves():
+    def compare(name):
+        return st.one_of(
+            st.tuples(
+                st.just("cmp"),
+                st.just(name),
+                st.sampled_from(["<", "<=", ">", ">=", "==", "!="]),
+                st.sampled_from(CONSTANTS[name]),
+            ),
+            st.tuples(
+                st.just("in"),
+                st.just(name),
+                st.sampled_from(["in", "not in"]),
+                st.lists(st.sampled_from(CONSTANTS[name]), min_size=1, max_size=2),
+            ),
+        )
+
+    return st.one_of(
+        *(compare(name) for name in CONSTANTS),
+        st.just(("columns", "x", ">", "n")),
+        st.just(("columns", "x", "!=", "n")),
+        st.just(("name", "flag")),
+    )
+
+
+TREES = st.recursive(
+    leaves(),
+    lambda inner: st.one_of(st.tuples(st.just("not"), inner), st.tuples(st.sampled_from(["and", "or"]), inner, inner)),
+    max_leaves=5,
+)
+
+
+def text(tree):
+    kind = tree[0]
+    if kind in ("cmp", "columns"):
+        return f"{tree[1]} {tree[2]} {tree[3]}"
+    if kind == "in":
+        return f"{tree[1]} {tree[2]} ({', '.join(tree[3])},)"
+    if kind == "name":
+        return tree[1]
+    return f"not ({text(tree[1])})" if kind == "not" else f"({text(tree[1])}) {kind} ({text(tree[2])})"
+
+
+def holds(tree, row):
+    """True, False, or None where a value is missing, as in SQL."""
+    kind = tree[0]
+    if kind == "not":
+        inner = holds(tree[1], row)
+        return None if inner is None else not inner
+    if kind in ("and", "or"):
+        both = [holds(tree[1], row), holds(tree[2], row)]
+        decisive = kind == "or"
+        return decisive if decisive in both else None if None in both else not decisive
+    value = row[tree[1]]
+    if value is None:
+        return None
+    if kind == "name":
+        return value
+    if kind == "in":
+        inside = value in [constant(item) for item in tree[3]]
+        return inside == (tree[2] == "in")
+    other = row[tree[3]] if kind == "columns" else constant(tree[3])
+    if other is None:
+        return None
+    return {
+        "<": value < other,
+        "<=": value <= other,
+        ">": value > other,
+        ">=": value >= other,
+        "==": value == other,
+        "!=": value != other,
+    }[tree[2]]
+
+
+def constant(written):
+    return written.strip("'") if written.startswith("'") else float(written)
+
+
+def plain(row):
+    row = {key: None if value is None or value != value else value for key, value in row.items()}
+    row["d"] = None if row["d"] is None else str(row["d"])
+    return row
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(11)
+    rows = 90
+    sorted_x = np.sort(np.round(rng.normal(1, 2, rows), 1))
+    sorted_x[10:20] = 3.0  # a row group of one value, and of NaN
+    columns = {
+        "t": np.arange(rows),
+        "x": np.where(rng.random(rows) < 0.15, np.nan, sorted_x),
+        "n": rng.integers(-2, 4, rows),
+        "s": rng.choice(["a", "b", "it", ""], rows),
+        "flag": rng.random(rows) < 0.5,
+    }
+    arrays = {name: pa.array(values, mask=(rng.random(rows) < 0.1) & (name != "t")) for name, values in columns.items()}
+    arrays["n"] = arrays["n"].cast(pa.int32())
+    days = pa.array(18262 + rng.integers(0, 6, rows), mask=rng.random(rows) < 0.1)
+    return pa.table({**arrays, "d": days.cast(pa.int32()).cast(pa.date32()), "v": np.arange(float(rows))})
+
+
+@pytest.fixture(scope="module")
+def sources(table, memory_folder):
+    """The table with row groups of 10, and in one group without statistics."""
+    for name, options in (("groups", {"row_group_size": 10}), ("one", {"write_statistics": False})):
+        parquet.write_table(table, memory_folder / f"{name}.parquet", **options)
+    return {name: str(memory_folder / f"{name}.parquet") for name in ("groups", "one")}
+
+
+@settings(max_examples=60)
+@given(tree=TREES)
+def test_rows_are_those_that_a_row_by_row_evaluation_takes(twin, sources, table, tree):
+    expected = [row["v"] for row in table.to_pylist() if holds(tree, plain(row))]
+    with twin.folder() as folder:
+        for name, source in sources.items():
+            options = {"time": "t", "features": "v", "scale": "none", "workers": 1, "where": text(tree)}
+            if not expected:
+                with pytest.raises(mr.SourceError, match=r"no rows are left: .* look at --where"):
+                    mr.prepare_table(source, folder / name, **options)
+                assert not (folder / f"{name}.partial").exists()
+                continue
+            report = mr.prepare_table(source, folder / name, **options)
+            assert report.open().columns["values"][:].ravel().tolist() == expected
+            gone = report.dropped.get("where", 0) + report.dropped.get("where, by row group", 0)
+            assert (report.rows_read, gone) == (90, 90 - len(expected))
+
+
+def test_row_groups_that_cannot_hold_such_rows_are_not_read_and_counted(tmp_path, monkeypatch):
+    from millrace.prepare.table import batches
+
+    frame = pd.DataFrame(
+        {"t": range(1000), "year": np.repeat(range(2010, 2020), 100), "x": np.random.default_rng(1).normal(size=1000)}
+    )
+    parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "a.parquet", row_group_size=100)
+    seen = []
+    selected = batches.Reader._selected
+    monkeypatch.setattr(
+        batches.Reader,
+        "_selected",
+        lambda self, source, table: seen.append(len(table)) or selected(self, source, table),
+    )
+    where = "year >= 2015 and not x > 0"
+    report = mr.prepare_table(
+        str(tmp_path / "a.parquet"), tmp_path / "out", workers=1, time="t", features="x", where=where
+    )
+    kept = frame.query(where)
+    assert sum(seen) == 500
+    assert report.rows == {"train": len(kept)}
+    assert report.dropped == {"where": 500 - len(kept), "where, by row group": 500}
+    np.testing.assert_allclose(report.open().inverse(report.open().columns["values"][:])[:, 0], kept["x"], atol=1e-6)
+
+
+def test_conditions_on_text_paths_and_csv(twin, tmp_path):
+    frame = twin.random_frame(3, rows=40, kinds=["float64"], categories=1, missing=0)
+    for form in ("parquet", "csv"):
+        written = twin.write(frame, tmp_path / form, layout="hive", form=form)
+        where = "name in ('A', 'B') and c0 != 'red'"
+        report = mr.prepare_table(
+            written.paths, tmp_path / f"{form}-out", workers=1, where=where, features="f0", **written.options
+        )
+        kept = frame.query(where)
+        assert report.rows == {"train": len(kept)}
+        assert np.asarray(report.open().columns["name"][:]).tolist() == sorted(set(kept["name"]))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("x >", r"cannot be read .*; expected comparisons"),
+        ("", r"cannot be read"),
+        ("__import__('os').system('true')", "is not understood"),
+        ("x.real > 0", "is not understood"),
+        ("x + 1 > 0", "is not understood"),
+        ("3 > 2", "is not understood"),
+        ("x", r"does not fit the columns: x is double|compared with True"),
+        ("x is None", "is not understood"),
+        ("x == None", "is not understood"),
+        ("lambda: x", "is not understood"),
+        ("y > 0", r"column 'y' is unknown; there are x, n, s, d, flag, when"),
+        ("s > 3", r"does not fit the columns: s is string"),
+        ("x > 'much'", r"x is double, compared with 'much'"),
+        ("d > 'soon'", r"d is date32\[day\], compared with 'soon'"),
+        ("d > 5", r"d is date32\[day\], compared with 5 .*is no time"),
+        ("not " * 5000 + "flag", "has 5000 parts; at most 500|cannot be read"),
+        ("(" * 300 + "flag" + ")" * 300, "cannot be read"),
+        ("x > 1" + " and x > 1" * 20000, "has 20002 parts; at most 500"),
+    ],
+)
+def test_what_is_no_condition_is_refused_with_the_part_that_is_not(where, said):
+    with pytest.raises(mr.ConfigError, match=said):
+        check(where, SCHEMA)
+
+
+def test_conditions_on_times_with_a_zone_are_in_utc():
+    table = pa.table(
+        {"when": pa.array([0, 3_600_000, 7_200_000]).cast(pa.timestamp("ms")).cast(pa.timestamp("ms", "Asia/Tokyo"))}
+    )
+    from millrace.prepare.table.where import expression
+
+    kept = table.filter(
+        expression("'1970-01-01 01:00' <= when < '1970-01-01T02:00:00'", {"when": table.schema.field("when").type})
+    )
+    assert kept["when"].cast(pa.int64()).to_pylist() == [3_600_000]
+    assert columns_of("a > 1 and (b in ('x',) or not c)") == ["a", "b", "c"]

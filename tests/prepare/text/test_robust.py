@@ -1,0 +1,215 @@
+"""What goes wrong around a preparation: quarantine over appends, changed standard input, hung workers, a small disk."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import millrace as mr
+from millrace.prepare.engines import local
+from millrace.prepare.text import room
+from millrace.testing import Fault, NotPossibleHere, count_steps, run_forked, small_disk, tree_digest
+
+OPTIONS = {"tokenizer": "bytes", "val": 0, "workers": 1, "on_error": "skip", "part_bytes": 60}
+
+
+def quarantined(out):
+    return [json.loads(line)["source"] for line in (out / "quarantine.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def bad_files(tmp_path):
+    for name in "abcd":
+        bad = b"" if name == "c" else b"\n\nbad \xff one\n\n" + b"x" * 80 + b"\xfe"
+        (tmp_path / f"{name}.txt").write_bytes(b"good " + name.encode() + bad)
+    return [str(tmp_path / f"{name}.txt") for name in "abcd"]
+
+
+def test_appends_keep_the_earlier_lines_of_the_quarantine(tmp_path, bad_files):
+    out = tmp_path / "out"
+    mr.prepare_text(bad_files[0], out, **OPTIONS)
+    for path in bad_files[1:]:
+        mr.prepare_text(path, out, append=True, **OPTIONS)
+    a, b, _, d = bad_files
+    assert quarantined(out) == [a, a, b, b, d, d]
+
+
+def test_an_append_killed_anywhere_sets_aside_once(tmp_path, bad_files):
+    out = tmp_path / "out"
+    mr.prepare_text(bad_files[0], out, **OPTIONS)
+    shutil.copytree(out, tmp_path / "before")
+
+    def append():
+        mr.prepare_text(bad_files[1], out, append=True, **OPTIONS)
+
+    with count_steps() as steps:
+        append()
+    whole = tree_digest(out)
+    for at in range(len(steps), 0, -1 if os.environ.get("MILLRACE_SOAK") else -3):
+        for path in (out, out.with_name("out.partial")):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(tmp_path / "before", out)
+        assert run_forked(append, fault=Fault(at, "kill")) == -9
+        append()
+        assert tree_digest(out) == whole, f"after a kill at step {at}, {steps[at - 1]}"
+
+
+def test_many_bad_documents_do_not_gather_in_memory(tmp_path):
+    """Each line of the quarantine has up to 1.4 KB; they are written as they come."""
+    from millrace.prepare.text import part
+
+    source, most = tmp_path / "a.txt", []
+    source.write_bytes(b"\n".join([b"\xff" * 1000] * 3000) + b"\ngood")
+    write = part.Spill.write_bytes
+
+    def watched(self, data):
+        write(self, data)
+        most.append(len(self._waiting))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part.Spill, "write_bytes", watched)
+        report = mr.prepare_text(str(source), tmp_path / "out", document="line", **{**OPTIONS, "part_bytes": 1 << 20})
+    assert report.dropped == {"unreadable: invalid utf-8": 3000}
+    assert len(quarantined(tmp_path / "out")) == 3000
+    assert max(most) < 1 << 20
+
+
+NEAR = [f"w{number}" for number in np.random.default_rng(3).integers(0, 5000, 400)]
+
+
+def test_an_append_finds_near_duplicates_of_old_documents(tmp_path, tools):
+    options = {"tokenizer": "bytes", "val": 0, "workers": 1, "dedup": "near"}
+    changed = [*NEAR[:200], "another", *NEAR[201:]]
+    (tmp_path / "a.txt").write_text(" ".join(NEAR))
+    (tmp_path / "b.txt").write_text(" ".join(changed) + "\n\nsomething else altogether")
+    mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **options)
+    report = mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "out", append=True, **options)
+    assert report.dropped["duplicate"] == 1
+    assert [name for name, *_ in tools.records(mr.open_store(tmp_path / "out"))] == [
+        str(tmp_path / "a.txt"),
+        str(tmp_path / "b.txt"),
+    ]
+    with pytest.raises(mr.ConfigError, match="made with --dedup near; give it again"):
+        mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "out", append=True, **{**options, "dedup": "exact"})
+
+
+def piped(tools, out, data, *more):
+    return tools.shell(
+        "prepare", "text", "-", "--out", out, "--tokenizer", "bytes", "--val", "0.5", *more, input=data
+    )  # fmt: skip
+
+
+def test_a_restart_is_given_the_same_standard_input_or_refuses(tmp_path, tools):
+    out, data = tmp_path / "out", "only one document"
+    stopped = piped(tools, out, data)  # a split would be empty: what was read is kept
+    assert "would be empty" in stopped.stderr or "no training documents" in stopped.stderr
+    for other, place in ((data + "x", len(data)), (data[:-3], len(data) - 3), ("Only one document", 0), ("", 0)):
+        refused = piped(tools, out, other, "--val", "0")
+        assert refused.returncode == 1
+        assert f"standard input differs from byte {place} on" in refused.stderr
+    done = piped(tools, out, data, "--val", "0")
+    assert done.returncode == 0, done.stderr
+    assert mr.open_store(out).decode(mr.open_store(out).columns["tokens"][:]) == data + "<|endoftext|>"
+
+
+SLOW = """
+import os, time
+
+def hangs(text):
+    while "document 7 of 1" in text:
+        time.sleep(0.05)
+    return True
+
+def slow(text):
+    time.sleep(0.3)
+    return True
+"""
+
+
+@pytest.fixture
+def slowly(tmp_path, monkeypatch):
+    for k in range(2):
+        (tmp_path / f"{k}.txt").write_text("\n\n".join(f"document {n} of {k}" for n in range(10)))
+    (tmp_path / "slow_filters.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return [str(tmp_path / "0.txt"), str(tmp_path / "1.txt")]
+
+
+def test_a_worker_that_hangs_is_named_with_its_slice(slowly, tmp_path):
+    options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:hangs"}
+    with pytest.raises(local.WorkerFailed, match=r"no progress for 2 s on part \d \('.*1\.txt' from 0.*--stall"):
+        mr.prepare_text(slowly, tmp_path / "out", stall_s=2, **options)
+    assert not [p for p in psutil.Process().children() if "multiprocessing.spawn" in " ".join(p.cmdline())]
+
+
+def test_a_worker_that_is_slow_but_moves_is_left_alone(slowly, tmp_path):
+    """A part takes three seconds, its documents less than one each."""
+    options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:slow"}
+    assert mr.prepare_text(slowly, tmp_path / "out", stall_s=2.5, **options).documents == {"train": 20}
+
+
+def test_a_stopped_worker_is_reported(slowly, tmp_path):
+    options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:hangs", "stall_s": 3}
+    script = f"import millrace as mr; mr.prepare_text({slowly!r}, {str(tmp_path / 'out')!r}, **{options})"
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as process:
+        while len(list((tmp_path / "out.partial").glob("parts/*.tmp"))) < 1:
+            time.sleep(0.01)
+        for child in psutil.Process(process.pid).children(recursive=True):
+            if "spawn_main" in " ".join(child.cmdline()):
+                child.send_signal(signal.SIGSTOP)
+        said = process.communicate(timeout=60)[1]
+    assert "made no progress for 3 s on part" in said
+
+
+def test_a_disk_that_cannot_hold_it_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "a.py").write_bytes(b"x" * 400_000)
+    options = {"tokenizer": "bytes", "val": 0, "workers": 1, "normalize": False, "dedup": "none"}
+    said = []
+    try:
+        with small_disk(1_000_000) as disk:
+            with pytest.raises(mr.StoreWriteFailed, match=r"needs at least 1,600,000 bytes, [\d,]+ are free"):
+                mr.prepare_text(str(tmp_path / "a.py"), disk / "out", **options)
+            assert os.listdir(disk) == []
+            options["dedup"] = "exact"  # it may all be one document
+            with pytest.raises(mr.StoreWriteFailed, match="No space left"):
+                mr.prepare_text(str(tmp_path / "a.py"), disk / "out", progress=lambda *s: said.append(s), **options)
+    except NotPossibleHere as reason:
+        pytest.skip(str(reason))
+    stage, needed, free, _ = said[0]
+    assert (stage, needed) == ("room", 1_600_000)
+    assert free < needed
+
+
+def test_the_command_warns_of_a_disk_that_may_be_too_small(tmp_path, monkeypatch, capsys):
+    from millrace.cli.text_progress import TextProgress
+
+    progress = TextProgress()
+    progress("room", 10 << 30, 20 << 30, {})
+    assert capsys.readouterr().err == ""
+    progress("room", 20 << 30, 10 << 30, {})
+    assert "20.0 GiB of disk may be needed, 10.0 GiB are free" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_needs_only_the_rest(tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "tokens.bin").write_bytes(bytes(1000))
+    assert room.check_room(tmp_path, 5000, 0)[0] == 4000
+    assert room.check_room(tmp_path, 500, 0)[0] == 0
+
+
+def test_more_sources_than_a_store_can_name_are_refused_before_they_are_read(tmp_path, monkeypatch, bad_files):
+    from millrace.prepare.text import columns, part
+
+    monkeypatch.setattr(columns, "MAX_DICTIONARY", 3)
+    monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("read"))
+    with pytest.raises(mr.ConfigError, match="4 source files; at most 3 in one store"):
+        mr.prepare_text(bad_files, tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,44 @@
+"""A short run of the C core over every kind of view and order, for `make valgrind`."""
+
+import gc
+import itertools
+
+import numpy as np
+
+import millrace as mr
+from millrace.feed import native
+from millrace.native import core
+
+assert core is not None
+native.IN_LINE_BYTES = 0  # threads also for these tiny batches
+
+rng = np.random.default_rng(0)
+offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 20, 60))))
+rows = int(offsets[-1])
+store = mr.from_arrays(
+    {
+        "dense": rng.normal(size=(rows, 3)).astype(np.float32),
+        "half": rng.normal(size=(rows, 2)).astype(np.float16),
+        "token": rng.integers(0, 9, rows).astype(np.uint16),
+        "label": np.arange(60),
+    },
+    offsets,
+)
+windows = mr.Windows(store, lookback=4, horizon=2, column="dense", target=[2, 0])
+views = [
+    windows,
+    mr.Windows(store, lookback=2, horizon=1, column="half"),
+    mr.Blocks(store, length=7, column="token"),
+    mr.Records(store),
+    mr.Records(store, pad=5),
+    mr.Subset(mr.Concat([windows, mr.Subset(windows, np.arange(20))]), np.arange(0, 60, 3)),
+]
+for view in views:
+    for order in (mr.Shuffled(len(view), 3), mr.BlockShuffled(len(view), block=3, window=2), mr.Sequential(len(view))):
+        with mr.Feed(view, batch=8, order=order, device="numpy", workers=2) as feed:
+            held = list(itertools.islice(feed, 12))
+        assert len(held) == 12
+    view[np.arange(min(len(view), 30))]
+del held, feed, view, views, windows, store
+gc.collect()
+print("done")
