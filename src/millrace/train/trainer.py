@@ -75,7 +75,7 @@ class Trainer:
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
         self.feed = Feed(
             self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
-            device="cpu",
+            device=str(world.device),
         )  # fmt: skip
         self.step = self._load()
         if world.is_first:
@@ -253,14 +253,10 @@ class Trainer:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if self.world.device.type == "cuda" and not value.is_cuda:
-            # From pinned memory the copy waits for nothing; from other memory it waits for all that the GPU has to do.
-            value = value.pin_memory().to(self.world.device, non_blocking=True)
-            return value.to(self.precision.dtype) if value.is_floating_point() else value
-        if value.is_floating_point():
-            # A copy also on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
-            return value.to(self.world.device, self.precision.dtype, copy=True)
-        return value.to(self.world.device)
+        if not value.is_floating_point():
+            return value.to(self.world.device)
+        # A copy on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
+        return value.to(self.world.device, self.precision.dtype, copy=self.world.device.type == "cpu")
 
     # What is told.
 
