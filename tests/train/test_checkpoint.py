@@ -183,9 +183,17 @@ def test_a_failed_save_beside_the_training_stops_it(tokens, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_is_saved_is_of_one_step_though_training_goes_on(asynchronous, tokens, tmp_path):
+def test_what_is_saved_is_of_one_step_though_training_goes_on(asynchronous, tokens, tmp_path, monkeypatch):
     """Steps continue while the thread writes; the copy must not change under it."""
     from millrace.train.trainer import train
+
+    publish = Checkpoints.publish
+
+    def slowly(self, state, parts):
+        time.sleep(0.05)  # a slow disk: the next step is taken meanwhile
+        publish(self, state, parts)
+
+    monkeypatch.setattr(Checkpoints, "publish", slowly)
 
     changes = {
         "train__max_steps": 12,
