@@ -105,7 +105,8 @@ def write_shard(task: ShardTask) -> ShardEntry:
                 writer.write_rows(rows)
             writer.end_record(*maker.record(entity))
         counts = msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()])
-        platform.write_file(_filled_path(task), counts, mode=0o644)
+        with platform.writing(_filled_path(task)):
+            platform.write_file(_filled_path(task), counts, mode=0o644)
         return writer.finish()
 
 

@@ -1,0 +1,31 @@
+"""Memory of a preparation, parent and workers together: flat, whatever the number of rows; the curve is in benchmarks/."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[3]))
+from benchmarks.table_memory import memory_curve  # noqa: E402
+
+
+@pytest.fixture
+def disk_path(tmp_path_factory):
+    """On disk: a table in /dev/shm would be memory itself."""
+    return tmp_path_factory.mktemp("memory")
+
+
+@pytest.mark.timeout(600)
+def test_memory_does_not_grow_with_the_rows(disk_path):
+    """Held as float32, the last size would add 64 MB to the one before."""
+    peaks = list(memory_curve([500_000, 1_000_000, 2_000_000], disk_path, "shuffled").values())
+    print(peaks)
+    assert max(peaks) < 1_000_000_000
+    assert peaks[2] < peaks[1] + 50_000_000
+
+
+@pytest.mark.timeout(600)
+def test_quartiles_a_grid_and_interpolation_stay_under_the_limit(disk_path):
+    peaks = memory_curve([500_000], disk_path, "robust, per entity, grid")
+    print(peaks)
+    assert max(peaks.values()) < 1_000_000_000
