@@ -75,7 +75,7 @@ def shard_tasks(
 def missing_labels(found: Survey, index: Index, done: Sequence[PartDone]) -> dict[str, int]:
     """Rows without a category, and entities without a static value, by column; those without any are left out."""
     role = found.schema.role
-    rows: list[int] = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64).tolist()
+    rows: Any = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64).tolist()
     entities: list[int] = (~np.isfinite(index.static)).sum(axis=0).tolist()
     names = (*role.categorical, *role.static, *role.static_categorical)
     return {name: int(count) for name, count in zip(names, (*rows, *entities), strict=True) if count}

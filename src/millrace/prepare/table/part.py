@@ -25,7 +25,7 @@ from millrace.prepare.table.sources import TableSource, Unit
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
-CHUNK_BYTES = 96 << 20  # of memory for the rows that are sorted at once, in each worker
+CHUNK_BYTES = 64 << 20  # of memory for the rows that are sorted at once, in each worker
 IS_DURABLE = platform.boot_id() is None  # else a part need not outlive the machine: it is known to be of this start
 BLOCK_ROWS = 2048  # turned from columns to rows at a time: the block stays in cache
 
