@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[3]))
-from benchmarks.table_memory import memory_curve  # noqa: E402
+from benchmarks.table_memory import memory_curve
 
 
 @pytest.fixture
