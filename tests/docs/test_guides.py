@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         if kind == "python":
             program.append(block)
         else:
-            ours = [command.split() for command in commands(block) if command.startswith("millrace ")]
+            ours = [shlex.split(command) for command in commands(block) if command.startswith("millrace ")]
             program += [f"subprocess.run([sys.executable, '-m', *{command!r}], check=True)" for command in ours]
     assert len(program) > 3, f"{page} has hardly any code"
     script = tmp_path / "page.py"

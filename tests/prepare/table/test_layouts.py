@@ -209,6 +209,10 @@ def test_targets_outside_the_features_lie_behind_them(twin, tmp_path):
     assert store.meta["features"] == ["f2", "f0", "f1"]
     assert (store.meta["inputs"], store.meta["target"]) == (["f2", "f0"], ["f1", "f0"])
     check_values(twin, store, twin.cleaned(written.frame, ["f2", "f0", "f1"]), ["f2", "f0", "f1"])
+    view = mr.Windows(store, lookback=2, horizon=1)
+    first = store.columns["values"][:3]
+    np.testing.assert_array_equal(view[0]["x"], first[:2, :2])
+    np.testing.assert_array_equal(view[0]["y"], first[2:, [2, 1]])
 
 
 def test_dictionary_columns_are_their_values(twin, tmp_path):

@@ -196,6 +196,22 @@ def test_conditions_on_text_paths_and_csv(twin, tmp_path):
         assert np.asarray(report.open().columns["name"][:]).tolist() == sorted(set(kept["name"]))
 
 
+def test_categories_are_those_of_the_rows_that_were_taken(tmp_path):
+    """The dictionary of a column chunk has them all."""
+    frame = pd.DataFrame({"t": range(6), "x": 1.0, "kind": list("abcabc"), "sort": list("uvwuvw"), "name": "A"})
+    frame.to_parquet(tmp_path / "a.parquet")
+    report = mr.prepare_table(
+        str(tmp_path / "a.parquet"),
+        tmp_path / "out",
+        workers=1,
+        time="t",
+        categorical=["kind", "sort"],
+        where="kind in ('c', 'a')",
+    )
+    assert report.open().meta["categories"] == {"kind": ["a", "c"], "sort": ["u", "w"]}
+    assert report.open().columns["categorical"][:].tolist() == [[1, 1], [2, 2], [1, 1], [2, 2]]
+
+
 @pytest.mark.parametrize(
     ("where", "said"),
     [
