@@ -3,7 +3,7 @@ PY := .venv/bin/python
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := $(wildcard src/millrace/_core/*.c src/millrace/_core/*.h)
 
-.PHONY: check setup servers test hidden sanitize valgrind demo bench soak dist clean
+.PHONY: check setup servers test hidden sanitize valgrind demo bench bench-peers soak dist clean
 
 check: .venv/ready
 	.venv/bin/ruff check .
@@ -60,6 +60,16 @@ bench: setup
 	$(PY) -m benchmarks.problem
 	$(PY) -m benchmarks.train
 
+# Text once more beside LitData and datatrove, which have an environment of their own.
+bench-peers: setup .venv-peers/ready
+	$(PY) -m benchmarks.prepare_text --peers .venv-peers/bin/python
+
+.venv-peers/ready: constraints.txt
+	python3 -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet -c constraints.txt torch==2.13.0
+	.venv-peers/bin/pip install --quiet -c constraints.txt litdata==0.2.76 'datatrove[processing]==0.9.0' orjson tokenizers
+	touch $@
+
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers
 	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults tests/prepare/text/test_restart.py tests/prepare/text/test_lines.py --timeout 7200
@@ -71,4 +81,4 @@ dist: setup
 	$(PY) tools/try_dist.py dist
 
 clean:
-	rm -rf .venv build dist src/*.egg-info src/millrace/*.so
+	rm -rf .venv .venv-peers build dist src/*.egg-info src/millrace/*.so

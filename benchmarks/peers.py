@@ -86,20 +86,61 @@ def _grain(name: str, folder: Path, whole: WholeBatch) -> Iterator[Any]:
     yield from data.to_iter_dataset()
 
 
+# Those that have a format of their own get some samples of the same data, already cut, which is kind to them.
+COUNT = 4096
+
+
 def _datasets(name: str, folder: Path, whole: WholeBatch) -> Iterator[Any]:
-    """Hugging Face datasets over Arrow, numpy format: the first million samples of the same data, already cut."""
     import datasets
     import numpy as np
 
-    count = 20_000
-    samples = [whole.per_sample[i] for i in range(count)]
+    samples = [whole.per_sample[i] for i in range(COUNT)]
     columns = {"x": np.stack([x.numpy() for x, _ in samples]), "y": np.stack([y.numpy() for _, y in samples])}
     table = datasets.Dataset.from_dict(columns).with_format("numpy")
-    order, at = np.random.default_rng(0).permutation(count), 0
+    order, at = np.random.default_rng(0).permutation(COUNT), 0
     while True:
         ids = order[at : at + whole.batch]
-        at = (at + whole.batch) % (count - whole.batch)
+        at = (at + whole.batch) % (COUNT - whole.batch)
         yield table[ids]
+
+
+def _webdataset(name: str, folder: Path, whole: WholeBatch) -> Iterator[Any]:
+    import webdataset
+
+    path = str(folder / f"{name}.tar")
+    with webdataset.TarWriter(path) as writer:
+        for i in range(COUNT):
+            x, y = whole.per_sample[i]
+            writer.write({"__key__": f"{i:06d}", "x.npy": x.numpy(), "y.npy": y.numpy()})
+    data = webdataset.WebDataset(path, shardshuffle=False).shuffle(1000).decode().to_tuple("x.npy", "y.npy")
+    while True:
+        yield from data.batched(whole.batch, partial=False)
+
+
+def _litdata(name: str, folder: Path, whole: WholeBatch) -> Iterator[Any]:
+    import litdata
+
+    out = str(folder / f"{name}-litdata")
+    litdata.optimize(
+        fn=whole.per_sample.__getitem__, inputs=list(range(COUNT)), output_dir=out, chunk_bytes="64MB", num_workers=1
+    )
+    data = litdata.StreamingDataset(out, shuffle=True, drop_last=True)
+    while True:
+        yield from litdata.StreamingDataLoader(data, batch_size=whole.batch, num_workers=0)
+
+
+def _mosaic(name: str, folder: Path, whole: WholeBatch) -> Iterator[Any]:
+    import streaming
+    from torch.utils.data import DataLoader
+
+    out = str(folder / f"{name}-mds")
+    with streaming.MDSWriter(out=out, columns={"x": "ndarray", "y": "ndarray"}) as writer:
+        for i in range(COUNT):
+            x, y = whole.per_sample[i]
+            writer.write({"x": x.numpy(), "y": y.numpy()})
+    data = streaming.StreamingDataset(local=out, shuffle=True, batch_size=whole.batch)
+    while True:
+        yield from DataLoader(data, batch_size=whole.batch, drop_last=True)
 
 
 PEERS: dict[str, tuple[str, Callable[[str, Path, WholeBatch], Iterator[Any]]]] = {
@@ -108,4 +149,7 @@ PEERS: dict[str, tuple[str, Callable[[str, Path, WholeBatch], Iterator[Any]]]] =
     "peer StatefulDataLoader": ("torchdata", _stateful),
     "peer torchdata nodes": ("torchdata", _nodes),
     "peer HF datasets": ("datasets", _datasets),
+    "peer WebDataset": ("webdataset", _webdataset),
+    "peer LitData": ("litdata", _litdata),
+    "peer MosaicML Streaming": ("streaming", _mosaic),
 }

@@ -8,6 +8,12 @@ import venv
 from pathlib import Path
 
 CHECK = "import millrace, millrace._core; print(millrace.__version__, millrace._core.Map)"
+STORE = """
+import millrace as mr
+with mr.StoreWriter("store", columns={"x": mr.Column("float32", (2,))}) as writer:
+    writer.append({"x": [[1, 2], [3, 4]]})
+assert mr.open_store("store").num_rows == 2
+"""
 
 dist = Path(sys.argv[1])
 packages = [*dist.glob("*.whl"), *dist.glob("*.tar.gz")]
@@ -19,7 +25,10 @@ for package in packages:
         python = f"{folder}/bin/python"
         subprocess.run([python, "-m", "pip", "install", "--quiet", "-c", "constraints.txt", package], check=True)
         subprocess.run([python, "-c", CHECK], check=True, cwd=folder)
-        subprocess.run([f"{folder}/bin/millrace", "demo"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        subprocess.run([python, "-c", STORE], check=True, cwd=folder)
+        subprocess.run([f"{folder}/bin/millrace", "verify", "store"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        demo = subprocess.run([f"{folder}/bin/millrace", "demo"], cwd=folder, capture_output=True, text=True)
+        assert (demo.returncode, "pip install 'millrace[" in demo.stderr) == (1, True), demo  # it wants the extras
         print(f"{package.name}: installs and runs")
 
 # Without a compiler the install succeeds, the twins serve, and doctor says so.
@@ -32,5 +41,6 @@ with tempfile.TemporaryDirectory(prefix="millrace-dist-") as folder:
         [f"{folder}/bin/millrace", "doctor"], check=True, cwd=folder, capture_output=True, text=True
     ).stdout
     assert "C core      not built" in said, said
-    subprocess.run([f"{folder}/bin/millrace", "demo"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    subprocess.run([f"{folder}/bin/python", "-c", STORE], check=True, cwd=folder)
+    subprocess.run([f"{folder}/bin/millrace", "verify", "store"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     print(f"{source.name}: installs and runs without a compiler")

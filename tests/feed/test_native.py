@@ -316,7 +316,7 @@ def test_a_thousand_feeds_leave_nothing(always_ahead):
     feed = small_feed(workers=2)
     next(iter(feed))
     feed.close()
-    before = resources()
+    before, memory = resources(), anonymous_bytes()
     for number in range(1000):
         feed = small_feed(workers=2, seed=number)
         iterator = iter(feed)
@@ -325,6 +325,56 @@ def test_a_thousand_feeds_leave_nothing(always_ahead):
             feed.close()
         del iterator, feed
     assert resources() == before
+    assert anonymous_bytes() < memory + (4 << 20)  # ten rings' worth of slots would be more
+
+
+def anonymous_bytes():
+    gc.collect()
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Anonymous:"))
+
+
+def test_more_shards_than_may_be_mapped_are_read_instead(always_ahead, tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
+        for k in range(50):
+            writer.append({"tokens": np.full(32, k, np.uint16)})
+    expected = [
+        b.x.copy()
+        for b in mr.Feed(mr.Blocks(mr.open_store(tmp_path / "store"), length=4), batch=16, epochs=2, device="numpy")
+    ]
+    store = mr.open_store(tmp_path / "store")
+    store._shards._max_maps = 20
+    for transform in (None, lambda batch, rng: {"x": batch.x}):
+        feed = mr.Feed(mr.Blocks(store, length=4), batch=16, epochs=2, device="numpy", transform=transform)
+        found = [batch.x.copy() for batch in feed]
+        assert len(found) == len(expected)
+        assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert transform is not None or feed.report().way == "numpy"
+        assert len(store._shards._maps) + store._shards._num_lent <= 20
+
+
+def test_the_maps_of_a_feed_go_with_it(always_ahead, tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}) as writer:
+        writer.append({"tokens": np.arange(100, dtype=np.uint16)})
+    store = mr.open_store(tmp_path / "store")
+    iterator = iter(mr.Feed(mr.Blocks(store, length=4), batch=4, device="numpy"))
+    next(iterator)
+    assert store._shards._num_lent == 1
+    assert store._shards._maps == {}
+    del iterator
+    gc.collect()
+    assert store._shards._num_lent == 0
+
+
+def test_a_foreign_file_is_read_through_a_map_of_the_feeds_own(always_ahead, tmp_path):
+    tokens = np.arange(5000, dtype=np.uint16)
+    tokens.tofile(tmp_path / "tokens.bin")
+    store = mr.open_store(tmp_path / "tokens.bin")
+    column = store.columns["tokens"]
+    assert column.random(0).ctypes.data != column.whole(0).ctypes.data
+    assert np.array_equal(column.random(0), tokens)
+    batch = next(iter(mr.Feed(mr.Blocks(store, length=8), batch=4, device="numpy", seed=2)))
+    assert np.array_equal(batch.x[:, 0], batch.samples * 8)
 
 
 def test_the_report_counts(always_ahead):

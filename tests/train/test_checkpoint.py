@@ -136,6 +136,19 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.named("best") == name_of(7)
 
 
+def test_going_back_to_an_earlier_one(tmp_path):
+    """Written into ``latest`` by hand: what came after it goes, also as ``best``."""
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    for step in (1, 2, 3):
+        save(checkpoints, step, 10.0 - step)
+    (tmp_path / "latest").write_text(name_of(2) + "\n")
+    checkpoints.sweep()
+    assert loaded(checkpoints) == 2
+    assert checkpoints.names() == [name_of(1), name_of(2)]
+    save(checkpoints, 3, 8.5)
+    assert checkpoints.named("best") == name_of(3)
+
+
 def test_a_flipped_bit_is_found_and_named(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)
@@ -170,9 +183,17 @@ def test_a_failed_save_beside_the_training_stops_it(tokens, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_is_saved_is_of_one_step_though_training_goes_on(asynchronous, tokens, tmp_path):
+def test_what_is_saved_is_of_one_step_though_training_goes_on(asynchronous, tokens, tmp_path, monkeypatch):
     """Steps continue while the thread writes; the copy must not change under it."""
     from millrace.train.trainer import train
+
+    publish = Checkpoints.publish
+
+    def slowly(self, state, parts):
+        time.sleep(0.05)  # a slow disk: the next step is taken meanwhile
+        publish(self, state, parts)
+
+    monkeypatch.setattr(Checkpoints, "publish", slowly)
 
     changes = {
         "train__max_steps": 12,

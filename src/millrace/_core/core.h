@@ -58,9 +58,10 @@ typedef struct { /* one entry of a batch */
     Column *column;
     int number, kind, axis, cast;      /* number: of the column, among those of its Gather */
     int64_t first, length;             /* rows of the sample's span; rows of padding */
-    int64_t row_items, group;          /* items of a stored row; of its last axis */
-    int64_t *items, num_items;         /* which of the last axis, NULL for all */
-    int64_t item_bytes, out_row_bytes; /* stored; delivered */
+    int64_t row_items, group, num_groups; /* items of a stored row; of its last axis; how many of those there are */
+    int64_t *items, num_items;            /* which of the last axis, NULL for all */
+    int is_run;                           /* the items are neighbours */
+    int64_t item_bytes, out_item_bytes, out_row_bytes; /* stored; delivered */
     char name[64];
 } Field;
 

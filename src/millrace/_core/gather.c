@@ -47,22 +47,28 @@ static void widen(int cast, const char *restrict from, int64_t count, char *rest
     }
 }
 
+/* One number of each group of items, as a target among features is. */
+#define PICK(TYPE)                                                                       \
+    for (int64_t g = 0; g < groups; g++, from += stride, to += sizeof(TYPE)) memcpy(to, from, sizeof(TYPE));
+
 static void copy_rows(const Field *field, const char *from, int64_t rows, char *to) {
     if (field->items == NULL) {
         widen(field->cast, from, rows * field->row_items, to, field->item_bytes);
         return;
     }
-    int64_t groups = rows * (field->row_items / field->group), out_item = field->out_row_bytes / field->num_items;
-    out_item /= field->row_items / field->group;
-    int is_run = field->items[field->num_items - 1] - field->items[0] == field->num_items - 1;
-    for (int64_t k = 1; k < field->num_items && is_run; k++) is_run = field->items[k] == field->items[k - 1] + 1;
-    for (int64_t g = 0; g < groups; g++, from += field->group * field->item_bytes) {
-        if (is_run) {
+    int64_t groups = rows * field->num_groups, stride = field->group * field->item_bytes;
+    if (field->is_run && field->cast == COPY && field->num_items == 1 && (field->item_bytes == 4 || field->item_bytes == 8)) {
+        from += field->items[0] * field->item_bytes;
+        if (field->item_bytes == 4) PICK(uint32_t) else PICK(uint64_t)
+        return;
+    }
+    for (int64_t g = 0; g < groups; g++, from += stride) {
+        if (field->is_run) {
             widen(field->cast, from + field->items[0] * field->item_bytes, field->num_items, to, field->item_bytes);
-            to += field->num_items * out_item;
+            to += field->num_items * field->out_item_bytes;
             continue;
         }
-        for (int64_t k = 0; k < field->num_items; k++, to += out_item)
+        for (int64_t k = 0; k < field->num_items; k++, to += field->out_item_bytes)
             widen(field->cast, from + field->items[k] * field->item_bytes, 1, to, field->item_bytes);
     }
 }

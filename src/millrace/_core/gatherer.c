@@ -60,6 +60,10 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
         }
         out_items = row_items / group * field->num_items;
     }
+    field->is_run = 1;
+    for (int64_t k = 1; k < field->num_items; k++) field->is_run &= field->items[k] == field->items[k - 1] + 1;
+    field->num_groups = row_items / group;
+    field->out_item_bytes = out_bytes;
     field->out_row_bytes = out_items * out_bytes;
     return 0;
 }

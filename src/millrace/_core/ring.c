@@ -201,12 +201,11 @@ static PyObject *get(Ring *self, int may_block) {
             make(self, own, self->work, &state);
             PyEval_RestoreThread(state);
         } else {
-            PyLockStatus status;
             self->num_waits++;
             Py_BEGIN_ALLOW_THREADS
-            status = PyThread_acquire_lock_timed(self->signal, 1000000, 1);
+            PyThread_acquire_lock_timed(self->signal, 1000000, 1);
             Py_END_ALLOW_THREADS
-            if (status == PY_LOCK_INTR && PyErr_CheckSignals() < 0) return NULL;
+            if (PyErr_CheckSignals() < 0) return NULL; /* Ctrl-C may have reached another thread */
         }
         seen = 0;
         PyThread_acquire_lock(self->lock, WAIT_LOCK);

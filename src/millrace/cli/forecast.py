@@ -17,7 +17,7 @@ def run(
     checkpoint: Annotated[str, typer.Option(help="latest or best.")] = "latest",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines; draws nothing.")] = False,
 ) -> None:
-    """Forecast the last horizons of an entity and draw them against what happened."""
+    """Draw forecasts of an entity against what happened."""
     from pathlib import Path
 
     from millrace.cli.console import print_json, print_line

@@ -162,6 +162,8 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
     print_table(rows, indent="")
     for reason, number in report.dropped.items():
         print_line(f"{'' if 'added' in reason else 'dropped, '}{reason}: {number:,}")
+    for name, number in report.missing.items():
+        print_line(f"missing, {name}: {number:,} (a category of its own, or the centre of a static number)")
     if report.rows_sorted:
         print_line(f"sorted by entity and time: {report.rows_sorted:,} rows came in another order")
     for note in report.notes:

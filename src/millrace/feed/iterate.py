@@ -105,10 +105,11 @@ class Iteration:
         return Report(way, workers, self._count, samples, time.perf_counter() - self._began, self._get_s, **counted)
 
     def close(self) -> None:
-        if not self.is_closed and self._process == os.getpid():
+        is_mine = self._process == os.getpid()  # a forked child has neither the threads nor the GPU
+        if is_mine and not self.is_closed:
             self._feed.note_report(self.report())
         self.is_closed = True
-        if self._stage is not None:
+        if is_mine and self._stage is not None:
             self._stage.close()
 
     def __del__(self) -> None:

@@ -21,6 +21,7 @@ from millrace.ragged import Ragged
 from millrace.view.view import View
 
 ALIGN = 256  # as in core.h
+MAX_SIZE = 1 << 28  # samples of a batch, likewise
 MARKS = (("positions", np.dtype(np.int64)), ("samples", np.dtype(np.int64)), ("valid", np.dtype(bool)))
 
 
@@ -122,7 +123,7 @@ class Program:
         """The line as a program, or None where it must be planned in Python."""
         view, order = line.view, line.order.plan()
         plan = None if core is None or order is None else view.plan()
-        if plan is None or order is None or any(field.is_text for field in view.fields):
+        if plan is None or order is None or line.size > MAX_SIZE or any(field.is_text for field in view.fields):
             return None
         natives = []
         for leaf in _leaves(plan):

@@ -170,3 +170,6 @@ class Checkpoints:
             is_later = NAME.fullmatch(path.name) and (latest is None or path.name > latest)
             if path.suffix in (".partial", ".gone", ".tmp") or is_later:
                 platform.remove(path)
+        best = self.folder / "best"
+        if best.exists() and not (self.folder / best.read_text().strip()).is_dir():
+            platform.remove(best)  # it was among those

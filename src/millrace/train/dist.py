@@ -11,7 +11,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, TrainError
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,17 @@ def start_world(device: str, timeout_s: int) -> World:
 def end_world(world: World) -> None:
     if world.size > 1 and distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def of_ranks(error: RuntimeError, world: World) -> BaseException:
+    """The error itself, or where it is about the other ranks, what to do."""
+    is_about_ranks = isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
+    if world.size == 1 or not is_about_ranks:
+        return error
+    return TrainError(
+        f"another rank has ended or does not answer: {str(error).splitlines()[0][:200]}; see what it said, then run the "
+        "same command again: it continues from the last checkpoint"
+    )
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

@@ -23,7 +23,7 @@ def evaluate(
     """``val_loss`` over the view, and ``val_baseline`` where the model has one."""
     feed = Feed(
         view, batch=max(config.train.batch, world.size), order=Sequential(len(view)), epochs=1, rank=world.rank,
-        world=world.size, device="cpu",
+        world=world.size, device=str(world.device),
     )  # fmt: skip
     model = stepper.model
     model.eval()

@@ -96,7 +96,7 @@ def plot_forecast(found: Forecasts, path: Path) -> None:
     axes.plot(found.past_rows, found.past[:, 0], color="0.35", linewidth=1.0, label="what happened")
     for number, rows in enumerate(found.rows):
         label = "forecast" if number == 0 else None
-        axes.axvline(rows[0] - 0.5, color="0.85", linewidth=0.8)
+        axes.axvline(rows[0] - 0.5, color="0.85", linewidth=0.8, zorder=0)
         axes.plot(rows, found.forecast[number, :, 0], color="tab:orange", linewidth=1.8, label=label)
     axes.set_xlabel("row")
     axes.set_ylabel(found.targets[0])

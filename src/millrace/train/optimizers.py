@@ -35,7 +35,7 @@ def learning_rate(step: int, config: Config) -> float:
     """Of step ``step``, counted from 1: a linear warm-up, then the schedule down to ``min_lr``."""
     options = config.optimizer
     if step <= options.warmup:
-        return options.lr * step / options.warmup
+        return options.lr * (step / options.warmup)
     end = options.decay_steps or config.train.max_steps
     done = min(1.0, (step - options.warmup) / max(1, end - options.warmup))
     if options.schedule == "constant":

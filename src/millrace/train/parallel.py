@@ -14,12 +14,12 @@ def distribute(model: nn.Module, config: Config, world: World) -> nn.Module:
     """What ``forward`` is called on; with fsdp2 the model itself is changed, its parameters are then shards."""
     if config.train.compile:
         model.compile()
+    if world.size == 1:
+        return model
     if config.train.parallel == "fsdp2":
         shard(model, world)
         return model
-    if world.size > 1:
-        return DistributedDataParallel(model, broadcast_buffers=False)
-    return model
+    return DistributedDataParallel(model, broadcast_buffers=False)
 
 
 def shard(model: nn.Module, world: World) -> None:

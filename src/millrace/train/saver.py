@@ -91,6 +91,11 @@ class Saver:
             self._thread = None
         self._raise()
 
+    def close(self) -> None:
+        """Waits for the save under way, however it ends."""
+        if self._thread is not None:
+            self._thread.join()
+
     def poll(self) -> list[Saved]:
         """The saves that ended since the last call."""
         self._raise()

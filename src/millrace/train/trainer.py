@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millrace.errors import ConfigError, TrainError
+from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 from millrace.feed.feed import Feed
 from millrace.train import data, run, state
 from millrace.train.checkpoint import Checkpoints, State, name_of
 from millrace.train.config import Config
 from millrace.train.console import Console, Silent
-from millrace.train.dist import World, end_world, start_world
+from millrace.train.dist import World, end_world, of_ranks, start_world
 from millrace.train.evaluate import evaluate
 from millrace.train.memory import memory_by_part
 from millrace.train.metrics import Metrics
@@ -45,22 +45,11 @@ def train(config: Config, folder: Path, *, resume: str = "auto", console: Consol
             try:
                 return trainer.run()
             except RuntimeError as error:
-                raise _of_ranks(error, world) from error
+                raise of_ranks(error, world) from error
             finally:
                 trainer.close()
     finally:
         end_world(world)
-
-
-def _of_ranks(error: RuntimeError, world: World) -> BaseException:
-    """The error itself, or where it is about the other ranks, what to do."""
-    is_about_ranks = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
-    if world.size == 1 or not is_about_ranks:
-        return error
-    return TrainError(
-        f"another rank has ended or does not answer: {str(error).splitlines()[0][:200]}; see what it said, then run the "
-        "same command again: it continues from the last checkpoint"
-    )
 
 
 class Trainer:
@@ -86,7 +75,7 @@ class Trainer:
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
         self.feed = Feed(
             self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
-            device="cpu",
+            device=str(world.device),
         )  # fmt: skip
         self.step = self._load()
         if world.is_first:
@@ -264,14 +253,10 @@ class Trainer:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if self.world.device.type == "cuda" and not value.is_cuda:
-            # From pinned memory the copy waits for nothing; from other memory it waits for all that the GPU has to do.
-            value = value.pin_memory().to(self.world.device, non_blocking=True)
-            return value.to(self.precision.dtype) if value.is_floating_point() else value
-        if value.is_floating_point():
-            # A copy also on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
-            return value.to(self.world.device, self.precision.dtype, copy=True)
-        return value.to(self.world.device)
+        if not value.is_floating_point():
+            return value.to(self.world.device)
+        # A copy on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
+        return value.to(self.world.device, self.precision.dtype, copy=self.world.device.type == "cpu")
 
     # What is told.
 
@@ -291,6 +276,7 @@ class Trainer:
             self._metrics.write(step, values)
 
     def close(self) -> None:
+        self._saver.close()  # the lock on the folder is given back next
         self.feed.close()
         if self._metrics is not None:
             self._metrics.close()

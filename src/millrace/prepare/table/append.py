@@ -107,6 +107,7 @@ class Appending(Preparation):
                 return TableReport(str(self._out), base.manifest.fingerprint, False, **last["report"], seconds=0.0)
             return self._append(found, base)
         finally:
+            fit.forget()
             self._partial.close(remove=False)
 
     def _plan(self, found: Survey) -> dict[str, Any]:
@@ -227,7 +228,7 @@ class Appending(Preparation):
         self._write_shards(pool, tasks)
         for old, task in self._replaced.items():
             base.replaced[old] = self._partial.entries[shard_name(task.split, task.number)]
-        report = describe(self._options, found, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
+        report = describe(self._options, found, index, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
         row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
         copied = sum(self._rows(entity.record) for task in rewritten for entity in task.entities)
         report["rows"] = self._rows_after(fitted, records)

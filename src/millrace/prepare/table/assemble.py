@@ -72,9 +72,19 @@ def shard_tasks(
     return tasks
 
 
+def missing_labels(found: Survey, index: Index, done: Sequence[PartDone]) -> dict[str, int]:
+    """Rows without a category, and entities without a static value, by column; those without any are left out."""
+    role = found.schema.role
+    rows: Any = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64).tolist()
+    entities: list[int] = (~np.isfinite(index.static)).sum(axis=0).tolist()
+    names = (*role.categorical, *role.static, *role.static_categorical)
+    return {name: int(count) for name, count in zip(names, (*rows, *entities), strict=True) if count}
+
+
 def describe(
     options: TableOptions,
     found: Survey,
+    index: Index,
     done: Sequence[PartDone],
     fitted: Fitted,
     filled: Int64s,
@@ -116,6 +126,7 @@ def describe(
         "rows_sorted": sum(part.rows_sorted for part in done),
         "dropped": dict(sorted(dropped.items())),
         "columns": described,
+        "missing": missing_labels(found, index, done),
         "shards": num_shards,
         "bytes": int(fitted.rows.sum()) * row_bytes,
         "notes": notes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -51,6 +52,7 @@ class FitDone(msgspec.Struct, frozen=True):
     moments: bytes  # float64 (6, features): of all train rows
     each: bytes  # float64 (entities, 6, features), where every entity is scaled by its own
     quartiles: bytes  # float64 (entities, features, 3), where these are robust
+    seen: bytes  # bool: the codes of all categories, one after the other, that train rows have
     dropped: dict[str, int]
 
 
@@ -74,7 +76,6 @@ def save_index(folder: Path, index: Index) -> None:
         platform.write_file(folder / "index" / "offsets.bin", index.offsets.astype("<i8").tobytes(), mode=0o644)
         names = msgspec.json.encode({"names": index.names, "categories": index.categories})
         platform.write_file(folder / "index" / "names.json", names, mode=0o644)
-    _opened.cache_clear()
 
 
 class Opened:
@@ -86,7 +87,8 @@ class Opened:
         self.offsets = mapped(path / "offsets.bin", "int64")
         body = msgspec.json.decode((path / "names.json").read_bytes())
         self.names: list[str] = body["names"]
-        self._rows = Rows(folder, schema, {name: tuple(values) for name, values in body["categories"].items()})
+        self.categories = {name: tuple(values) for name, values in body["categories"].items()}
+        self._rows = Rows(folder, schema, self.categories)
 
     def runs_of(self, entity: int) -> Array:
         return self.runs[self.offsets[entity] : self.offsets[entity + 1]]
@@ -96,12 +98,19 @@ class Opened:
 
 
 @lru_cache(maxsize=1)
-def _opened(folder: str, encoded: bytes) -> Opened:
+def _opened(folder: str, encoded: bytes, version: tuple[int, int]) -> Opened:
     return Opened(folder, msgspec.json.decode(encoded, type=Schema))
 
 
 def opened(folder: str, schema: Schema) -> Opened:
-    return _opened(folder, msgspec.json.encode(schema))
+    """The index of a folder, opened once by each process until another is saved there."""
+    status = os.stat(Path(folder) / "index" / "names.json")
+    return _opened(folder, msgspec.json.encode(schema), (status.st_ino, status.st_mtime_ns))
+
+
+def forget() -> None:
+    """Lets go of the parts, whose memory maps would keep their space on the disk."""
+    _opened.cache_clear()
 
 
 def groups(rows: Int64s) -> list[tuple[int, int]]:
@@ -131,6 +140,9 @@ class _Fit:
         self._cleaner = Cleaner(task.options, task.schema)
         self._features = len(task.schema.role.features)
         self._train = np.frombuffer(task.train, bool)
+        sizes = [len(self._index.categories[name]) + 1 for name in task.schema.role.categorical]
+        self._first_codes = np.cumsum([0, *sizes])[:-1]
+        self._seen = np.zeros(sum(sizes), bool)
 
     def run(self) -> FitDone:
         found = [self._entity(entity) for entity in range(self._task.first, self._task.last)]
@@ -145,6 +157,7 @@ class _Fit:
             pack(merge_all(moments)),
             b"".join(map(pack, moments)) if self._options.per_entity else b"",
             quartiles,
+            self._seen.tobytes(),
             dict(self._cleaner.dropped),
         )
 
@@ -158,22 +171,27 @@ class _Fit:
             cuts = last_rows(
                 sum(len(part.time) for part in counting.rows(name, self._index.slices(entity), after)), self._options
             )
-        rows, found, parts = 0, [0] * len(times or ()), []
+        rows, found, parts, labels = 0, [0] * len(times or ()), [], []
         for part in self._cleaner.rows(name, self._index.slices(entity), after):
             for k, time in enumerate(times or ()):
                 found[k] += int(np.searchsorted(part.time, time))
-            parts.append(self._measure(part, rows, cuts, times))
+            train = train_rows(part, rows, cuts, times, self._options)
+            parts.append(self._measure(part, train))
+            labels.append(np.unique(part.categorical[:train] + self._first_codes))
             rows += len(part.time)
         if rows < self._options.min_rows and after is None:
             self._cleaner.dropped["entity with too few rows"] += 1
             self._cleaner.dropped["row of an entity with too few"] += rows
             return 0, [0] * len(cuts or found), Moments.empty(self._features)
-        is_measured = self._train[entity - self._task.first] and parts
-        return rows, cuts or found, merge_all(parts) if is_measured else Moments.empty(self._features)
+        if not self._train[entity - self._task.first] or not parts:
+            return rows, cuts or found, Moments.empty(self._features)
+        for codes in labels:
+            self._seen[codes] = True
+        return rows, cuts or found, merge_all(parts)
 
-    def _measure(self, part: Slice, first: int, cuts: Sequence[int] | None, times: Sequence[Any] | None) -> Moments:
+    def _measure(self, part: Slice, train: int) -> Moments:
         """The moments of the train rows of a slice."""
-        values = part.values[: train_rows(part, first, cuts, times, self._options)]
+        values = part.values[:train]
         if part.has_gaps:
             return Moments.of(list(np.ascontiguousarray(values.T)))
         return Moments.of_rows(np.ascontiguousarray(values))

@@ -17,6 +17,7 @@ from millrace.prepare.table import fit
 from millrace.prepare.table.clean import calendar_names
 from millrace.prepare.table.index import Index
 from millrace.prepare.table.options import TableOptions
+from millrace.prepare.table.schema import Role
 from millrace.prepare.table.sources import Survey
 from millrace.prepare.table.splits import cut_times, entity_splits
 from millrace.ragged import Array, Int64s
@@ -37,6 +38,8 @@ class Fitted(msgspec.Struct):
     scaling: Scaling
     each: Any  # float64 (entities, 2, features), or None
     dropped: Counter[str]
+    seen: Any  # bool: the codes of all categories that train rows have
+    is_train: Any  # bool (entities,): those with a row that may be measured
     times: Any = None  # at which the splits are cut; None: by rows of each entity, or not at all
     borrowed: int = 0  # entities that take the scaling of all for some feature
 
@@ -90,7 +93,9 @@ class Measuring:
         scaling = self._scaling(moments, quartiles, int(measured[train].sum())) if kept is None else kept(moments)
         each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
-        return Fitted(rows, cuts, splits, scaling, each, dropped, times, borrowed)
+        seen = np.logical_or.reduce([np.frombuffer(part.seen, bool) for part in ordered])
+        is_train = train & (measured > 0)
+        return Fitted(rows, cuts, splits, scaling, each, dropped, seen, is_train, times, borrowed)
 
     def _quartiles(self, tasks: Sequence[fit.FitTask], fitted: Sequence[fit.FitDone]) -> Array:
         """Of all train rows, in passes over what was kept aside."""
@@ -155,3 +160,26 @@ def scale_static(values: Array, train: Array, method: str) -> tuple[Array, dict[
     fitted = Scaling.fit(method, names, Moments.of(columns), quartiles)
     scaled = np.nan_to_num((values - fitted.center) / fitted.scale).astype(np.float32)
     return scaled, {"center": fitted.center.tolist(), "scale": fitted.scale.tolist()}
+
+
+def train_first(index: Index, fitted: Fitted, role: Role) -> Index:
+    """The index with the categories of train rows numbered first, so that no later row changes a code of theirs."""
+    categories, static = dict(index.categories), index.static.copy()
+    first = 0
+    for name in role.categorical:
+        values = index.categories[name]
+        categories[name] = _seen_first(values, fitted.seen[first + 1 : first + 1 + len(values)])
+        first += len(values) + 1
+    for k, name in enumerate(role.static_categorical, start=len(role.static)):
+        values, codes = index.categories[name], index.static[:, k]
+        is_seen = np.isin(np.arange(1, len(values) + 1), codes[fitted.is_train])
+        categories[name] = _seen_first(values, is_seen)
+        places = {value: number + 1 for number, value in enumerate(categories[name])}
+        known = np.isfinite(codes)
+        static[known, k] = np.array([0, *(places[value] for value in values)])[codes[known].astype(np.int64)]
+    return index._replace(categories=categories, static=static)
+
+
+def _seen_first(values: Sequence[str], is_seen: Array) -> tuple[str, ...]:
+    order = np.argsort(~is_seen, kind="stable")
+    return tuple(values[k] for k in order.tolist())

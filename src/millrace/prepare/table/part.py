@@ -7,6 +7,7 @@ it came; any other is sorted first. What a part holds is known by its runs: rows
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from millrace.prepare.table.sources import TableSource, Unit
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
-CHUNK_BYTES = 32 << 20  # of values sorted at once
+CHUNK_BYTES = 64 << 20  # of memory for the rows that are sorted at once, in each worker
 IS_DURABLE = platform.boot_id() is None  # else a part need not outlive the machine: it is known to be of this start
 BLOCK_ROWS = 2048  # turned from columns to rows at a time: the block stays in cache
 
@@ -61,6 +62,7 @@ class PartDone(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     nulls: tuple[int, ...]  # by feature
     infinite: tuple[int, ...]
+    unlabelled: tuple[int, ...]  # rows without a value, by category
     sizes: dict[str, int]
     boot: str | None = None  # parts are not synced: one of an earlier start of the machine is made again
 
@@ -112,7 +114,10 @@ class _Maker:
         self._task, self._folder, self._role = task, folder, role
         self._reader = Reader(task.options, task.schema)
         self._raw = np.dtype(task.schema.raw_dtype)
-        self._room = max(1, CHUNK_BYTES // (self._raw.itemsize * len(role.features)))
+        numbers = len(role.static) + len(role.static_categorical)
+        row_bytes = self._raw.itemsize * len(role.features) + 8 + 4 * len(role.categorical) + 8 * numbers
+        # As decoded, as rows, and once more where they are sorted; the order and the entities of the rows beside.
+        self._room = max(1, CHUNK_BYTES // (3 * row_bytes + 24))
         self._files = {name: Spill(folder / f"{name}.bin") for name in ("values", "time", "categorical")}
         self._entities: dict[str, int] = {}
         self._labels: dict[str, dict[str, int]] = {name: {} for name in (*role.categorical, *role.static_categorical)}
@@ -123,6 +128,7 @@ class _Maker:
         self._rows = self._sorted = 0
         self._nulls = np.zeros(len(role.features), np.int64)
         self._infinite = np.zeros(len(role.features), np.int64)
+        self._unlabelled = np.zeros(len(role.categorical), np.int64)
 
     def run(self) -> PartDone:
         for unit, source in zip(self._task.units, self._task.sources, strict=True):
@@ -147,7 +153,8 @@ class _Maker:
         sizes["names.json"] = _write(self._folder / "names.json", msgspec.json.encode(names))
         return PartDone(
             self._task.number, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
-            tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), sizes, platform.boot_id(),
+            tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()), sizes,
+            platform.boot_id(),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -182,6 +189,7 @@ class _Maker:
         values, finite = self._values()
         labels = [self._codes(name) for name in self._role.categorical]
         categorical = np.stack(labels, axis=1) if labels else np.zeros((len(time), 0), np.int32)
+        self._unlabelled += (categorical < 0).sum(axis=0)
         static = [np.concatenate([batch.numbers(name) for batch, _ in self._pending]) for name in self._role.static]
         static += [_with_nan(self._codes(name)) for name in self._role.static_categorical]
         self._pending, self._pending_rows = [], 0
@@ -246,8 +254,8 @@ class _Maker:
         for k, column in enumerate(columns):
             low, high = np.fmin.reduceat(column, starts), np.fmax.reduceat(column, starts)
             for entity, value, other in zip(entities.tolist(), low.tolist(), high.tolist(), strict=True):
-                if value != value:
-                    continue
+                if not math.isfinite(value) or not math.isfinite(other):
+                    continue  # missing, and counted where the entities are joined
                 known = self._static[entity][k]
                 if value != other or (known is not None and known != value):
                     name = list(self._entities)[entity]

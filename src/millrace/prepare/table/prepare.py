@@ -24,7 +24,7 @@ from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
 from millrace.prepare.table.clean import grid_step
 from millrace.prepare.table.index import Index, build_index
-from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static
+from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static, train_first
 from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.report import TableReport
@@ -101,6 +101,7 @@ class Preparation:
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
+            fit.forget()
             self._partial.close(remove=False)
 
     def _plan(self, found: Survey) -> dict[str, Any]:
@@ -138,6 +139,8 @@ class Preparation:
             fit.save_index(self._folder, index)
             fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index)
             self._check(index, fitted)
+            index = train_first(index, fitted, found.schema.role)
+            fit.save_index(self._folder, index)
             return self._write(pool, found, index, done, fitted)
 
     def _mended(self, old: Any, new: Any) -> Any:
@@ -193,14 +196,14 @@ class Preparation:
         columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
         static, static_scaling = scale_static(
             index.static[:, : len(schema.role.static)],
-            (fitted.rows > 0) & ((fitted.splits == 0) | (options.fit_on == "all")),
+            fitted.is_train,
             options.scale,
         )
         tasks = shard_tasks(self._folder, options, found, index, fitted, columns, static, {})
         self._partial.begin({"plan": self._plan(found)}, Layout(columns), None, resume=True)
         self._write_shards(pool, tasks)
         filled = shards.filled_cells(tasks)
-        report = describe(options, found, done, fitted, filled, len(tasks), columns)
+        report = describe(options, found, index, done, fitted, filled, len(tasks), columns)
         fields: dict[str, Any] = {
             "kind": "series", "columns": columns, "splits": tuple(dict.fromkeys(task.split for task in tasks)),
             "scaling": fitted.scaling.to_manifest(), "meta": make_meta(options, found, index, fitted, static_scaling, report),

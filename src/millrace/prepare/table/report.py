@@ -23,6 +23,7 @@ class TableReport(msgspec.Struct, frozen=True):
     bytes: int
     notes: list[str]
     seconds: float
+    missing: dict[str, int] = {}  # of categories and static columns: rows, or entities, without a value
     rewritten: dict[str, int] = {}  # of an append: bytes that were copied, bytes that are new
 
     def open(self) -> Any:

@@ -327,23 +327,20 @@ def _cut(
         weight = 0
 
     for number, (source, look) in enumerate(zip(sources, looks, strict=True)):
-        used = 1.0
-        if columns is not None and look.schema is not None and len(look.schema) > 0:
-            used = len(columns & set(look.schema.names)) / len(look.schema)
-        pieces: list[tuple[tuple[int, ...], int]] = [((k,), num_bytes) for k, rows, num_bytes in look.groups if rows]
+        width = 0 if look.schema is None else _row_bytes(look.schema, columns)
+        pieces: list[tuple[tuple[int, ...], int]] = [((k,), rows * width) for k, rows, _ in look.groups if rows]
         if source.format == "csv":
             pieces = [((), source.file.size)] if look.has_rows else []
         for groups, num_bytes in pieces:
-            if source.format == "parquet" and num_bytes * used > LARGE_GROUP_BYTES:
-                large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB)")
-            size = int(num_bytes * used)
-            if weight and weight + size > PART_BYTES:
+            if source.format == "parquet" and num_bytes > LARGE_GROUP_BYTES:
+                large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB decoded)")
+            if weight and weight + num_bytes > PART_BYTES:
                 close()
             if groups and units and units[-1].source == number:
                 units[-1] = Unit(number, (*units[-1].groups, *groups))
             else:
                 units.append(Unit(number, groups))
-            weight += size
+            weight += num_bytes
     close()
     notes = []
     if large:
@@ -352,3 +349,16 @@ def _cut(
             "reading one may take more memory than promised; write smaller ones"
         )
     return tuple(parts), notes
+
+
+def _row_bytes(schema: Any, columns: set[str] | None) -> int:
+    """Bytes of a decoded row, about: a footer knows only what its columns take when they are encoded."""
+    sizes = [_item_bytes(field.type) for field in schema if columns is None or field.name in columns]
+    return max(1, sum(sizes))
+
+
+def _item_bytes(kind: Any) -> int:
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:  # text: by its place in a dictionary, or a short one
+        return 8
