@@ -1,6 +1,6 @@
 """The most memory that preparing a table takes, over all processes, at growing sizes.
 
-    python -m benchmarks.table_memory [--rows 2000000 8000000 32000000] [--workers 2]
+    python -m benchmarks.table_memory [--rows 1000000 4000000 16000000] [--workers 2]
 
 Anonymous and shared pages of the command and its workers, looked at all the time; pages of files are the kernel's to take
 back. Rows have 16 float32 features and a category, in row groups of about 8 MB and, once, of 128 MB.
@@ -114,7 +114,7 @@ def memory_curve(sizes: list[int], folder: Path, shape: str = "sorted", *, worke
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, nargs="+", default=[2_000_000, 8_000_000, 32_000_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 4_000_000, 16_000_000])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     options = parser.parse_args()
