@@ -182,7 +182,7 @@ class Reader:
             time = _flat(table.column(self._options.time))
             keys = [_flat(table.column(name)) for name in self._options.entity] if keys else []
         names, codes = self._entities(source, keys, len(time))
-        return Batch(names, codes, self._times(time), table)
+        return Batch(names, codes, self._times(source, time), table)
 
     def _entities(self, source: TableSource, keys: list[Any], rows: int) -> tuple[list[str], Array | None]:
         if not keys:
@@ -200,19 +200,36 @@ class Reader:
                 )  # fmt: skip
         return _encoded(compute.binary_join_element_wise(*texts, SEPARATOR))
 
-    def _times(self, time: Any) -> Array:
+    def _times(self, source: TableSource, time: Any) -> Array:
         import pyarrow
 
+        unit = self._schema.time_unit
         if not len(time):
             return np.zeros(0, self._schema.time_dtype)
         if self._schema.time_dtype == "float64":
             return time.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-        if self._schema.time_unit == "D":
-            time = time.cast(pyarrow.date32()).view(pyarrow.int32())
-        elif self._schema.time_unit is not None:
-            wanted = pyarrow.timestamp(self._schema.time_unit, time.type.tz)
-            time = time.cast(wanted).view(pyarrow.int64())
+        if unit is not None:  # files that are appended may have another than the store
+            wanted = pyarrow.date32() if unit == "D" else pyarrow.timestamp(unit, getattr(time.type, "tz", None))
+            time = self._lossless(source, time, wanted)
+            time = time.view(pyarrow.int32() if unit == "D" else pyarrow.int64())
         return time.cast(pyarrow.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def _lossless(self, source: TableSource, time: Any, wanted: Any) -> Any:
+        """Times as another type; one that it cannot hold is refused."""
+        from pyarrow import compute
+
+        if time.type == wanted:
+            return time
+        kept = time.cast(wanted, safe=False)
+        lost = compute.not_equal(kept.cast(time.type, safe=False), time)
+        if compute.any(lost).as_py():
+            what = "dates" if self._schema.time_unit == "D" else f"times in {self._schema.time_unit}"
+            value = time.filter(lost)[0].cast("string").as_py()
+            raise SourceError(
+                f"{source.file.path!r}: {self._options.time!r} has {value}, but the store has {what}, which cannot hold it; "
+                "round the times with --transform, or prepare the whole table anew", source=source.file.path,
+            )  # fmt: skip
+        return kept
 
 
 def _groups(unit: Unit) -> str:

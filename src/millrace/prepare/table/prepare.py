@@ -62,6 +62,8 @@ def prepare_table(
         from millrace.prepare.table.append import append_table
 
         return append_table([os.fspath(path) for path in given], target, options, running)
+    if options.pop("refit", False):
+        raise ConfigError("--refit is for --append; a new store is always fitted on its own rows")
     return Preparation([os.fspath(path) for path in given], target, make_options(options), running).run()
 
 
@@ -96,12 +98,17 @@ class Preparation:
             if self._partial.complete():
                 return self._finished(found)
             return self._prepare(found)
-        except MillraceError:
-            if self._is_mine and (self._is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
-                self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
+        except MillraceError as error:
+            self._clear(error)
             raise
         finally:
             self._partial.close(remove=False)
+
+    def _clear(self, error: MillraceError) -> None:
+        """Removes an attempt of which nothing can be continued, so that a mended call starts afresh."""
+        is_void = self._is_void and isinstance(error, (ConfigError, SourceError))
+        if self._is_mine and (is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
+            self._partial.close(remove=True)
 
     def _plan(self, found: Survey) -> dict[str, Any]:
         described = {s.file.path: [s.file.size, s.file.mtime_ns, s.file.ends] for s in found.sources}
