@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError, MillraceError, SourceError
+from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, shard_tasks
@@ -52,6 +53,10 @@ def append_table(paths: list[str], out: Path, given: Mapping[str, Any], running:
     refit = bool(asked.pop("refit", False))
     plan = _made(out)["plan"]
     options, notes = _options(out, msgspec.convert(plan["options"], TableOptions), asked)
+    function = options.transform
+    is_same = function is not None and function == plan["options"]["transform"]
+    if is_same and source_digest(str(function), "--transform") != plan.get("transform"):
+        notes.append(f"--transform {function} has changed since the store was made")
     return Appending(paths, out, options, running, refit, notes).run()
 
 
@@ -139,7 +144,12 @@ class Appending(Preparation):
         return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit))
 
     def _append(self, found: Survey, base: Base) -> TableReport:
-        check_plan(self._folder / "plan.json", {**self._plan(found), "base": base.manifest.fingerprint}, self._folder)
+        check_plan(
+            self._folder / "plan.json",
+            {**self._plan(found), "base": base.manifest.fingerprint},
+            self._folder,
+            self._mended,
+        )
         self._is_mine = True
         with contextlib.closing(self._pool()) as pool:
             done = self._read(pool, found)

@@ -11,7 +11,7 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.schema import Schema, is_number, logical
+from millrace.prepare.table.schema import Schema, is_number, logical, type_of, without_null_types
 from millrace.prepare.table.sources import TableSource, Unit, arrow, native, open_csv, partition_type
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
@@ -58,7 +58,7 @@ class Reader:
     def __init__(self, options: TableOptions, schema: Schema) -> None:
         self._options, self._schema = options, schema
         self._transform = load_function(options.transform, "--transform")
-        self._types = {name: _type(text) for name, text in schema.types.items()}
+        self._types = {name: type_of(text) for name, text in schema.types.items()}
         self.dropped: Counter[str] = Counter()
         self.rows_read = 0
 
@@ -127,14 +127,16 @@ class Reader:
             table = pyarrow.Table.from_batches([table])
         for name, value in source.partition:
             if self._transform is not None or name in self._types:
-                column = pyarrow.array([value], partition_type(value)).take(np.zeros(len(table), np.int64))
+                kind = partition_type(value) if self._transform is not None else self._types[name]
+                column = pyarrow.array([value], kind).take(np.zeros(len(table), np.int64))
                 table = table.append_column(name, column)
         if self._transform is not None:
             table = self._transformed(source, table)
         if self._options.where:
             before = len(table)
-            types = {field.name: field.type for field in table.schema}
-            table = table.filter(expression(self._options.where, types))
+            schema = without_null_types(table.schema, self._types)
+            types = {field.name: field.type for field in schema}
+            table = table.cast(schema).filter(expression(self._options.where, types))
             self.dropped["where"] += before - len(table)
         return table
 
@@ -234,24 +236,6 @@ class Reader:
 
 def _groups(unit: Unit) -> str:
     return f" (row groups {unit.groups[0]} to {unit.groups[-1]})" if unit.groups else ""
-
-
-def _type(text: str) -> Any:
-    """A pyarrow type from its name, as far as reading needs it."""
-    import pyarrow
-
-    if text.startswith("timestamp["):
-        unit, _, zone = text[10:-1].partition(", tz=")
-        return pyarrow.timestamp(unit, zone or None)
-    plain = {
-        "date32[day]": pyarrow.date32(),
-        "date64[ms]": pyarrow.date64(),
-        "double": pyarrow.float64(),
-        "null": pyarrow.null(),
-    }
-    if text in plain:
-        return plain[text]
-    return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
 
 
 def _is_alike(one: Any, other: Any) -> bool:
