@@ -27,7 +27,13 @@ def policies(values: list[str] | None) -> dict[str, str]:
     return found
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def run(
+    context: typer.Context,
     sources: Annotated[list[str], typer.Argument(help="Parquet or CSV files, folders or patterns.")],
     out: Annotated[str, typer.Option(help="Where the store will be.")],
     time: Annotated[str, typer.Option(metavar="COLUMN", help="The column with the times.")],
@@ -119,18 +125,19 @@ def run(
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
-    refitting = {"refit": True} if refit else {}
+    asked = {
+        "time": time, "entity": names(entity), "features": names(features), "target": names(target), "static": names(static),
+        "categorical": names(categorical), "known_future": names(known_future), "where": where, "transform": transform,
+        "nulls": policies(nulls), "duplicates": duplicates, "freq": freq, "min_rows": min_rows, "calendar": names(calendar),
+        "scale": scale, "per_entity": per_entity, "fit_on": fit_on, "dtype": dtype, "split_by": split_by, "val_from": val_from,
+        "test_from": test_from, "val": val, "test": test, "val_last": val_last, "test_last": test_last,
+        "val_entities": names(val_entities), "test_entities": names(test_entities), "gap": gap, "on_error": on_error,
+        "widen": widen, "strict": strict, "shard_bytes": shard_bytes, "refit": refit,
+    }  # fmt: skip
+    # Only what was written: to an append a default is no wish.
+    given = {name: value for name, value in asked.items() if _is_given(context, name)}
     with TableProgress() as progress:
-        report = prepare_table(
-            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, time=time,
-            entity=names(entity), **refitting,
-            features=names(features), target=names(target), static=names(static), categorical=names(categorical),
-            known_future=names(known_future), where=where, transform=transform, nulls=policies(nulls), duplicates=duplicates,
-            freq=freq, min_rows=min_rows, calendar=names(calendar), scale=scale, per_entity=per_entity, fit_on=fit_on, dtype=dtype,
-            split_by=split_by, val_from=val_from, test_from=test_from, val=val, test=test, val_last=val_last, test_last=test_last,
-            val_entities=names(val_entities), test_entities=names(test_entities), gap=gap, on_error=on_error, widen=widen,
-            strict=strict, shard_bytes=shard_bytes,
-        )  # fmt: skip
+        report = prepare_table(sources, out, workers=workers, append=append, progress=progress, stall_s=stall, **given)
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
@@ -138,12 +145,40 @@ def run(
 
 
 def show(report: Any, out: str, lookback: int, horizon: int) -> None:
-    from millrace.cli.console import print_line, print_table, size
+    from millrace.cli.console import print_line
 
     if not report.is_new:
         print_line(f"already complete: {report.path}, fingerprint {report.fingerprint}")
         return
-    counts = _windows(report, lookback, horizon)
+    if report.added:
+        print_line(
+            f"added {_counted(report.added['rows'], 'row')} to {_counted(report.added['entities'], 'entity')}, "
+            f"{_counted(report.added['new entities'], 'new entity')}"
+        )
+        _show_run(report)
+        print_line("the store now has")
+        _show_store(report, lookback, horizon)
+    else:
+        _show_store(report, lookback, horizon)
+        _show_run(report)
+    if list(report.rows) == ["train"]:
+        print_line("note: there is no validation split; --val-last 0.1 or --val-from TIME makes one")
+    seconds = max(report.seconds, 1e-9)
+    print_line(f"read {report.rows_read:,} rows in {seconds:.1f} s: {report.rows_read / seconds:,.0f} rows/s")
+    print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
+    print_line(f"next: millrace head {out}")
+
+
+def _counted(number: int, noun: str) -> str:
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"
+
+
+def _show_store(report: Any, lookback: int, horizon: int) -> None:
+    """What the store holds."""
+    from millrace.cli.console import print_line, print_table, size
+
+    counts, short = _windows(report, lookback, horizon)
     print_table(
         [
             ("split", "rows", f"windows of {lookback} + {horizon}"),
@@ -151,15 +186,21 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
         ],
         indent="",
     )
+    too_short = f"; {_counted(short, 'entity')} {'is' if short == 1 else 'are'} shorter than a window" if short else ""
     print_line(
-        f"{report.entities:,} {'entity' if report.entities == 1 else 'entities'} in {report.shards:,} "
-        f"{'shard' if report.shards == 1 else 'shards'}, {size(report.bytes)}"
+        f"{_counted(report.entities, 'entity')} in {_counted(report.shards, 'shard')}, {size(report.bytes)}{too_short}"
     )
     rows = [("column", "mean", "std", "min", "max", "nulls", "filled")]
     for name, column in report.columns.items():
         figures = ["" if column[key] is None else f"{column[key]:.6g}" for key in ("mean", "std", "min", "max")]
         rows.append((name, *figures, f"{column['nulls'] + column['infinite']:,}", f"{column['filled']:,}"))
     print_table(rows, indent="")
+
+
+def _show_run(report: Any) -> None:
+    """What this run did."""
+    from millrace.cli.console import print_line, size
+
     for reason, number in report.dropped.items():
         print_line(f"{'' if 'added' in reason else 'dropped, '}{reason}: {number:,}")
     for name, number in report.missing.items():
@@ -174,16 +215,14 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
             f"rewrote {size(report.rewritten['copied bytes'])} for {size(new)} of new rows: "
             f"{(report.rewritten['copied bytes'] + new) / new:.1f} times"
         )
-    if list(report.rows) == ["train"]:
-        print_line("note: there is no validation split; --val-last 0.1 or --val-from TIME makes one")
-    seconds = max(report.seconds, 1e-9)
-    print_line(f"read {report.rows_read:,} rows in {seconds:.1f} s: {report.rows_read / seconds:,.0f} rows/s")
-    print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
-    print_line(f"next: millrace head {out}")
 
 
-def _windows(report: Any, lookback: int, horizon: int) -> dict[str, int]:
+def _windows(report: Any, lookback: int, horizon: int) -> tuple[dict[str, int], int]:
+    """Windows of each split, and how many entities have fewer rows than one needs."""
+    import numpy as np
+
     from millrace.view.windows import Windows
 
     store = report.open()
-    return {split: len(Windows(store.split(split), lookback=lookback, horizon=horizon)) for split in report.rows}
+    counts = {split: len(Windows(store.split(split), lookback=lookback, horizon=horizon)) for split in report.rows}
+    return counts, int((np.diff(store.offsets) < lookback + horizon).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,12 @@ class TableProgress(TextProgress):
     """Called as (stage, done, total, facts): parts read, groups of entities measured, shards written."""
 
     _rows = 0
+
+    def __call__(self, stage: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
+        if stage == "note":
+            sys.stderr.write(f"note: {facts['note']}\n")
+        else:
+            super().__call__(stage, done, total, facts)
 
     def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> str:
         seconds = max(time.monotonic() - self._started, 1e-9)

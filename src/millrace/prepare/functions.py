@@ -6,7 +6,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from millrace.errors import ConfigError
 
@@ -27,3 +30,13 @@ def load_function(name: str | None, option: str) -> Callable[..., Any] | None:
     if not callable(function):
         raise ConfigError(f"{option} {name!r} is {type(function).__name__}; expected a function")
     return function  # type: ignore[no-any-return]
+
+
+def source_digest(name: str, option: str) -> str | None:
+    """Of the file a function is written in: by it one that was mended is known as another. None: there is no such file."""
+    function = load_function(name, option)
+    module = sys.modules.get(getattr(function, "__module__", None) or name.partition(":")[0])
+    try:
+        return xxhash.xxh3_128_hexdigest(Path(getattr(module, "__file__", None) or "").read_bytes())
+    except OSError:
+        return None

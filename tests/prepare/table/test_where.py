@@ -251,3 +251,57 @@ def test_conditions_on_times_with_a_zone_are_in_utc():
     )
     assert kept["when"].cast(pa.int64()).to_pylist() == [3_600_000]
     assert columns_of("a > 1 and (b in ('x',) or not c)") == ["a", "b", "c"]
+
+
+def write_years(folder, *, without: str | None = None) -> None:
+    """Three years of one entity in row groups of 5 rows, one folder each; ``without`` is the name of a year that has none."""
+    for year in (2014, 2015, 2016):
+        name = without if without is not None and year == 2014 else str(year)
+        (folder / f"year={name}").mkdir(parents=True)
+        t = np.arange(20) + 100 * year
+        tag = pa.nulls(20) if year == 2014 else pa.array(["a", "b"] * 10)
+        table = pa.table({"t": t, "x": np.arange(20.0), "tag": tag})
+        parquet.write_table(table, folder / f"year={name}" / f"{year}.parquet", row_group_size=5)
+
+
+@pytest.mark.parametrize(
+    ("where", "kept", "pruned"),
+    [
+        ("year >= 2015", [(2015, k) for k in range(20)] + [(2016, k) for k in range(20)], 20),
+        ("year == 2015 and x >= 12", [(2015, k) for k in range(12, 20)], 50),
+        ("year in (2014,) or x >= 19", [(2014, k) for k in range(20)] + [(2015, 19), (2016, 19)], 30),
+        ("not year < 2016 and x < 5", [(2016, k) for k in range(5)], 55),
+    ],
+)
+def test_folders_of_partitions_are_left_out_by_their_names(tmp_path, where, kept, pruned):
+    write_years(tmp_path / "data")
+    options = {"entity": "year", "time": "t", "features": "x", "scale": "none"}
+    report = mr.prepare_table(str(tmp_path / "data"), tmp_path / "store", where=where, **options)
+    store = report.open()
+    found = list(zip((store.columns["time"][:] // 100).tolist(), store.columns["values"][:, 0].tolist(), strict=True))
+    assert found == kept
+    assert report.dropped["where, by row group"] == pruned
+    assert sum(report.dropped.values()) == 60 - len(kept)
+    assert report.rows_read == 60
+
+
+@pytest.mark.parametrize("where", ["tag == 'a'", "tag in ('a', 'c')", "not (tag != 'a')"])
+def test_a_text_that_one_file_has_only_nulls_of(tmp_path, where):
+    write_years(tmp_path / "data")
+    report = mr.prepare_table(
+        str(tmp_path / "data"), tmp_path / "store", entity="year", time="t", features="x", where=where
+    )
+    assert report.rows == {"train": 20}
+    assert sum(report.dropped.values()) == 40
+
+
+@pytest.mark.parametrize("where", ["year == 'y2015'", "year in ('y2015',)", "x >= 0 and year != 'y2016'"])
+def test_a_partition_without_a_value(tmp_path, where):
+    write_years(tmp_path / "data", without="__HIVE_DEFAULT_PARTITION__")
+    for year in (2015, 2016):
+        (tmp_path / "data" / f"year={year}").rename(tmp_path / "data" / f"year=y{year}")
+    report = mr.prepare_table(
+        str(tmp_path / "data"), tmp_path / "store", entity="year", time="t", features="x", where=where
+    )
+    assert report.open().columns["name"][:].tolist() == ["y2015"]
+    assert report.dropped == {"where, by row group": 40}

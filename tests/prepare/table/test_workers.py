@@ -101,18 +101,19 @@ def wait_for_workers(process, out):
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "workers", "said"),
     [
-        ("exits", "exit code 3"),
-        ("crashes", "signal SIGSEGV"),
-        ("killed", "signal SIGKILL; it may have run out of memory"),
+        ("exits", 2, "exit code 3"),
+        ("exits", 1, "exit code 3"),
+        ("crashes", 2, "signal SIGSEGV"),
+        ("killed", 2, "signal SIGKILL; it may have run out of memory"),
     ],
 )
-def test_a_worker_that_dies_is_retried_then_named_with_its_files(source, out, how, said):
+def test_a_worker_that_dies_is_retried_then_named_with_its_files(source, out, how, workers, said):
     with pytest.raises(
         local.WorkerFailed, match=rf"a worker died \({said}\) 3 times on part 2 \('.*2\.parquet'\); look at that"
     ):
-        prepare(source, out, how)
+        prepare(source, out, how, workers=workers)
     assert not out.exists()
     alive = [child for child in psutil.Process().children() if "multiprocessing.spawn" in " ".join(child.cmdline())]
     assert alive == []
@@ -223,3 +224,23 @@ def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path)
     assert lines == [f"interrupted; run it again with: millrace {' '.join(arguments)}"]
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert not out.exists()
+
+
+def test_a_transform_that_was_mended_reads_all_rows_anew(source, out, tmp_path, monkeypatch):
+    """Else the parts of before would stay as the old function left them."""
+    code = "import pyarrow.compute as pc\ndef made(t):\n    if len(t) and pc.max(t['x']).as_py() > {limit}: raise ValueError\n"
+    code += "    return t.set_column(1, 'x', pc.multiply(t['x'], {factor}))\n"
+    (tmp_path / "mended_tables.py").write_text(code.format(limit=70, factor=2.0))
+    options = {"time": "t", "transform": "mended_tables:made", "scale": "none", "workers": 1}
+    with pytest.raises(mr.ConfigError, match="raised ValueError"):
+        mr.prepare_table(source, out, **options)
+    assert list(out.with_name("out.partial").glob("parts/*/done.json"))
+    (tmp_path / "mended_tables.py").write_text(code.format(limit=1000, factor=10.0))
+    said = []
+    store = mr.prepare_table(source, out, progress=lambda *told: said.append(told), **options).open()
+    assert np.array_equal(np.sort(store.columns["values"][:, 0]), 10.0 * np.arange(120))
+    notes = [facts["note"] for stage, _, _, facts in said if stage == "note"]
+    assert notes == ["--transform mended_tables:made has changed since this was begun: all rows are read anew"]
+    (tmp_path / "mended_tables.py").write_text(code.format(limit=1000, factor=100.0))
+    with pytest.raises(mr.ConfigError, match="is finished, but with other sources or options: transform was"):
+        mr.prepare_table(source, out, **options)

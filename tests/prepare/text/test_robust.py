@@ -130,6 +130,9 @@ def hangs(text):
 def slow(text):
     time.sleep(0.3)
     return True
+
+def exits(text):
+    os._exit(3)
 """
 
 
@@ -148,6 +151,12 @@ def test_a_worker_that_hangs_is_named_with_its_slice(slowly, tmp_path):
     with pytest.raises(local.WorkerFailed, match=r"no progress for 2 s on part \d \('.*1\.txt' from 0.*--stall"):
         mr.prepare_text(slowly, tmp_path / "out", stall_s=2, **options)
     assert not [p for p in psutil.Process().children() if "multiprocessing.spawn" in " ".join(p.cmdline())]
+
+
+def test_a_filter_that_ends_its_process_leaves_a_single_worker_alone(slowly, tmp_path):
+    options = {**OPTIONS, "workers": 1, "filter": "slow_filters:exits"}
+    with pytest.raises(local.WorkerFailed, match=r"exit code 3\) 3 times on part 0"):
+        mr.prepare_text(slowly, tmp_path / "out", **options)
 
 
 def test_a_worker_that_is_slow_but_moves_is_left_alone(slowly, tmp_path):

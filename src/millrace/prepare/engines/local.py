@@ -72,7 +72,7 @@ class Workers:
 
     def start(self, function: Callable[[Any], Any], num_tasks: int, *, apart: bool = False) -> bool:
         """Starts what ``run`` will need, without waiting for it; False where the tasks run in this process."""
-        if self._count == 1 or num_tasks == 0 or (num_tasks == 1 and not apart):
+        if num_tasks == 0 or (not apart and min(self._count, num_tasks) == 1):
             return False
         while len(self._workers) < min(self._count, num_tasks):
             self._workers.append(_Worker(self._context, function))
@@ -83,7 +83,7 @@ class Workers:
     ) -> Iterator[tuple[int, Any]]:
         """(number of the task, result) as they finish.
 
-        With one worker everything happens in this process, and so does a single task unless it must run ``apart``.
+        With one worker everything happens in this process, and so does a single task, unless it must run ``apart``.
         """
         if not self.start(function, len(tasks), apart=apart):
             yield from ((number, function(task)) for number, task in enumerate(tasks))

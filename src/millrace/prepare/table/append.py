@@ -7,7 +7,6 @@ ones follow. The scaling stays what it was unless ``refit`` is asked for; cuts s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -17,17 +16,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import ConfigError, MillraceError, SourceError
+from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, shard_tasks
 from millrace.prepare.table.clean import calendar_names, show_time
 from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Engine, Fitted, Measuring
-from millrace.prepare.table.options import TableOptions, make_options
+from millrace.prepare.table.options import TableOptions, parse_options
 from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.prepare import SCRATCH, Preparation, Running
-from millrace.prepare.table.report import TableReport
+from millrace.prepare.table.refit import check_refit, refitted
+from millrace.prepare.table.report import TableReport, joined
+from millrace.prepare.table.schema import Role
 from millrace.prepare.table.sources import Survey, survey
 from millrace.prepare.table.splits import SPLITS, rows_by_split
 from millrace.ragged import Array, Int64s
@@ -42,15 +44,20 @@ from millrace.store.shard import shard_name
 from millrace.store.snapshot import Base
 
 FREE = ("on_error", "widen", "strict", "shard_bytes", "where", "transform")  # may differ from one append to the next
+TOLD = ("where", "transform")  # a difference is told: rows of the store were taken another way
 
 
 def append_table(paths: list[str], out: Path, given: Mapping[str, Any], running: Running) -> TableReport:
-    """Adds rows to the store at ``out``; its own options hold, those given may only repeat them."""
-    asked = dict(given)
+    """Adds rows to the store at ``out``; its own options hold, those given (not None) may only repeat them."""
+    asked = {name: value for name, value in given.items() if value is not None}
     refit = bool(asked.pop("refit", False))
-    made = _made(out)
-    options = _options(out, made, asked)
-    return Appending(paths, out, options, running, refit).run()
+    plan = _made(out)["plan"]
+    options, notes = _options(out, msgspec.convert(plan["options"], TableOptions), asked)
+    function = options.transform
+    is_same = function is not None and function == plan["options"]["transform"]
+    if is_same and source_digest(str(function), "--transform") != plan.get("transform"):
+        notes.append(f"--transform {function} has changed since the store was made")
+    return Appending(paths, out, options, running, refit, notes).run()
 
 
 def _made(out: Path) -> dict[str, Any]:
@@ -64,37 +71,43 @@ def _made(out: Path) -> dict[str, Any]:
     return made
 
 
-def _options(out: Path, made: Mapping[str, Any], given: Mapping[str, Any]) -> TableOptions:
-    """The options of the store; one that is given and says something else is refused."""
-    kept = msgspec.convert(made["plan"]["options"], TableOptions)
-    asked = make_options({"time": kept.time, **given})
-    default = TableOptions(time=kept.time)
-    changes = {}
-    for name in TableOptions.__struct_fields__:
-        value = getattr(asked, name)
-        if name in FREE:
-            changes[name] = value
-        elif value not in (getattr(default, name), getattr(kept, name)):
+def _options(out: Path, kept: TableOptions, given: Mapping[str, Any]) -> tuple[TableOptions, list[str]]:
+    """The options of the store, but for the free ones that are given; any other that says something else is refused."""
+    asked = parse_options({**msgspec.structs.asdict(kept), **given})
+    notes = []
+    for name in given:
+        value, before = getattr(asked, name), getattr(kept, name)
+        if value == before:
+            continue
+        if name not in FREE:
             raise ConfigError(
-                f"{out} was made with {name}={getattr(kept, name)!r}, which an append cannot change to {value!r}; "
+                f"{out} was made with {name}={before!r}, which an append cannot change to {value!r}; "
                 "leave it out, or prepare another store"
             )
-    return msgspec.structs.replace(kept, **changes)
+        if name in TOLD:
+            notes.append(f"--{name} {value!r} was used here, where the store was made with {before!r}")
+    asked.check()
+    return asked, notes
 
 
 class Appending(Preparation):
     """One append, from the survey to the next snapshot."""
 
-    def __init__(self, paths: list[str], out: Path, options: TableOptions, running: Running, refit: bool) -> None:
+    def __init__(
+        self, paths: list[str], out: Path, options: TableOptions, running: Running, refit: bool, notes: Sequence[str]
+    ) -> None:
         super().__init__(paths, out, options, running)
-        self._refit = refit
+        self._refit, self._notes = refit, notes
         self._partial = Partial(out, append=True, scratch=SCRATCH)
 
     def run(self) -> TableReport:
         self._partial.acquire()
+        self._is_mine = not (self._folder / "plan.json").exists()
         try:
             base = read_base(self._out)
             self._store = open_store(self._out)
+            if self._refit:
+                check_refit(self._old_scaling())
             meta = self._store.meta
             waves = len(calendar_names(self._options.calendar))
             inputs = meta.get("inputs", meta["features"])
@@ -106,6 +119,9 @@ class Appending(Preparation):
                 self._partial.close(remove=True)  # also where it was killed at its very end
                 return TableReport(str(self._out), base.manifest.fingerprint, False, **last["report"], seconds=0.0)
             return self._append(found, base)
+        except MillraceError as error:
+            self._clear(error)
+            raise
         finally:
             fit.forget()
             self._partial.close(remove=False)
@@ -129,15 +145,24 @@ class Appending(Preparation):
         return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit))
 
     def _append(self, found: Survey, base: Base) -> TableReport:
-        check_plan(self._folder / "plan.json", {**self._plan(found), "base": base.manifest.fingerprint}, self._folder)
+        check_plan(
+            self._folder / "plan.json",
+            {**self._plan(found), "base": base.manifest.fingerprint},
+            self._folder,
+            self._mended,
+        )
+        self._is_mine = True
         with contextlib.closing(self._pool()) as pool:
             done = self._read(pool, found)
+            self._is_void = True  # options cannot change: files that are refused now will be so again
             index = build_index(self._folder, done, found.schema, self._store.meta.get("categories"))
             if not index.names:
                 raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
             fit.save_index(self._folder, index)
             records = self._records(index)
+            self._check_static(index, records, found.schema.role)
             fitted = self._measure(pool, found, index, records)
+            self._is_void = False
             return self._publish(pool, found, base, index, done, fitted, records)
 
     def _records(self, index: Index) -> Int64s:
@@ -174,33 +199,14 @@ class Appending(Preparation):
                 fitted.cuts[k] = self._cuts(record, fitted.cuts[k])
         return fitted
 
-    def _scaling(self, moments: Moments) -> Scaling:
+    def _scaling(self, moments: Moments, rows: int) -> Scaling:
         """The store's, or refitted on its train rows and the new ones."""
+        old = self._old_scaling()
+        return refitted(old, moments, rows) if self._refit else old
+
+    def _old_scaling(self) -> Scaling:
         assert self._store.manifest is not None
-        old = Scaling.from_manifest(self._store.manifest.scaling)
-        if not self._refit:
-            return old
-        if old.method == "robust" or old.per_entity:
-            raise ConfigError(
-                "--refit needs all rows for quartiles or a scaling per entity; prepare the whole table anew"
-            )
-        width = len(moments)
-        count = np.array(old.statistics["count"][:width], np.int64)
-        mean, std, low, high = (
-            np.array([0.0 if value is None else value for value in old.statistics[key][:width]])
-            for key in ("mean", "std", "min", "max")
-        )
-        low, high = np.where(count > 0, low, np.inf), np.where(count > 0, high, -np.inf)
-        before = Moments(count, mean, std**2 * count, low, high, np.zeros(width))
-        fitted = Scaling.fit(
-            old.method, old.features[:width], Moments.merge(before, moments), dtype=old.dtype, fit_on=old.fit_on
-        )
-        waves = len(old.features) - width
-        return dataclasses.replace(
-            fitted, features=old.features, center=np.append(fitted.center, np.zeros(waves)),
-            scale=np.append(fitted.scale, np.ones(waves)),
-            statistics={key: [*values, *([None] * waves)] for key, values in fitted.statistics.items()},
-        )  # fmt: skip
+        return Scaling.from_manifest(self._store.manifest.scaling)
 
     def _cuts(self, record: int, new: Int64s) -> Int64s:
         """Where a longer record is cut: a split that had begun keeps its first row."""
@@ -231,10 +237,20 @@ class Appending(Preparation):
         report = describe(self._options, found, index, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
         row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
         copied = sum(self._rows(entity.record) for task in rewritten for entity in task.entities)
-        report["rows"] = self._rows_after(fitted, records)
-        report["entities"] = self._store.num_records + int((fitted.rows[records < 0] > 0).sum())
-        report["rewritten"] = {"copied bytes": copied * row_bytes, "new bytes": int(fitted.rows.sum()) * row_bytes}
+        report["added"] = {
+            "rows": int(fitted.rows.sum()), "entities": int((fitted.rows[records >= 0] > 0).sum()),
+            "new entities": int((fitted.rows[records < 0] > 0).sum()),
+        }  # fmt: skip
+        report["rewritten"] = {"copied bytes": copied * row_bytes, "new bytes": report["added"]["rows"] * row_bytes}
+        report["notes"] += self._notes
+        report |= {
+            "rows": self._rows_after(fitted, records),
+            "entities": self._store.num_records + report["added"]["new entities"],
+            "shards": self._store.num_shards + len(tasks) - len(rewritten),
+            "bytes": (self._store.num_rows + report["added"]["rows"]) * row_bytes,
+        }
         meta = dict(base.manifest.meta)
+        report, meta["report"] = joined(meta["report"], report)
         if index.categories:
             meta["categories"] = {name: list(values) for name, values in index.categories.items()}
         fields = {
@@ -327,22 +343,32 @@ class Appending(Preparation):
         for task in rewritten:
             numbers[task.split] = max(numbers[task.split], task.number + 1)
         only_new = msgspec.structs.replace(fitted, rows=np.where(records < 0, fitted.rows, 0))
-        static = self._static(index, records, len(found.schema.role.static))
+        static = np.nan_to_num(self._static(index, len(found.schema.role.static))).astype(np.float32)
         return shard_tasks(self._folder, self._options, found, index, only_new, columns, static, numbers)
 
-    def _static(self, index: Index, records: Int64s, count: int) -> Array:
-        """Static numbers in the store's scaling; those of a known entity must be the ones it has."""
+    def _static(self, index: Index, count: int) -> Array:
+        """Static numbers in the store's scaling, NaN where there is none."""
         if not count:
-            return np.zeros((len(records), 0), np.float32)
+            return np.zeros((len(index.names), 0))
         kept = self._store.meta["static_scaling"]
-        scaled = (index.static[:, :count] - np.array(kept["center"])) / np.array(kept["scale"])
-        found: Array = np.nan_to_num(scaled).astype(np.float32)
-        for k in np.flatnonzero(records >= 0).tolist():
-            stored = np.asarray(self._store.columns["static"][int(records[k])])
-            differ = np.flatnonzero(~np.isnan(scaled[k]) & (found[k] != stored))
-            if len(differ):
-                name = self._store.meta["static"][int(differ[0])]
-                raise SourceError(
-                    f"static column {name!r} of entity {index.names[k]!r} is not what the store has; mend the files"
-                )
-        return found
+        scaled: Array = (index.static[:, :count] - np.array(kept["center"])) / np.array(kept["scale"])
+        return scaled
+
+    def _check_static(self, index: Index, records: Int64s, role: Role) -> None:
+        """What is static of a known entity must be what the store has of it."""
+        count = len(role.static)
+        found = {
+            "static": self._static(index, count).astype(np.float32),
+            "static_categorical": index.static[:, count:],
+        }
+        for column, values in found.items():
+            if not values.shape[1]:
+                continue
+            for k in np.flatnonzero(records >= 0).tolist():
+                stored = np.asarray(self._store.columns[column][int(records[k])])
+                differ = np.flatnonzero(~np.isnan(values[k]) & (values[k] != stored))
+                if len(differ):
+                    name = self._store.meta[column][int(differ[0])]
+                    raise SourceError(
+                        f"static column {name!r} of entity {index.names[k]!r} is not what the store has; mend the files"
+                    )

@@ -11,7 +11,7 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.schema import Schema, is_number, logical
+from millrace.prepare.table.schema import Schema, is_number, logical, type_of, without_null_types
 from millrace.prepare.table.sources import TableSource, Unit, arrow, native, open_csv, partition_type
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
@@ -58,7 +58,7 @@ class Reader:
     def __init__(self, options: TableOptions, schema: Schema) -> None:
         self._options, self._schema = options, schema
         self._transform = load_function(options.transform, "--transform")
-        self._types = {name: _type(text) for name, text in schema.types.items()}
+        self._types = {name: type_of(text) for name, text in schema.types.items()}
         self.dropped: Counter[str] = Counter()
         self.rows_read = 0
 
@@ -127,14 +127,16 @@ class Reader:
             table = pyarrow.Table.from_batches([table])
         for name, value in source.partition:
             if self._transform is not None or name in self._types:
-                column = pyarrow.array([value], partition_type(value)).take(np.zeros(len(table), np.int64))
+                kind = partition_type(value) if self._transform is not None else self._types[name]
+                column = pyarrow.array([value], kind).take(np.zeros(len(table), np.int64))
                 table = table.append_column(name, column)
         if self._transform is not None:
             table = self._transformed(source, table)
         if self._options.where:
             before = len(table)
-            types = {field.name: field.type for field in table.schema}
-            table = table.filter(expression(self._options.where, types))
+            schema = without_null_types(table.schema, self._types)
+            types = {field.name: field.type for field in schema}
+            table = table.cast(schema).filter(expression(self._options.where, types))
             self.dropped["where"] += before - len(table)
         return table
 
@@ -182,7 +184,7 @@ class Reader:
             time = _flat(table.column(self._options.time))
             keys = [_flat(table.column(name)) for name in self._options.entity] if keys else []
         names, codes = self._entities(source, keys, len(time))
-        return Batch(names, codes, self._times(time), table)
+        return Batch(names, codes, self._times(source, time), table)
 
     def _entities(self, source: TableSource, keys: list[Any], rows: int) -> tuple[list[str], Array | None]:
         if not keys:
@@ -200,41 +202,40 @@ class Reader:
                 )  # fmt: skip
         return _encoded(compute.binary_join_element_wise(*texts, SEPARATOR))
 
-    def _times(self, time: Any) -> Array:
+    def _times(self, source: TableSource, time: Any) -> Array:
         import pyarrow
 
+        unit = self._schema.time_unit
         if not len(time):
             return np.zeros(0, self._schema.time_dtype)
         if self._schema.time_dtype == "float64":
             return time.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-        if self._schema.time_unit == "D":
-            time = time.cast(pyarrow.date32()).view(pyarrow.int32())
-        elif self._schema.time_unit is not None:
-            wanted = pyarrow.timestamp(self._schema.time_unit, time.type.tz)
-            time = time.cast(wanted).view(pyarrow.int64())
+        if unit is not None:  # files that are appended may have another than the store
+            wanted = pyarrow.date32() if unit == "D" else pyarrow.timestamp(unit, getattr(time.type, "tz", None))
+            time = self._lossless(source, time, wanted)
+            time = time.view(pyarrow.int32() if unit == "D" else pyarrow.int64())
         return time.cast(pyarrow.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def _lossless(self, source: TableSource, time: Any, wanted: Any) -> Any:
+        """Times as another type; one that it cannot hold is refused."""
+        from pyarrow import compute
+
+        if time.type == wanted:
+            return time
+        kept = time.cast(wanted, safe=False)
+        lost = compute.not_equal(kept.cast(time.type, safe=False), time)
+        if compute.any(lost).as_py():
+            what = "dates" if self._schema.time_unit == "D" else f"times in {self._schema.time_unit}"
+            value = time.filter(lost)[0].cast("string").as_py()
+            raise SourceError(
+                f"{source.file.path!r}: {self._options.time!r} has {value}, but the store has {what}, which cannot hold it; "
+                "round the times with --transform, or prepare the whole table anew", source=source.file.path,
+            )  # fmt: skip
+        return kept
 
 
 def _groups(unit: Unit) -> str:
     return f" (row groups {unit.groups[0]} to {unit.groups[-1]})" if unit.groups else ""
-
-
-def _type(text: str) -> Any:
-    """A pyarrow type from its name, as far as reading needs it."""
-    import pyarrow
-
-    if text.startswith("timestamp["):
-        unit, _, zone = text[10:-1].partition(", tz=")
-        return pyarrow.timestamp(unit, zone or None)
-    plain = {
-        "date32[day]": pyarrow.date32(),
-        "date64[ms]": pyarrow.date64(),
-        "double": pyarrow.float64(),
-        "null": pyarrow.null(),
-    }
-    if text in plain:
-        return plain[text]
-    return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
 
 
 def _is_alike(one: Any, other: Any) -> bool:

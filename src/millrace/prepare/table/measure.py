@@ -55,7 +55,7 @@ class Measuring:
         index: Index,
         times: Sequence[Any] | None = None,
         after: Mapping[int, Any] | None = None,
-        kept: Callable[[Moments], Scaling] | None = None,
+        kept: Callable[[Moments, int], Scaling] | None = None,
     ) -> Fitted:
         """Rows, cuts, splits and scaling of every entity.
 
@@ -90,7 +90,8 @@ class Measuring:
         moments = merge_all([fit.unpack(part.moments, features)[0] for part in ordered])
         quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and kept is None else None
         measured = cuts[:, 0] if options.has_time_split and options.fit_on == "train" else rows
-        scaling = self._scaling(moments, quartiles, int(measured[train].sum())) if kept is None else kept(moments)
+        count = int(measured[train].sum())
+        scaling = self._scaling(moments, quartiles, count) if kept is None else kept(moments, count)
         each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
         seen = np.logical_or.reduce([np.frombuffer(part.seen, bool) for part in ordered])

@@ -149,6 +149,13 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_options(given: Mapping[str, Any]) -> TableOptions:
+    """Options from keyword arguments, which must go together."""
+    options = parse_options(given)
+    options.check()
+    return options
+
+
+def parse_options(given: Mapping[str, Any]) -> TableOptions:
     """Options from keyword arguments: a name alone stands for a list of one."""
     unknown = set(given) - set(TableOptions.__struct_fields__)
     if unknown:
@@ -173,11 +180,9 @@ def make_options(given: Mapping[str, Any]) -> TableOptions:
         if values.get(name) is not None:
             values[name] = str(values[name])
     try:
-        options = msgspec.convert(values, TableOptions)
+        return msgspec.convert(values, TableOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"options of prepare table: {error}") from error
-    options.check()
-    return options
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:

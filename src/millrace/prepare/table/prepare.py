@@ -19,6 +19,7 @@ import msgspec
 from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
+from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
@@ -62,6 +63,8 @@ def prepare_table(
         from millrace.prepare.table.append import append_table
 
         return append_table([os.fspath(path) for path in given], target, options, running)
+    if options.pop("refit", False):
+        raise ConfigError("--refit is for --append; a new store is always fitted on its own rows")
     return Preparation([os.fspath(path) for path in given], target, make_options(options), running).run()
 
 
@@ -96,13 +99,18 @@ class Preparation:
             if self._partial.complete():
                 return self._finished(found)
             return self._prepare(found)
-        except MillraceError:
-            if self._is_mine and (self._is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
-                self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
+        except MillraceError as error:
+            self._clear(error)
             raise
         finally:
             fit.forget()
             self._partial.close(remove=False)
+
+    def _clear(self, error: MillraceError) -> None:
+        """Removes an attempt of which nothing can be continued, so that a mended call starts afresh."""
+        is_void = self._is_void and isinstance(error, (ConfigError, SourceError))
+        if self._is_mine and (is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
+            self._partial.close(remove=True)
 
     def _plan(self, found: Survey) -> dict[str, Any]:
         described = {s.file.path: [s.file.size, s.file.mtime_ns, s.file.ends] for s in found.sources}
@@ -110,6 +118,8 @@ class Preparation:
             "version": PLAN_VERSION, "options": msgspec.to_builtins(self._options), "sources": described,
             "order": list(described),
         }  # fmt: skip
+        if self._options.transform is not None:
+            plan["transform"] = source_digest(self._options.transform, "--transform")
         return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
 
     def _finished(self, found: Survey) -> TableReport:
@@ -144,13 +154,23 @@ class Preparation:
             return self._write(pool, found, index, done, fitted)
 
     def _mended(self, old: Any, new: Any) -> Any:
-        """The old plan with what may change once the rows are read; what was made of the rows goes, the parts stay."""
+        """The old plan with what may change once the rows are read; what was made of the rows goes, the parts stay.
+
+        Where the user's own function has changed, the parts go too.
+        """
         options = {**new["options"], **{name: old["options"].get(name) for name in READING}}
         allowed = {**old, "options": options}
+        is_other = old.get("transform") != new.get("transform") and options == new["options"]
+        if is_other:
+            allowed["transform"] = new.get("transform")
         if allowed == new:
+            kept = {"plan.json", "owner.json", "lease", *(() if is_other else ("parts",))}
             with platform.writing(self._folder, "removing"):
-                for name in sorted({*os.listdir(self._folder)} - {"parts", "plan.json", "owner.json", "lease"}):
+                for name in sorted({*os.listdir(self._folder)} - kept):
                     platform.remove(self._folder / name)
+            if is_other:
+                told = f"--transform {self._options.transform} has changed since this was begun: all rows are read anew"
+                self._progress("note", 0, 0, {"note": told})
         return allowed
 
     def _pool(self) -> Engine:

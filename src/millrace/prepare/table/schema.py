@@ -58,6 +58,34 @@ def logical(kind: Any) -> Any:
     return kind
 
 
+def type_of(text: str) -> Any:
+    """A pyarrow type from its name, as far as reading needs it."""
+    import pyarrow
+
+    if text.startswith("timestamp["):
+        unit, _, zone = text[10:-1].partition(", tz=")
+        return pyarrow.timestamp(unit, zone or None)
+    plain = {
+        "date32[day]": pyarrow.date32(),
+        "date64[ms]": pyarrow.date64(),
+        "double": pyarrow.float64(),
+        "null": pyarrow.null(),
+    }
+    if text in plain:
+        return plain[text]
+    return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
+
+
+def without_null_types(schema: Any, types: Mapping[str, Any]) -> Any:
+    """A schema whose columns without any value have the type that other files give them."""
+    import pyarrow
+
+    for k, field in enumerate(schema):
+        if pyarrow.types.is_null(field.type) and field.name in types:
+            schema = schema.set(k, field.with_type(types[field.name]))
+    return schema
+
+
 def is_number(kind: Any) -> bool:
     import pyarrow
 

@@ -15,7 +15,7 @@ from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import InputFile, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.schema import Schema, agree
+from millrace.prepare.table.schema import Schema, agree, type_of, without_null_types
 from millrace.prepare.table.where import check, expression
 
 PART_BYTES = 32 << 20  # of decoded columns, about
@@ -89,13 +89,16 @@ def survey(paths: Sequence[str], options: TableOptions) -> Survey:
         if look.schema is not None
     ]
     schema = agree(schemas, options, {name for source in sources for name, _ in source.partition})
+    types = {name: type_of(text) for name, text in schema.types.items()}
+    pruned = 0
     if options.where:
         for kind in {kind for _, kind in schemas}:
-            check(options.where, kind)
-    pruned = 0
-    if options.where and transform is None:
-        for source, look in zip(sources, looks, strict=True):
-            pruned += _prune(source, look, options.where)
+            check(options.where, without_null_types(kind, types))
+        if transform is None:
+            named = {path: without_null_types(kind, types) for path, kind in schemas}
+            for source, look in zip(sources, looks, strict=True):
+                if look.groups:
+                    pruned += _prune(source, look, options.where, named[source.file.path])
     columns = None if transform is not None else set(schema.role.needed)
     parts, notes = _cut(sources, looks, columns)
     empty = [source.file.path for source, look in zip(sources, looks, strict=True) if not look.has_rows]
@@ -296,16 +299,19 @@ def partition_type(value: str | int | None) -> Any:
     return pyarrow.null() if value is None else pyarrow.int64() if isinstance(value, int) else pyarrow.string()
 
 
-def _prune(source: TableSource, look: _Look, where: str) -> int:
-    """Drops the row groups whose statistics say that no row of them is asked for; returns their rows."""
-    if source.format != "parquet" or not look.groups or source.partition:
-        return 0
-    from pyarrow import dataset
+def _prune(source: TableSource, look: _Look, where: str, schema: Any) -> int:
+    """Drops the row groups whose statistics, or the file's path, say that no row of them is asked for; returns their rows."""
+    from pyarrow import compute, dataset
 
-    wanted = expression(where, {field.name: field.type for field in look.schema})
+    field: Any = compute.field
+    wanted = expression(where, {column.name: column.type for column in schema})
+    known: Any = None
+    for name, value in source.partition:
+        says = field(name).is_null() if value is None else field(name) == value
+        known = says if known is None else known & says
     with native(source) as raw:
-        fragment = dataset.ParquetFileFormat().make_fragment(raw)
-        kept = {group.id for piece in fragment.split_by_row_group(wanted) for group in piece.row_groups}
+        fragment = dataset.ParquetFileFormat().make_fragment(raw, partition_expression=known)
+        kept = {group.id for piece in fragment.split_by_row_group(wanted, schema) for group in piece.row_groups}
     look.pruned = sum(rows for k, rows, _ in look.groups if k not in kept)
     look.groups = [group for group in look.groups if group[0] in kept]
     return look.pruned

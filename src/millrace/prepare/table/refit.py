@@ -1,0 +1,40 @@
+"""``prepare table --append --refit``: the scaling of a store fitted anew, from its statistics and those of new rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.scaling.moments import Moments
+from millrace.scaling.scaler import Scaling
+
+
+def check_refit(scaling: Scaling) -> None:
+    """Refuses what cannot be fitted from statistics alone."""
+    if scaling.method == "robust" or scaling.per_entity:
+        raise ConfigError("--refit needs all rows for quartiles or a scaling per entity; prepare the whole table anew")
+
+
+def refitted(old: Scaling, moments: Moments, rows: int) -> Scaling:
+    """Fitted on the train rows of the store and so many new ones; the calendar behind the features stays as it is."""
+    width = len(moments)
+    count = np.array(old.statistics["count"][:width], np.int64)
+    mean, std, low, high = (
+        np.array([0.0 if value is None else value for value in old.statistics[key][:width]])
+        for key in ("mean", "std", "min", "max")
+    )
+    low, high = np.where(count > 0, low, np.inf), np.where(count > 0, high, -np.inf)
+    before = Moments(count, mean, std**2 * count, low, high, np.zeros(width))
+    nulls = np.array([value or 0 for value in old.statistics["nulls"][:width]]) + rows - moments.count
+    fitted = Scaling.fit(
+        old.method, old.features[:width], Moments.merge(before, moments), dtype=old.dtype, fit_on=old.fit_on,
+        nulls=nulls.tolist(),
+    )  # fmt: skip
+    waves = len(old.features) - width
+    return dataclasses.replace(
+        fitted, features=old.features, center=np.append(fitted.center, np.zeros(waves)),
+        scale=np.append(fitted.scale, np.ones(waves)),
+        statistics={key: [*values, *([None] * waves)] for key, values in fitted.statistics.items()},
+    )  # fmt: skip
