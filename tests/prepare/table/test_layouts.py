@@ -194,7 +194,7 @@ def test_a_partition_without_a_value_is_a_null(twin, tmp_path):
         features=["f0"],
         where="year >= 2020",
     )
-    assert (report.rows, report.dropped) == ({"train": 10}, {"where, by row group": 20})
+    assert (report.rows, report.dropped) == ({"train": 10}, {"where, by row group": 20})  # by their path alone
     with pytest.raises(mr.SourceError, match="column 'year' is null"):
         mr.prepare_table(str(tmp_path / "in"), tmp_path / "by", workers=1, time="t", entity="year")
 
