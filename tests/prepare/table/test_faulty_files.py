@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import millrace as mr
+from millrace.testing import NotPossibleHere, small_disk
 
 NAN = float("nan")
 
@@ -68,7 +69,7 @@ def test_a_page_whose_checksum_is_wrong_is_told_with_its_row_group(tmp_path, dam
     body[place] ^= 1
     (tmp_path / "bad.parquet").write_bytes(body)
     with pytest.raises(
-        mr.SourceError, match=r"bad\.parquet' \(row groups 0 to 3\) cannot be read: .*CRC.*; write the file again"
+        mr.SourceError, match=r"bad\.parquet' \(row group 2, column 'x'\) cannot be read: .*CRC.*; write the file again"
     ):
         prepare(tmp_path / "bad.parquet", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -365,3 +366,24 @@ def test_a_column_in_the_file_and_in_its_path(tmp_path):
     frame().to_parquet(tmp_path / "x=3" / "a.parquet")
     with pytest.raises(mr.SourceError, match=r"a\.parquet': column 'x' is in the file and in its path; rename one"):
         prepare(tmp_path / "x=3", tmp_path / "out")
+
+
+def test_a_disk_that_cannot_hold_it_is_refused_before_anything_is_read(tmp_path):
+    """20,000 rows of two features: 24 bytes of each wait between the passes, 16 are stored."""
+    rows = pd.DataFrame({"t": np.arange(20_000), "x": np.zeros(20_000), "y": np.zeros(20_000)})
+    rows.to_parquet(tmp_path / "a.parquet")
+    said = []
+    try:
+        with small_disk(500_000) as disk:
+            with pytest.raises(mr.StoreWriteFailed, match=r"needs at least 800,000 bytes, [\d,]+ are free"):
+                mr.prepare_table(str(tmp_path / "a.parquet"), disk / "out", time="t", workers=1)
+            assert os.listdir(disk) == []
+            with pytest.raises(mr.StoreWriteFailed, match="No space left"):  # all rows but one might be dropped
+                mr.prepare_table(
+                    str(tmp_path / "a.parquet"), disk / "out", time="t", workers=1, nulls="drop",
+                    progress=lambda *told: said.append(told),
+                )  # fmt: skip
+    except NotPossibleHere as reason:
+        pytest.skip(str(reason))
+    assert said[0][:2] == ("room", 800_000)
+    assert said[0][2] < 800_000
