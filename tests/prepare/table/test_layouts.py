@@ -194,7 +194,7 @@ def test_a_partition_without_a_value_is_a_null(twin, tmp_path):
         features=["f0"],
         where="year >= 2020",
     )
-    assert (report.rows, report.dropped) == ({"train": 10}, {"where": 20})
+    assert (report.rows, report.dropped) == ({"train": 10}, {"where, by row group": 20})
     with pytest.raises(mr.SourceError, match="column 'year' is null"):
         mr.prepare_table(str(tmp_path / "in"), tmp_path / "by", workers=1, time="t", entity="year")
 
@@ -257,3 +257,32 @@ def test_a_name_with_the_separator_is_refused_where_columns_are_joined(tmp_path)
     pd.DataFrame({"a": ["x|y"], "b": ["z"], "t": [1], "v": [1.0]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(mr.SourceError, match=r"a value of 'a' holds '\|', which joins"):
         mr.prepare_table(str(tmp_path / "a.parquet"), tmp_path / "out", workers=1, time="t", entity=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("given", "columns"),
+    [
+        (["run=3"], {"year"}),
+        (["run=3/"], {"year"}),
+        (["run=3/year=2015"], set()),
+        (["run=3/year=*/*.parquet"], {"year"}),
+        (["run=3/**/*.parquet"], {"year"}),
+        (["run=*/year=2015/*.parquet"], {"run", "year"}),
+        (["run=3/year=2015/a.parquet"], set()),
+        (["run=3/year=2015/a.parquet", "run=3/year=2016/a.parquet"], {"year"}),  # as a shell hands on year=*/*.parquet
+        (["."], {"run", "year"}),
+    ],
+)
+def test_only_folders_below_what_was_given_are_columns(tmp_path, monkeypatch, given, columns):
+    from millrace.prepare.table.options import make_options
+    from millrace.prepare.table.sources import survey
+
+    for year in (2015, 2016):
+        (tmp_path / "run=3" / f"year={year}").mkdir(parents=True)
+        pd.DataFrame({"sym": "A", "t": [year], "x": [1.0]}).to_parquet(
+            tmp_path / "run=3" / f"year={year}" / "a.parquet"
+        )
+    monkeypatch.chdir(tmp_path)
+    for paths in (given, [str(tmp_path / path) for path in given]):
+        found = survey(paths, make_options({"entity": "sym", "time": "t"}))
+        assert {name for source in found.sources for name, _ in source.partition} == columns

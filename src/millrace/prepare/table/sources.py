@@ -136,7 +136,7 @@ def _with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
             raise ConfigError(
                 f"{file.path!r} has an unknown ending; expected {', '.join(ENDINGS)}, CSV also .gz or .zst"
             )
-        pairs = [part.partition("=")[::2] for part in Path(file.path).parent.parts if "=" in part]
+        pairs = [part.partition("=")[::2] for part in file.folders if "=" in part]
         raw.append((file, kind, {unquote(name): unquote(value) for name, value in pairs if name}))
     values: dict[str, set[str]] = {}
     for _, _, found_pairs in raw:
