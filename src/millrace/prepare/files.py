@@ -9,6 +9,7 @@ import glob
 import os
 import stat
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import xxhash
@@ -26,16 +27,24 @@ class InputFile(msgspec.Struct, frozen=True):
     mtime_ns: int
     ends: str
     location: str  # as the system knows it
+    folders: tuple[
+        str, ...
+    ] = ()  # between it and what was given: a folder, the first * of a pattern, what all files share
 
 
 def find_files(paths: Sequence[str], is_known: Callable[[str], bool], expected: str) -> list[InputFile]:
     """Every file of the arguments, looked at before any work is done; in folders those that ``is_known``."""
-    found: list[str] = []
+    found: list[tuple[str, int]] = []
+    named = [Path(path).parent for path in paths if not os.path.isdir(path) and os.path.lexists(path)]
+    shared = len(Path(os.path.commonpath(named)).parts) if len({path.is_absolute() for path in named}) == 1 else 0
     for argument in paths:
-        found += _expand(argument, is_known)
+        found += ((path, _depth(argument, shared)) for path in _expand(argument, is_known))
     if not found:
         raise ConfigError(f"no files in {', '.join(map(repr, paths))}; give files, folders or patterns of {expected}")
-    files = [describe(path) for path in found]
+    files = [
+        msgspec.structs.replace(describe(path), folders=tuple(map(printable, Path(path).parent.parts[depth:])))
+        for path, depth in found
+    ]
     known: dict[object, str] = {}
     for file in files:
         status = os.stat(file.location)
@@ -48,6 +57,16 @@ def find_files(paths: Sequence[str], is_known: Callable[[str], bool], expected: 
 
 def printable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _depth(argument: str, shared: int) -> int:
+    """How many parts of a path are what was given, and no finding."""
+    parts = Path(argument).parts
+    if os.path.isdir(argument):
+        return len(parts)
+    if os.path.lexists(argument):
+        return shared
+    return next((k for k, part in enumerate(parts) if glob.has_magic(part)), len(parts))
 
 
 def _expand(argument: str, is_known: Callable[[str], bool]) -> list[str]:

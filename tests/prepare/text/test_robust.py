@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import millrace as mr
+from millrace.prepare import room
 from millrace.prepare.engines import local
-from millrace.prepare.text import room
 from millrace.testing import Fault, NotPossibleHere, count_steps, run_forked, small_disk, tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "workers": 1, "on_error": "skip", "part_bytes": 60}

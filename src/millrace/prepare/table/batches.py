@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -74,8 +76,26 @@ class Reader:
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             message = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise SourceError(
-                f"{path!r}{_groups(unit)} cannot be read: {message}; write the file again, or leave it out", source=path
+                f"{path!r}{self._place(source, unit)} cannot be read: {message}; write the file again, or leave it out",
+                source=path,
             ) from error
+
+    def _place(self, source: TableSource, unit: Unit) -> str:
+        """Where in a unit the damage lies, found by reading its columns one by one."""
+        from pyarrow import ArrowException, parquet
+
+        if not unit.groups:
+            return ""
+        place = whole = f" (row groups {unit.groups[0]} to {unit.groups[-1]})"
+        with contextlib.suppress(ArrowException, OSError), native(source) as raw:
+            with parquet.ParquetFile(raw, page_checksum_verification=True) as file:
+                names = file.schema_arrow.names if self._transform is not None else self._file_columns(source)
+                for group, name in itertools.product(unit.groups, names):
+                    place = f" (row group {group}, column {name!r})"
+                    for _ in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[name], use_threads=False):
+                        pass
+            place = whole  # all can be read, one by one
+        return place
 
     def _tables(self, source: TableSource, unit: Unit) -> Iterator[tuple[int, Any]]:
         """(number of its first row in the file, rows) for each batch."""
@@ -232,10 +252,6 @@ class Reader:
                 "round the times with --transform, or prepare the whole table anew", source=source.file.path,
             )  # fmt: skip
         return kept
-
-
-def _groups(unit: Unit) -> str:
-    return f" (row groups {unit.groups[0]} to {unit.groups[-1]})" if unit.groups else ""
 
 
 def _is_alike(one: Any, other: Any) -> bool:

@@ -21,6 +21,7 @@ from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
+from millrace.prepare.room import check_room
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
 from millrace.prepare.table.clean import grid_step
@@ -29,6 +30,7 @@ from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, 
 from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.report import TableReport
+from millrace.prepare.table.room import estimate
 from millrace.prepare.table.sources import Survey, survey
 from millrace.prepare.table.splits import check_splits
 from millrace.store import platform
@@ -181,6 +183,7 @@ class Preparation:
         with platform.writing(self._folder):
             platform.make_dir(self._folder / "parts")
             platform.make_dir(self._folder / "fit")
+        self._progress("room", *check_room(self._folder, *estimate(found, self._options)), {})
         tasks = [
             PartTask(
                 number,

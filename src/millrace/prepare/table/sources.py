@@ -136,7 +136,7 @@ def _with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
             raise ConfigError(
                 f"{file.path!r} has an unknown ending; expected {', '.join(ENDINGS)}, CSV also .gz or .zst"
             )
-        pairs = [part.partition("=")[::2] for part in Path(file.path).parent.parts if "=" in part]
+        pairs = [part.partition("=")[::2] for part in file.folders if "=" in part]
         raw.append((file, kind, {unquote(name): unquote(value) for name, value in pairs if name}))
     values: dict[str, set[str]] = {}
     for _, _, found_pairs in raw:
@@ -191,6 +191,13 @@ def _look(source: TableSource) -> _Look:
             look = _Look(schema, [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)])
             look.has_rows = any(rows for _, rows, _ in look.groups)
             _check_claims(path, source.file.size, look)
+            for k, group in enumerate(groups):
+                values = group.column(0).num_values if group.num_columns else 0
+                if group.num_columns and group.num_rows > values:
+                    raise SourceError(
+                        f"{path!r}: row group {k} claims {group.num_rows} rows, but its first column has {values}; "
+                        "write it again", source=path,
+                    )  # fmt: skip
             return look
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(

@@ -19,6 +19,7 @@ import msgspec
 from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
 from millrace.prepare.plan import check_plan, differences
+from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
 from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, runs
@@ -26,7 +27,7 @@ from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, p
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, summary
-from millrace.prepare.text.room import check_room, estimate
+from millrace.prepare.text.room import estimate
 from millrace.prepare.text.scan import mark_repeats, scan_part
 from millrace.prepare.text.sources import Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import spool

@@ -1,13 +1,9 @@
-"""How much disk a preparation will need: told before it starts, refused only where it cannot be enough."""
+"""How much disk a preparation of text will need."""
 
 from __future__ import annotations
 
-import errno
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
-from millrace.errors import StoreWriteFailed
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Source
 from millrace.text.tokenizer import Tokenizer
@@ -32,16 +28,3 @@ def estimate(sources: Sequence[Source], tokenizer: Tokenizer, options: ReadOptio
         return likely, 0
     whole = sum(source.size for source in sources if source.document == "file" and source.compression is None)
     return likely, whole * size
-
-
-def check_room(folder: Path, likely: int, certain: int) -> tuple[int, int]:
-    """(still needed, free), less what an interrupted run has written; raises where it cannot be enough."""
-    written = sum(path.stat().st_size for path in (folder / "parts").rglob("*") if path.is_file())
-    free = shutil.disk_usage(folder).free
-    if certain - written > free:
-        raise StoreWriteFailed(
-            f"{folder} needs at least {certain - written:,} bytes, {free:,} are free; free space or choose another disk, "
-            "then run the same command again",
-            path=str(folder), errno=errno.ENOSPC,
-        )  # fmt: skip
-    return max(0, likely - written), free
