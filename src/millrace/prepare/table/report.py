@@ -31,6 +31,7 @@ class TableReport(msgspec.Struct, frozen=True):
     notes: list[str]
     seconds: float
     added: dict[str, int] = {}  # of an append: rows, entities of the store that got some, new entities
+    rows_kept: int = 0  # of those read, how many by an earlier attempt
     rewritten: dict[str, int] = {}  # of an append: bytes that were copied, bytes that are new
 
     def open(self) -> Any:
