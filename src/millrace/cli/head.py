@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 EXAMPLE = "millrace head prices/ --split val --records 2"
+SHOWN_BY_NAME = ("values", "time", "scaling", "name", "categorical", "static", "static_categorical")
 SHOWN = 12  # columns of a table of rows
 
 
@@ -43,6 +44,8 @@ def record(store: Any, number: int, rows: int) -> dict[str, Any]:
         entry["text"] = store.decode(store.columns["tokens"][start : min(stop, start + 20 * rows)])
     if _has_series(store):
         entry["series"] = _series(store, number, rows)
+        if static := _static(store, number):
+            entry["static"] = static
     for name, column in store.layout.columns.items():
         values = store.columns[name]
         if column.axis is None:
@@ -94,6 +97,19 @@ def _series(store: Any, number: int, rows: int) -> list[dict[str, Any]]:
     return shown
 
 
+def _static(store: Any, number: int) -> dict[str, Any]:
+    """What a record has one value of, by name: numbers before they were scaled, categories as they were named."""
+    found: dict[str, Any] = {}
+    if scaling := store.meta.get("static_scaling"):
+        values = _plain(store.columns["static"][number])
+        both = zip(values, scaling["center"], scaling["scale"], strict=True)
+        found |= zip(store.meta["static"], [value * scale + center for value, center, scale in both], strict=True)
+    for k, name in enumerate(store.meta.get("static_categorical", ())):
+        code = int(store.columns["static_categorical"][number][k])
+        found[name] = [None, *store.meta["categories"][name]][code]
+    return found
+
+
 def _labels(store: Any, rows: slice) -> dict[str, list[str | None]]:
     """The categories of some rows as they were named; null where they are missing."""
     names = store.meta.get("categorical", ()) if "categorical" in store.layout.columns else ()
@@ -119,8 +135,10 @@ def show(entry: dict[str, Any]) -> None:
     if entry.get("series"):
         table = [list(entry["series"][0]), *([_cell(value) for value in row.values()] for row in entry["series"])]
         print_table([row[:SHOWN] + ["..."] * (len(row) > SHOWN) for row in table])
+    if "static" in entry:
+        print_line(f"  static  {', '.join(f'{name} {_cell(value)}' for name, value in entry['static'].items())}")
     for name, value in entry["columns"].items():
-        if "series" in entry and name in ("values", "time", "scaling", "name", "categorical"):
+        if "series" in entry and name in SHOWN_BY_NAME:
             continue  # shown above, as they were before
         if isinstance(value, list) and value and isinstance(value[0], list):
             print_line(f"  {name}")

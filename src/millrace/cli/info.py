@@ -53,6 +53,9 @@ def describe(store: Any) -> dict[str, Any]:
             }
             for name, column in layout.columns.items()
         },
+        "scaling": None
+        if manifest is None or manifest.scaling is None
+        else {key: manifest.scaling[key] for key in ("method", "fit_on", "per_entity")},
         "splits": {name: _describe_split(store, name) for name in store.splits},
         "cuts": None if store.time_cuts is None else {"column": store.time_cuts.column, "gap": store.time_cuts.gap},
         "meta": dict(store.meta),
@@ -76,6 +79,11 @@ def _describe_split(store: Any, name: str) -> dict[str, Any]:
     return {"records": part.num_records, "rows": part.num_rows, "shards": part.num_shards}
 
 
+def _scaling(scaling: dict[str, Any]) -> str:
+    each = ", every record by its own" if scaling["per_entity"] else ""
+    return f"{scaling['method']}, fitted on {scaling['fit_on']} rows{each}"
+
+
 def show(facts: dict[str, Any]) -> None:
     from millrace.cli.console import print_fields, print_line, print_table, size
 
@@ -89,6 +97,7 @@ def show(facts: dict[str, Any]) -> None:
         ("records", f"{facts['records']:,}"),
         ("rows", rows),
         ("size", f"{size(facts['bytes'])} in {facts['shards']:,} shards"),
+        *([] if facts["scaling"] is None else [("scaling", _scaling(facts["scaling"]))]),
         ("fingerprint", facts["fingerprint"] + (f" (continues {facts['parent']})" if facts["parent"] else "")),
     ])  # fmt: skip
     for snapshot in facts["snapshots"]:

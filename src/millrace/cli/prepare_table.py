@@ -75,7 +75,8 @@ def run(
     calendar: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PARTS", help="Features of the time: minute, hour, dayofweek, dayofmonth, dayofyear, month."
+            metavar="PARTS",
+            help="Features of the time, in its zone: minute, hour, dayofweek, dayofmonth, dayofyear, month.",
         ),
     ] = None,
     scale: Annotated[str, typer.Option(help="standard, minmax, robust or none.")] = "standard",
@@ -98,7 +99,9 @@ def run(
     shard_bytes: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The largest shard.")] = "256MiB",  # type: ignore[assignment]
     lookback: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 64,
     horizon: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 8,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Threads; processes with --transform.", show_default="one per core")
+    ] = None,
     stall: Annotated[
         float,
         typer.Option(
@@ -164,7 +167,9 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
     if list(report.rows) == ["train"]:
         print_line("note: there is no validation split; --val-last 0.1 or --val-from TIME makes one")
     seconds = max(report.seconds, 1e-9)
-    print_line(f"read {report.rows_read:,} rows in {seconds:.1f} s: {report.rows_read / seconds:,.0f} rows/s")
+    now = report.rows_read - report.rows_kept
+    before = f"; {_counted(report.rows_kept, 'row')} had been read before" if report.rows_kept else ""
+    print_line(f"read {now:,} rows in {seconds:.1f} s: {now / seconds:,.0f} rows/s{before}")
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
     print_line(f"next: millrace head {out}")
 

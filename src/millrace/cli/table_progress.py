@@ -30,4 +30,5 @@ class TableProgress(TextProgress):
             self._rows += facts["rows"]
         rows = facts.get("rows", 0) if stage == "read" else self._rows
         rate = f", {rows:,} rows, {rows / seconds:,.0f} rows/s" if rows else ""
-        return f"{done:,} {NOUNS[stage]}{'s' * (done != 1)}{rate}, {size(memory())} memory"
+        search = f", pass {facts['quartiles']} for quartiles" if "quartiles" in facts else ""
+        return f"{done:,} {NOUNS[stage]}{'s' * (done != 1)}{rate}{search}, {size(memory())} memory"

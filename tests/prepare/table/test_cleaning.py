@@ -266,3 +266,46 @@ def test_calendar_features_beside_columns_of_their_names_are_refused(tmp_path):
         mr.prepare_table(source, tmp_path / "out", workers=1, time="t", calendar="hour")
     with pytest.raises(mr.ConfigError, match=r"--calendar names a part twice: hour,hour"):
         mr.prepare_table(source, tmp_path / "out", workers=1, time="t", calendar=["hour", "hour"])
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "+05:30"])
+def test_calendar_features_are_of_the_zones_own_clock(tmp_path, zone):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    when = pd.date_range("2021-03-13", periods=80, freq="h", tz="UTC")  # over a change of clocks in New York
+    times = pa.array(when.tz_localize(None).to_numpy("datetime64[ms]")).cast(pa.timestamp("ms", zone))
+    parquet.write_table(pa.table({"t": times, "x": np.arange(80.0)}), tmp_path / "a.parquet")
+    options = {"time": "t", "calendar": ["hour", "dayofweek"], "workers": 1}
+    store = mr.prepare_table(str(tmp_path / "a.parquet"), tmp_path / "out", **options).open()
+    own = when.tz_convert(zone)
+    angles = 2 * np.pi * np.stack((own.hour / 24, own.day_of_week / 7), axis=1)
+    expected = np.stack((np.sin(angles), np.cos(angles)), axis=2).reshape(80, 4)
+    np.testing.assert_allclose(store.columns["values"][:, 1:], expected, atol=1e-6)
+    later = times.cast(pa.int64()).to_numpy() + 80 * 3_600_000
+    (tmp_path / "more").mkdir()
+    more = pa.table({"t": pa.array(later).cast(pa.timestamp("ms", "UTC")), "x": np.arange(80.0)})
+    parquet.write_table(more, tmp_path / "more" / "a.parquet")
+    store = mr.prepare_table(str(tmp_path / "more" / "a.parquet"), tmp_path / "out", append=True).open()
+    own = (when + pd.Timedelta(hours=80)).tz_convert(zone)
+    np.testing.assert_allclose(store.columns["values"][80:, 1], np.sin(2 * np.pi * own.hour / 24), atol=1e-6)
+
+
+def test_a_zone_nobody_knows_is_told_before_any_work(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    times = pa.array([0, 1], pa.timestamp("ms", "Mars/Olympus"))
+    parquet.write_table(pa.table({"t": times, "x": [1.0, 2.0]}), tmp_path / "a.parquet")
+    with pytest.raises(mr.ConfigError, match="zone 'Mars/Olympus' of the times is unknown here"):
+        mr.prepare_table(str(tmp_path / "a.parquet"), tmp_path / "out", time="t", calendar="hour")
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_repeated_time_is_told_with_a_file(tmp_path):
+    for name, days in (("a", [1, 2]), ("b", [3, 3]), ("c", [5, 6])):
+        pd.DataFrame({"s": "A", "t": days, "x": 1.0}).to_parquet(tmp_path / f"{name}.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millrace.prepare.table.sources.PART_BYTES", 1)
+        with pytest.raises(mr.SourceError, match=r"entity 'A' has 3 twice; .* \(look in '.*b\.parquet'\)$"):
+            mr.prepare_table(str(tmp_path), tmp_path / "out", entity="s", time="t")

@@ -142,10 +142,10 @@ def test_the_same_command_again_is_complete_and_another_is_refused(source, out, 
     assert capsys.readouterr().out.splitlines() == [
         f"already complete: {os.path.realpath(out)}, fingerprint {mr.open_store(out).fingerprint}"
     ]
-    assert prepare(source, out, "--gap", "2") == 1
+    assert prepare(source, out, "--min-rows", "2") == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ")
-    assert "gap was 0, now 2" in said
+    assert "min_rows was 1, now 2" in said
     assert said.count("\n") == 1
 
 
@@ -228,6 +228,8 @@ def test_every_option_reaches_the_function(source, folder, capsys):
         (["--min-rows", "1000"], "no entity has --min-rows 1000 rows left; the longest of 3 was read with 100"),
         (["--engine", "ray"], "prepares on one machine"),
         (["--transform", "nothing"], "expected module:function"),
+        (["--gap", "3"], "--gap 3 lies behind a cut in time; give --val-from"),
+        (["--refit"], "--refit is for --append"),
         (["--calendar", "season"], "--calendar 'season'; expected one of minute, hour"),
         (["--where", "volume >"], "--where 'volume >' cannot be read"),
         (["--entity", "@file,mood"], "@file stands alone, or give columns"),
@@ -281,3 +283,54 @@ def test_a_closed_pipe_is_no_traceback(source, out):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
     assert mr.open_store(out).num_records == 3
+
+
+def test_head_names_what_is_static_and_info_says_how_it_was_scaled(source, out, folder, capsys):
+    assert prepare(source, out, *FULL) == 0
+    capsys.readouterr()
+    original = pd.read_parquet(folder / "prices" / "AAA.parquet").iloc[0]
+    assert run(["head", out, "-n", "1"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        rf"^  static  founded {original['founded']:.6g}, country {original['country']}$", said, re.MULTILINE
+    )
+    assert run(["head", out, "-n", "1", "--json"]) == 0
+    static = json.loads(capsys.readouterr().out)[0]["static"]
+    assert static == {"founded": pytest.approx(original["founded"]), "country": original["country"]}
+    assert run(["info", out]) == 0
+    assert re.search(r"^scaling +standard, fitted on train rows$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_search_for_quartiles_is_shown(source, out):
+    said = []
+    mr.prepare_table(source, out, time="date", scale="robust", progress=lambda *told: said.append(told))
+    passes = [facts["quartiles"] for stage, _, _, facts in said if stage == "measure" and "quartiles" in facts]
+    assert passes == list(range(1, len(passes) + 1)) != []
+
+
+def test_rows_of_an_earlier_attempt_are_not_claimed_again(source, out, capsys, monkeypatch):
+    from millrace.prepare.table import sources
+
+    monkeypatch.setattr(sources, "PART_BYTES", 1)
+
+    class Interrupted(Exception):
+        pass
+
+    def stop(stage, done, total, facts):
+        if stage == "read" and done == 1:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        mr.prepare_table(source, out, time="date", workers=1, progress=stop)
+    said = []
+    report = mr.prepare_table(source, out, time="date", workers=1, progress=lambda *told: said.append(told))
+    kept = report.rows_kept
+    assert 0 < kept < report.rows_read == 300
+    read = [told for told in said if told[0] == "read"]
+    assert [told[1] for told in read] == list(range(1, read[0][2] + 1))
+    assert read[-1][3]["rows"] == 300 - kept
+    from millrace.cli import prepare_table
+
+    prepare_table.show(report, out, 10, 2)
+    assert f"read {300 - kept} rows in" in (text := capsys.readouterr().out)
+    assert f"; {kept} rows had been read before" in text

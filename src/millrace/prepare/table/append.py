@@ -118,7 +118,7 @@ class Appending(Preparation):
             if is_current and not differences(last.get("plan") or {}, self._plan(found)):
                 self._partial.close(remove=True)  # also where it was killed at its very end
                 return TableReport(str(self._out), base.manifest.fingerprint, False, **last["report"], seconds=0.0)
-            return self._append(found, base)
+            return msgspec.structs.replace(self._append(found, base), rows_kept=self._rows_kept)
         except MillraceError as error:
             self._clear(error)
             raise
@@ -142,7 +142,7 @@ class Appending(Preparation):
             raise ConfigError(
                 f"the store has features {', '.join(self._store.meta['features'])}; the files have others"
             )
-        return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit))
+        return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit, time_zone=zone))
 
     def _append(self, found: Survey, base: Base) -> TableReport:
         check_plan(

@@ -43,8 +43,9 @@ class Cleaner:
         if how == "error":
             when = show_time(rows.time[1:][repeats][0], self._schema.time_unit)
             raise SourceError(
-                f"entity {name!r} has {when} twice; keep one of such rows with --duplicates first, last or mean"
-            )
+                f"entity {name!r} has {when} twice; keep one of such rows with --duplicates first, last or mean",
+                entity=name, at=rows.time[1:][repeats][0].item(),
+            )  # fmt: skip
         self.dropped["duplicate time"] += int(repeats.sum())
         starts = np.flatnonzero(np.concatenate(([True], ~repeats)))
         if how == "mean":
@@ -125,9 +126,30 @@ def calendar_names(parts: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{part}_{wave}" for part in parts for wave in ("sin", "cos"))
 
 
-def calendar(time: Array, unit: str, parts: Iterable[str]) -> Array:
-    """Where in its cycles each time lies, as sine and cosine, so that the end of one meets its beginning."""
-    when = time.view(f"datetime64[{unit}]")
+def local_times(time: Array, unit: str, zone: str | None) -> Array:
+    """What clocks of the zone show at times that are stored in UTC; times without a zone stay as they are."""
+    if zone is None:
+        return time
+    import pyarrow
+    from pyarrow import compute
+
+    try:
+        shown: Array = (
+            compute.local_timestamp(pyarrow.array(time, pyarrow.timestamp(unit, zone))).to_numpy().view(np.int64)
+        )
+        return shown
+    except pyarrow.ArrowException as error:
+        raise ConfigError(
+            f"--calendar: zone {zone!r} of the times is unknown here ({error}); install tzdata"
+        ) from error
+
+
+def calendar(time: Array, unit: str, parts: Iterable[str], zone: str | None = None) -> Array:
+    """Where in its cycles each time lies, as sine and cosine, so that the end of one meets its beginning.
+
+    Hours and days are those of the zone of the times.
+    """
+    when = local_times(time, unit, zone).view(f"datetime64[{unit}]")
     days, months = when.astype("datetime64[D]"), when.astype("datetime64[M]")
     found: list[Array] = []
     for part in parts:

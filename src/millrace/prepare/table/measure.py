@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from millrace.errors import SourceError
 from millrace.prepare.engines.local import Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.table import fit
@@ -81,9 +82,12 @@ class Measuring:
             for number, (first, last) in enumerate(fit.groups(index.rows))
         ]  # fmt: skip
         results: dict[int, fit.FitDone] = {}
-        for number, result in self._pool.run(fit.fit_entities, tasks):
-            results[number] = result
-            self._progress("measure", len(results), len(tasks), {})
+        try:
+            for number, result in self._pool.run(fit.fit_entities, tasks):
+                results[number] = result
+                self._progress("measure", len(results), len(tasks), {})
+        except SourceError as error:
+            raise self._with_files(error, index) from error
         ordered = [results[number] for number in range(len(tasks))]
         rows = np.concatenate([np.frombuffer(part.rows, np.int64) for part in ordered])
         cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
@@ -98,16 +102,31 @@ class Measuring:
         is_train = train & (measured > 0)
         return Fitted(rows, cuts, splits, scaling, each, dropped, seen, is_train, times, borrowed)
 
+    def _with_files(self, error: SourceError, index: Index) -> SourceError:
+        """The error with the files that hold the time of an entity it speaks of."""
+        name, at = getattr(error, "entity", None), getattr(error, "at", None)
+        if name is None or at is None:
+            return error
+        entity = index.names.index(name)
+        runs = index.runs[index.offsets[entity] : index.offsets[entity + 1]]
+        parts = np.unique(runs["part"][(runs["first"] <= at) & (runs["last"] >= at)]).tolist()
+        units = [unit for part in parts for unit in self._found.parts[part]]
+        files = list(dict.fromkeys(self._found.sources[unit.source].file.path for unit in units))
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        return SourceError(f"{error} (look in {files[0]!r}{more})", source=files[0], entity=name, at=at)
+
     def _quartiles(self, tasks: Sequence[fit.FitTask], fitted: Sequence[fit.FitDone]) -> Array:
         """Of all train rows, in passes over what was kept aside."""
-        features, parts = len(self._found.schema.role.features), []
+        features, parts, passes = len(self._found.schema.role.features), [], 0
         for first in range(0, features, fit.SEARCHED):
             search = QuantileSearch(min(fit.SEARCHED, features - first), dtypes=self._found.schema.raw_dtype)
             while (targets := search.next_pass()) is not None:
                 plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
                 asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]
                 total: Any = 0
-                for _, counts in self._pool.run(fit.count_values, asked):
+                passes += 1
+                for finished, (_, counts) in enumerate(self._pool.run(fit.count_values, asked), start=1):
+                    self._progress("measure", finished, len(asked), {"quartiles": passes})
                     total = total + np.frombuffer(counts, np.int64).reshape(-1, 1 << 16)
                 edges = np.cumsum([0, *(len(target.prefixes) for target in targets)]).tolist()
                 search.update([total[low:high] for low, high in pairwise(edges)])

@@ -129,6 +129,10 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("a split by entity has no times, shares of rows or gap; give --val or --val-entities")
         if self.split_by == "time" and (self.val_entities or self.test_entities):
             raise ConfigError("--val-entities needs --split-by entity")
+        if self.gap and not self.has_time_split:
+            raise ConfigError(
+                f"--gap {self.gap} lies behind a cut in time; give --val-from, --val or --val-last with it"
+            )
         both = set(self.val_entities) & set(self.test_entities)
         if both:
             raise ConfigError(f"entity {sorted(both)[0]!r} is given for val and for test; choose one")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.engines.local import STALL_S, Workers
@@ -24,11 +25,11 @@ from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.table import fit, shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
-from millrace.prepare.table.clean import grid_step
+from millrace.prepare.table.clean import grid_step, local_times
 from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static, train_first
 from millrace.prepare.table.options import READING, TableOptions, make_options
-from millrace.prepare.table.part import PartDone, PartTask, prepare_part
+from millrace.prepare.table.part import PartDone, PartTask, prepare_part, read_done
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.room import estimate
 from millrace.prepare.table.sources import Survey, survey
@@ -88,19 +89,22 @@ class Preparation:
         self._folder = self._partial.folder
         self._started = time.monotonic()
         self._is_mine = self._is_void = False
+        self._rows_kept = 0  # read by an earlier attempt
 
     def run(self) -> TableReport:
         found = survey(self._paths, self._options)
         grid_step(self._options.freq, found.schema)
         if self._options.calendar and found.schema.time_unit is None:
             raise ConfigError("--calendar needs times that are dates; these are plain numbers")
+        if self._options.calendar and found.schema.time_unit is not None:
+            local_times(np.zeros(1, np.int64), found.schema.time_unit, found.schema.time_zone)  # the zone must be known
         if (self._out / "store.json").exists():
             return self._finished(found)
         self._partial.acquire()
         try:
             if self._partial.complete():
                 return self._finished(found)
-            return self._prepare(found)
+            return msgspec.structs.replace(self._prepare(found), rows_kept=self._rows_kept)
         except MillraceError as error:
             self._clear(error)
             raise
@@ -195,12 +199,15 @@ class Preparation:
             )
             for number, units in enumerate(found.parts)
         ]
-        done: dict[int, PartDone] = {}
+        kept = {task.number: read_done(self._folder, task.number) for task in tasks}
+        done = {number: part for number, part in kept.items() if part is not None}
+        self._rows_kept = sum(part.rows_read for part in done.values())
+        missing = [task for task in tasks if task.number not in done]
         rows = 0
-        for number, result in pool.run(prepare_part, tasks, apart=True):
-            done[number] = result
+        for finished, (number, result) in enumerate(pool.run(prepare_part, missing, apart=True), start=1):
+            done[missing[number].number] = result
             rows += result.rows_read
-            self._progress("read", len(done), len(tasks), {"rows": rows})
+            self._progress("read", finished, len(missing), {"rows": rows})
         return [done[number] for number in range(len(tasks))]
 
     def _check(self, index: Index, fitted: Fitted) -> None:

@@ -32,6 +32,7 @@ class TableReport(msgspec.Struct, frozen=True):
     seconds: float
     missing: dict[str, int] = {}  # of categories and static columns: rows, or entities, without a value
     added: dict[str, int] = {}  # of an append: rows, entities of the store that got some, new entities
+    rows_kept: int = 0  # of those read, how many by an earlier attempt
     rewritten: dict[str, int] = {}  # of an append: bytes that were copied, bytes that are new
 
     def open(self) -> Any:

@@ -192,7 +192,8 @@ class _Maker:
         self._scaling.rows_into(values, out[:, :width], center[:width], scale[:width])
         if self._options.calendar:
             assert self._schema.time_unit is not None
-            out[:, width:] = calendar(np.ascontiguousarray(time), self._schema.time_unit, self._options.calendar)
+            at = np.ascontiguousarray(time)
+            out[:, width:] = calendar(at, self._schema.time_unit, self._options.calendar, self._schema.time_zone)
         return bfloat16_bits(out) if is_bits else out
 
     def record(self, entity: Entity) -> tuple[dict[str, Array], dict[str, Int64s]]:
