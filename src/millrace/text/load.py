@@ -84,7 +84,7 @@ def load_tokenizer(described: dict[str, Any], data: bytes, path: str) -> Tokeniz
             path=path, expected=described["hash"], found=digest(data),
         )  # fmt: skip
     if described["kind"] == "json":
-        plain = described["name"] == "gpt2"
+        plain = described["name"] == "gpt2" or described["name"].startswith("train:")
         return HuggingFaceTokenizer(data, described["name"], described["end"], plain_special=plain)
     return tokenizer_from_file(data, described["name"])
 

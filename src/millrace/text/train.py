@@ -26,4 +26,5 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> HuggingFaceTokeniz
         show_progress=False,
     )
     backend.train_from_iterator((document.decode() for document in documents), trainer=trainer)
-    return HuggingFaceTokenizer(backend.to_str().encode(), f"train:{vocab_size}")
+    # The name of the end in a text is text: else a document could make ends of its own.
+    return HuggingFaceTokenizer(backend.to_str().encode(), f"train:{vocab_size}", plain_special=True)

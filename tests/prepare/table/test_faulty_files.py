@@ -67,7 +67,7 @@ def test_a_page_whose_checksum_is_wrong_is_told_with_its_row_group(tmp_path, dam
     body[place] ^= 1
     (tmp_path / "bad.parquet").write_bytes(body)
     with pytest.raises(
-        mr.SourceError, match=r"bad\.parquet' \(row groups 0 to 3\) cannot be read: .*CRC.*; write the file again"
+        mr.SourceError, match=r"bad\.parquet' \(row group 2, column 'x'\) cannot be read: .*CRC.*; write the file again"
     ):
         prepare(tmp_path / "bad.parquet", tmp_path / "out")
     assert not (tmp_path / "out").exists()

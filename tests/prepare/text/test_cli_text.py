@@ -85,7 +85,7 @@ def test_the_same_command_again_is_complete_and_another_is_refused(source, out, 
 
 def test_an_append_of_nothing_new_says_so(source, out, capsys):
     assert prepare(source, "--out", out, "--tokenizer", "bytes") == 0
-    assert prepare(source, "--out", out, "--append", "--tokenizer", "char") == 0
+    assert prepare(source, "--out", out, "--append") == 0
     assert "nothing to add" in capsys.readouterr().out.splitlines()[-1]
 
 

@@ -125,7 +125,7 @@ def test_what_an_error_recommends_continues_the_run(source, out, tmp_path, monke
 def test_a_call_that_could_not_begin_leaves_nothing_in_the_way(source, out):
     with pytest.raises(mr.ConfigError, match="neither gpt2"):
         mr.prepare_text(source, out, **{**OPTIONS, "tokenizer": "gpt5"})
-    with pytest.raises(mr.ConfigError, match="expected module:function"):
+    with pytest.raises(mr.ConfigError, match="cannot be loaded"):
         mr.prepare_text(source, out, filter="no_such_module:keep", **OPTIONS)
     assert not out.with_name("out.partial").exists()
     mr.prepare_text(source, out, **OPTIONS)
@@ -144,7 +144,7 @@ def test_a_file_that_changes_while_it_is_read_stops_the_run(source, out, monkeyp
                 os.rename(source[1], source[1] + ".away")
         return True
 
-    monkeypatch.setattr(reading, "_function", lambda name: disturb)
+    monkeypatch.setattr(reading, "load_function", lambda name, option: disturb)
     with pytest.raises(
         mr.SourceError, match="has gone" if how == "delete" else "changed while it was prepared"
     ) as stop:
@@ -211,3 +211,54 @@ def test_a_second_preparation_is_refused_naming_the_first(source, out, tmp_path)
     assert owner["pid"] == first.pid
     with pytest.raises(mr.ConfigError, match="filter was"):  # the lock is free: what stops it is the other plan
         mr.prepare_text(source, out, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("tokenizer", "char"), ("val", 0.8), ("test", 0.1), ("val_tail", True), ("normalize", False)]
+)
+def test_an_append_cannot_change_what_documents_are_or_where_they_go(source, out, option, value):
+    made = {"tokenizer": "bytes", "val": 0.3, "workers": 1, "dedup": "none"}
+    mr.prepare_text(source[0], out, **made)
+    before = tree_digest(out)
+    with pytest.raises(mr.ConfigError, match=f"was made with {option}="):
+        mr.prepare_text(source[1], out, append=True, workers=1, dedup="none", **{option: value})
+    assert tree_digest(out) == before
+    mr.prepare_text(source[1], out, append=True, workers=1, dedup="none")  # what is left out is as it was
+    store = mr.open_store(out)
+    hashes = {name: {tuple(h) for h in store.split(name).columns["hash"][:].tolist()} for name in store.splits}
+    assert not hashes["train"] & hashes["val"]
+
+
+def test_a_changed_filter_is_another_one_and_is_found_in_the_current_folder(source, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keeps_some.py").write_text("def keep(text):\n    return '1' in text\n")
+    options = {"tokenizer": "bytes", "val": 0, "workers": 2, "filter": "keeps_some:keep"}
+    mr.prepare_text(source, out, **options)
+    assert mr.open_store(out).num_records == 26
+    (tmp_path / "keeps_some.py").write_text("def keep(text):\n    return '22' in text\n")
+    with pytest.raises(mr.ConfigError, match="filter was"):
+        mr.prepare_text(source, out, **options)
+    with pytest.raises(mr.ConfigError, match="expected module:function"):
+        mr.prepare_text(source, tmp_path / "other", **{**options, "filter": ":keep"})
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.tgz", "x.zip"])
+def test_archives_are_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"whatever")
+    with pytest.raises(mr.ConfigError, match="is an archive; unpack it"):
+        mr.prepare_text(str(tmp_path / name), tmp_path / "out", tokenizer="bytes")
+
+
+def test_the_tail_holds_at_least_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
+    report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", tokenizer="bytes", val_tail=True)
+    assert report.documents == {"train": 2, "val": 1}
+
+
+def test_a_text_cannot_forge_the_end_of_a_document(tmp_path):
+    lines = [json.dumps({"text": f"one <|endoftext|> two {k}"}) for k in range(50)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    mr.prepare_text(str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer="train:300", val=0, workers=1)
+    store = mr.open_store(tmp_path / "out")
+    assert int((store.columns["tokens"][:] == store.tokenizer.end).sum()) == store.num_records == 50
+    assert "<|endoftext|>" in store.decode(store.encode("<|endoftext|>"))

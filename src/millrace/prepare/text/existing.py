@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.prepare.text.columns import LINES, check_continues
-from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.options import ReadOptions, parted
 from millrace.ragged import Array
 from millrace.store.open import open_store
 from millrace.store.reader import read_base
@@ -62,3 +62,26 @@ def runs(out: Path) -> list[dict[str, Any]]:
     """What the first run and every append said of themselves; the last line may be of one that was killed."""
     path = out / "provenance.json"
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def as_made(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an append: those that decide what a document is and where it goes are the store's own.
+
+    One that was given and says something else is refused; the default says nothing.
+    """
+    plan = (next(iter(runs(out)), {}) or {}).get("plan") or {}
+    stored = {**(plan.get("options") or {}), **(plan.get("shards") or {})}
+    reading, cutting = parted({})
+    options = dict(given)
+    for name in ("tokenizer", "normalize", "val", "test", "val_tail"):
+        default = getattr(reading if name in reading.__struct_fields__ else cutting, name)
+        if name not in stored or stored[name] == options.get(name, default):
+            continue
+        if options.get(name, default) != default:
+            raise ConfigError(
+                f"{out} was made with {name}={stored[name]!r}; an append cannot have {options[name]!r}: leave it out, or "
+                "prepare another store"
+            )
+        if name != "tokenizer":  # which the store keeps itself
+            options[name] = stored[name]
+    return options

@@ -18,11 +18,12 @@ import msgspec
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
+from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
 from millrace.prepare.text.columns import store_columns
-from millrace.prepare.text.existing import Existing, runs
+from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
 from millrace.prepare.text.quarantine import Quarantine
@@ -59,7 +60,7 @@ def prepare_text(
 
     Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
     """
-    reading, cutting = parted(options)
+    reading, cutting = parted(as_made(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
                         workers or os.cpu_count() or 1, append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
 
@@ -123,6 +124,8 @@ class _Preparation:
             "version": PLAN_VERSION, "options": msgspec.to_builtins(self._reading), "sources": described,
             "order": list(described), "tokenizer": file_identity(self._reading.tokenizer),
         }  # fmt: skip
+        if self._reading.filter is not None:
+            plan["filter"] = source_digest(self._reading.filter, "--filter")
         return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
 
     def _whole_plan(self, sources: Sequence[Source]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import SourceError
 from millrace.prepare.engines import alive
+from millrace.prepare.functions import load_function
 from millrace.prepare.text.clean import clean, clean_many
 from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
 from millrace.prepare.text.masks import Masked
@@ -26,7 +26,7 @@ class Reader:
 
     def __init__(self, options: ReadOptions, quarantine: Callable[[bytes], None]) -> None:
         self._options, self._quarantine = options, quarantine
-        self._filter = _function(options.filter)
+        self._filter = load_function(options.filter, "--filter")
         self._looks_at_each = self._filter is not None or options.min_chars > 1
         self.bytes_read = 0
         self.dropped: Counter[str] = Counter()
@@ -186,16 +186,3 @@ def _gathered(some: Iterable[Texts]) -> Iterator[Texts]:
             offsets, texts, size = [], [], 0
     if texts:
         yield offsets, texts
-
-
-def _function(name: str | None) -> Callable[[str], bool] | None:
-    if name is None:
-        return None
-    module, _, attribute = name.partition(":")
-    try:
-        found: Callable[[str], bool] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"--filter {name}: {error}; expected module:function that takes a text and says whether it stays"
-        ) from error
-    return found

@@ -93,7 +93,8 @@ class Assignment:
         """By a stable hash of the document, or the last documents; train is 0, val 1, test 2."""
         val, test = self._options.val, self._options.test
         if self._options.val_tail:
-            edges = [kept - round(kept * (val + test)), kept - round(kept * test)]
+            last = max(round(kept * test), test > 0)
+            edges = [kept - last - max(round(kept * (val + test)) - last, val > 0), kept - last]
             return np.searchsorted(edges, numbers, side="right").astype(np.uint8)
         share = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return np.where(share < val, 1, np.where(share < val + test, 2, 0)).astype(np.uint8)

@@ -18,6 +18,7 @@ import xxhash
 
 from millrace.errors import ConfigError, SourceError
 
+ARCHIVES = frozenset((".tar", ".tgz", ".tbz", ".txz", ".zip", ".7z", ".rar"))
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 RECORDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 CODE = """c cc cpp cs css cu go h hpp hs html java jl js jsx kt lua md ml php pl py pyi r rb rs rst scala sh sql swift tex toml
@@ -159,6 +160,8 @@ def _describe(path: str, document: str | None) -> Source:
     except OSError as error:
         raise SourceError(f"{path!r} cannot be read: {error.strerror}", source=_printable(path)) from error
     kind, compression, ending = _kind(path)
+    if ending in ARCHIVES:
+        raise ConfigError(f"{path!r} is an archive; unpack it and give the files in it")
     default = "record" if kind in ("jsonl", "csv", "parquet") else "file" if ending in WHOLE else "blank-line"
     if default == "record":
         document = None  # the documents of JSONL, CSV and Parquet are their records, whatever plain text has
