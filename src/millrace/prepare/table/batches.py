@@ -87,7 +87,7 @@ class Reader:
         if not unit.groups:
             return ""
         place = whole = f" (row groups {unit.groups[0]} to {unit.groups[-1]})"
-        with contextlib.suppress(ArrowException, OSError), native(source) as raw:
+        with contextlib.suppress(ArrowException, OSError, UnicodeDecodeError), native(source) as raw:
             with parquet.ParquetFile(raw, page_checksum_verification=True) as file:
                 names = file.schema_arrow.names if self._transform is not None else self._file_columns(source)
                 for group, name in itertools.product(unit.groups, names):
