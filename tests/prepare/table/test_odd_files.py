@@ -220,4 +220,4 @@ def test_a_column_in_the_file_and_in_its_path(tmp_path):
     (tmp_path / "x=3").mkdir()
     frame().to_parquet(tmp_path / "x=3" / "a.parquet")
     with pytest.raises(mr.SourceError, match=r"a\.parquet': column 'x' is in the file and in its path; rename one"):
-        prepare(tmp_path / "x=3", tmp_path / "out")
+        prepare(tmp_path, tmp_path / "out")
