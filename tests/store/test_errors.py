@@ -21,6 +21,7 @@ TREE = {
     "ResumeMismatch": ("MillraceError", None),
     "FeedError": ("MillraceError", None),
     "StageFailed": ("FeedError", None),
+    "TrainError": ("MillraceError", None),
     "QueueError": ("MillraceError", None),
     "QueueUnreachable": ("QueueError", ConnectionError),
     "LeaseLost": ("QueueError", None),
@@ -34,6 +35,7 @@ ATTRIBUTES = {
     "StoreWriteFailed": {"path": "/a", "errno": errno.ENOSPC},
     "SourceError": {"source": "x.csv", "row": 3, "offset": 99},
     "ResumeMismatch": {"part": "view", "expected": "aa", "found": "bb"},
+    "TrainError": {"step": 40, "samples": [3, 1]},
     "StageFailed": {"stage": "transform", "position": 81_204},
 }
 

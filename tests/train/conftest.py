@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import signal
 import socket
 import sys
 import time
@@ -132,7 +130,7 @@ class Ranks:
         path = self.run / "feed.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def wait(self, timeout: float = 90) -> list[int]:
+    def wait(self, timeout: float = 200) -> list[int]:
         deadline = time.monotonic() + timeout
         for process in self.processes:
             process.join(max(0.1, deadline - time.monotonic()))
@@ -156,7 +154,7 @@ class Ranks:
 
     def kill(self) -> None:
         for process in self.processes:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
         for process in self.processes:
             process.join()
 

@@ -49,6 +49,7 @@ def source(tmp_path, monkeypatch):
         (tmp_path / f"{k}.txt").write_text("\n\n".join(texts))
     (tmp_path / "poisoned_filters.py").write_text(FILTERS)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "poisoned_filters", raising=False)  # that of another test lies elsewhere
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return [str(tmp_path / "0.txt"), str(tmp_path / "1.txt")]
 
