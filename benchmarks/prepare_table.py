@@ -40,7 +40,13 @@ def main() -> None:
         out = folder / "out.f32"
 
         def rate(work: Callable[[list[Path], Path], Any]) -> Callable[[], float]:
-            return lambda: options.rows / timed(lambda: work(files, out)) / 1e6
+            def measure() -> float:
+                seconds = timed(lambda: work(files, out))
+                out.unlink(missing_ok=True)
+                shutil.rmtree(out.with_name("store"), ignore_errors=True)
+                return options.rows / seconds / 1e6
+
+            return measure
 
         contestants = {
             "millrace": rate(ours),
@@ -105,7 +111,6 @@ def ours(files: list[Path], out: Path) -> None:
 
     store = out.with_name("store")
     millrace.prepare_table(str(files[0].parent), store, entity="entity", time="time", workers=WORKERS)
-    shutil.rmtree(store)
 
 
 def decode_and_write(files: list[Path], out: Path) -> None:
@@ -156,7 +161,6 @@ def polars_twice(files: list[Path], out: Path) -> None:
             _pwrite_to(
                 stream.fileno(), offsets[number], frame.select(scaled).to_numpy(order="c"), frame["time"].to_numpy()
             )
-    out.unlink()
 
 
 def duckdb_twice(files: list[Path], out: Path) -> None:
@@ -171,7 +175,6 @@ def duckdb_twice(files: list[Path], out: Path) -> None:
         for number, file in enumerate(files):
             found = connection.sql(f"select {scaled}, time from read_parquet('{file}')").fetchnumpy()
             _pwrite_to(stream.fileno(), offsets[number], _matrix([found[n] for n in FEATURES]), found["time"])
-    out.unlink()
 
 
 def pandas_twice(files: list[Path], out: Path) -> None:
@@ -187,7 +190,6 @@ def pandas_twice(files: list[Path], out: Path) -> None:
             frame = pandas.read_parquet(file)
             scaled = scaler.transform(frame[FEATURES].to_numpy(np.float64)).astype(np.float32)
             _pwrite_to(stream.fileno(), offsets[number], scaled, frame["time"].to_numpy())
-    out.unlink()
 
 
 def _offsets(files: list[Path]) -> list[int]:
@@ -224,7 +226,6 @@ def _in_threads(work: Callable[[int], None], count: int, out: Path) -> None:
     out.touch()
     with ThreadPoolExecutor(WORKERS) as pool:
         list(pool.map(work, range(count)))
-    out.unlink()
 
 
 def _pwrite(out: Path, offset: int, matrix: Any, times: Any) -> None:
