@@ -36,6 +36,9 @@ killed = poison(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 def slow(text):
     time.sleep(0.02)
+    return held(text)
+
+def held(text):
     while os.path.exists(__file__ + ".stuck"):
         time.sleep(0.02)
     return True
@@ -146,6 +149,9 @@ def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path,
     big = tmp_path / "big.txt"  # the command line has parts of 16 MiB
     big.write_bytes(b"\n\n".join(b"%d %s" % (k, b"word " * 2000) for k in range(4000)))
     arguments = ["prepare", "text", str(big), "--out", str(out), "--tokenizer", "bytes", "--workers", "2", "--no-dedup"]
+    arguments += ["--filter", "poisoned_filters:held"]
+    stuck = tmp_path / "poisoned_filters.py.stuck"  # no machine is so fast that it is done before the signal
+    stuck.touch()
     process = subprocess.Popen(
         [sys.executable, "-m", "millrace", *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -163,6 +169,7 @@ def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path,
     assert lines == [f"interrupted; run it again with: millrace {' '.join(arguments)}"]
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert not out.exists()
+    stuck.unlink()
     if moment == "working":
         assert tools.shell(*arguments).returncode == 0
         assert tools.shell(*arguments[:3], "--out", tmp_path / "undisturbed", *arguments[5:]).returncode == 0
