@@ -17,6 +17,7 @@ setup: .venv/ready
 	test -x $(PY) || python3 -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'
+	$(PY) -m compileall -q src  # as pip does with a wheel: processes that tests and benchmarks start need not
 	touch $@
 
 # Tools the tests start; without root the tests that need them say so and skip.

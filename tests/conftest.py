@@ -43,6 +43,14 @@ hypothesis.settings.register_profile("millrace", deadline=None, database=None, p
 hypothesis.settings.load_profile("millrace")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of the core itself are not part of the pass that hides it."""
+    if HIDDEN or os.environ.get("MILLRACE_NATIVE") == "0":
+        hidden = [item for item in items if item.get_closest_marker("needs_core")]
+        items[:] = [item for item in items if item not in hidden]
+        config.hook.pytest_deselected(items=hidden)
+
+
 IN_LINE_BYTES = "MILLRACE_TEST_IN_LINE_BYTES"
 
 

@@ -16,9 +16,8 @@ import millrace as mr
 from millrace.feed.device import DeviceRing
 from millrace.feed.native import NativeRing
 from millrace.feed.program import Program
-from millrace.native import core
 
-pytestmark = pytest.mark.skipif(core is None, reason="the core is hidden")
+pytestmark = pytest.mark.needs_core
 
 
 class Event:

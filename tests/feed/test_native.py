@@ -19,7 +19,7 @@ from millrace.feed.program import Program
 from millrace.native import core
 from millrace.store.memory import array_store
 
-pytestmark = pytest.mark.skipif(core is None, reason="the core is hidden")
+pytestmark = pytest.mark.needs_core
 
 COLUMNS = {
     "dense": mr.Column("float32", (3,)),

@@ -15,7 +15,7 @@ from millrace.gather.reference import Field, Located
 from millrace.native import core
 
 HIDDEN = os.environ.get("MILLRACE_TEST_HIDE") == "1" or os.environ.get("MILLRACE_NATIVE") == "0"
-needs_core = pytest.mark.skipif(HIDDEN, reason="the core is hidden")
+needs_core = pytest.mark.needs_core
 
 
 def test_the_core_is_there_unless_it_is_hidden():

@@ -9,7 +9,7 @@ from millrace.native import core
 from millrace.prepare.table import part
 from millrace.scaling import moments, scaler
 
-needs_core = pytest.mark.skipif(core is None, reason="the core is hidden or was not built: there is only the twin")
+needs_core = pytest.mark.needs_core
 seeds = st.integers(0, 99)
 shapes = st.tuples(st.integers(1, 300), st.integers(1, 19))
 

@@ -152,4 +152,7 @@ int core_add_program(PyObject *module);
 /* table.c: rows of tables turned, measured and scaled. */
 int core_add_table(PyObject *module);
 
+/* text.c: documents cut out of a text, or cleaned. */
+int core_add_text(PyObject *module);
+
 #endif

@@ -23,10 +23,15 @@ class BytesTokenizer(Tokenizer):
         joined = np.frombuffer(b"".join(documents), np.uint8)
         return joined, np.fromiter(map(len, documents), np.int64, len(documents))
 
+    spaced_bytes = 1
+
+    def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        joined = np.frombuffer(b"\0".join((*documents, b"")), np.uint8)
+        return joined, np.fromiter(map(len, documents), np.int64, len(documents)) + 1
+
     def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        # Joined with a byte where each end will be: one pass to widen, and no mask.
-        tokens = np.frombuffer(b"\0".join((*documents, b"")), np.uint8).astype(self.dtype)
-        lengths = np.fromiter(map(len, documents), np.int64, len(documents)) + 1
+        spaced, lengths = self.encode_spaced(documents)
+        tokens = spaced.astype(self.dtype)
         tokens[np.cumsum(lengths) - 1] = self.end
         return tokens, lengths
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import millrace as mr
+from millrace.native import core
 from millrace.prepare.text.clean import clean, clean_many
+from millrace.prepare.text.documents import Stretch
 
 ODD = st.sampled_from(
     "a b\t\n\r\x00\x0b\x0c\x1c\x1f\x7f\x85\x9f\xa0\u0301\u0323\u1100\u1161\u200b\u2028\u2029\u3000\ufeffé😀\uac00\u11a8"
@@ -99,7 +102,29 @@ def test_many_documents_are_cleaned_like_each(some, before):
         data += text.encode()
         ends.append(len(data))
         data += gap
-    assert clean_many(data, np.array(starts), np.array(ends)) == [clean(text).encode() for text, _ in some]
+    expected = [clean(text).encode() for text, _ in some]
+    assert clean_many(data, np.array(starts), np.array(ends)) == expected
+    with mock.patch("millrace.prepare.text.clean.core", None):
+        assert clean_many(data, np.array(starts), np.array(ends)) == expected
+
+
+@pytest.mark.needs_core
+@pytest.mark.parametrize("function", ["documents", "cleaned"])
+@pytest.mark.parametrize(
+    ("starts", "ends"), [([-1], [1]), ([0], [4]), ([2], [1]), ([0], [1, 2]), ([0, 1], [1]), ([2**62], [2**62])]
+)
+def test_documents_outside_of_their_text_are_refused_by_the_core(function, starts, ends):
+    with pytest.raises(ValueError, match="outside of their text"):
+        getattr(core, function)(b"abc", np.array(starts), np.array(ends))
+
+
+@given(st.binary(max_size=40), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6))
+def test_documents_are_slices_with_and_without_the_core(data, some):
+    places = [sorted((min(first, len(data)), min(last, len(data)))) for first, last in some]
+    stretch = Stretch(data, 0, *np.array(places, np.int64).reshape(-1, 2).T.copy())
+    assert stretch.documents() == [data[first:last] for first, last in places]
+    with mock.patch("millrace.prepare.text.documents.core", None):
+        assert stretch.documents() == [data[first:last] for first, last in places]
 
 
 def test_of_many_documents_one_that_is_not_utf8_is_an_error():

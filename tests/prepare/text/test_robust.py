@@ -160,9 +160,9 @@ def test_a_filter_that_ends_its_process_leaves_a_single_worker_alone(slowly, tmp
 
 
 def test_a_worker_that_is_slow_but_moves_is_left_alone(slowly, tmp_path):
-    """A part takes three seconds, its documents less than one each."""
-    options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:slow"}
-    assert mr.prepare_text(slowly, tmp_path / "out", stall_s=2.5, **options).documents == {"train": 20}
+    """The part takes six seconds, its documents a third of one each."""
+    options = {**OPTIONS, "workers": 2, "filter": "slow_filters:slow"}
+    assert mr.prepare_text(slowly, tmp_path / "out", stall_s=5, **options).documents == {"train": 20}
 
 
 def test_a_stopped_worker_is_reported(slowly, tmp_path):

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from millrace.errors import SourceError
+from millrace.native import core
 from millrace.prepare.text.csvs import csv_documents
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.records import Bad, Document, json_documents, parquet_documents
@@ -55,6 +56,9 @@ class Stretch(NamedTuple):
 
     def documents(self) -> list[bytes]:
         data = self.data
+        if core:
+            found: list[bytes] = core.documents(data, self.starts, self.ends)
+            return found
         return [data[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
 
@@ -183,28 +187,39 @@ def _in_hand(data: bytes, at: int, framing: Framing, stop: float, most: int) -> 
     The first that starts at ``stop`` or later, or is longer than ``most``, is not among them. Looks at no more than a
     block: the places of all line ends need eight times the memory of a text that has nothing else.
     """
-    text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text[at : at + BLOCK] == NEWLINE) + at  # of whole lines
-    if not len(ends):
-        return ends, ends, at
-    starts = np.concatenate(([at], ends[:-1] + 1))
-    if framing is LINE:
-        is_full = ends > starts
-        starts, ends = starts[is_full], ends[is_full]
-    else:  # a document is a run of lines that are not empty
-        is_full = (ends > starts + 1) | ((ends > starts) & (text[starts] != CARRIAGE_RETURN))
-        starts, ends = starts[is_full & ~_before(is_full)], ends[:-1][is_full[:-1] & ~is_full[1:]]
-        ends = ends - (text[ends - 1] == CARRIAGE_RETURN)
-    whole = len(starts) - 1
+    text = np.frombuffer(data, np.uint8)[at : at + BLOCK]
+    is_plain = framing is BLANK_LINE and data.find(b"\r", at, at + BLOCK) < 0
+    starts, ends = _between_gaps(text) if is_plain else _by_lines(text, framing)
+    starts, ends = starts + at, ends + at
+    whole = max(0, len(starts) - 1)
     starts, ends, after = starts[:whole], ends[:whole], starts[1:]
     is_other = (starts >= stop) | (ends - starts > most)
     whole = int(np.argmax(is_other)) if is_other.any() else whole
     return starts[:whole], ends[:whole], int(after[whole - 1]) if whole else at
 
 
-def _before(flags: Array) -> Array:
-    """Whether the one before is set; of the first, no."""
-    return np.concatenate(([False], flags[:-1]))
+def _by_lines(text: Array, framing: Framing) -> tuple[Int64s, Int64s]:
+    """Where documents start, the first at 0, and where they end; of the last the end may not be known."""
+    ends = np.flatnonzero(text == NEWLINE)  # of whole lines
+    if not len(ends):
+        return ends, ends
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    if framing is LINE:
+        is_full = ends > starts
+        return starts[is_full], ends[is_full]
+    is_full = (ends > starts + 1) | ((ends > starts) & (text[starts] != CARRIAGE_RETURN))
+    is_first = is_full & ~np.concatenate(([False], is_full[:-1]))  # of a run of lines that are not empty
+    starts, ends = starts[is_first], ends[:-1][is_full[:-1] & ~is_full[1:]]
+    return starts, ends - (text[ends - 1] == CARRIAGE_RETURN)
+
+
+def _between_gaps(text: Array) -> tuple[Int64s, Int64s]:
+    """The same of documents between empty lines, where there is no carriage return, in half the time."""
+    pairs = np.flatnonzero((text[1:] == NEWLINE) & (text[:-1] == NEWLINE))
+    is_apart = np.diff(pairs) > 1  # from the next; else both are of one gap
+    ends = pairs[np.concatenate(([True], is_apart))[: len(pairs)]]
+    starts = np.concatenate(([0], pairs[np.concatenate((is_apart, [True]))[: len(pairs)]] + 2))
+    return (starts[:-1] if starts[-1] == len(text) else starts), ends
 
 
 def _without_line_end(data: bytes, at: int, end: int, is_last: bool) -> int:

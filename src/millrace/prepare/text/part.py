@@ -26,6 +26,7 @@ from millrace.ragged import Array, Int64s
 from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.load import load_tokenizer
+from millrace.text.simple import BytesTokenizer
 from millrace.text.tokenizer import Tokenizer
 
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
@@ -160,30 +161,29 @@ class _Maker:
         self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
     ) -> tuple[list[int], list[bytes], list[bytes]]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
-        new = set(hashes)
-        if len(new) == len(hashes) and len(new) + len(self._seen) <= MAX_SEEN and self._seen.isdisjoint(new):
-            self._seen |= new
+        first = dict(zip(reversed(hashes), range(len(hashes) - 1, -1, -1), strict=True))
+        for found in self._seen.intersection(first):
+            del first[found]
+        if len(self._seen) < MAX_SEEN:
+            self._seen.update(first)
+        if len(first) == len(hashes):
             return offsets, texts, hashes
-        kept = []
-        for place, found in enumerate(hashes):
-            if found in self._seen:
-                self._dropped["duplicate"] += 1
-                self._dropped["duplicate bytes"] += len(texts[place])
-            else:
-                kept.append(place)
-                if len(self._seen) < MAX_SEEN:
-                    self._seen.add(found)
+        kept = sorted(first.values())
+        self._dropped["duplicate"] += len(hashes) - len(kept)
+        self._dropped["duplicate bytes"] += sum(map(len, texts)) - sum(len(texts[k]) for k in kept)
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
-        tokens, lengths = self._tokenizer.encode_with_ends(texts)
+        tokens, lengths = self._tokenizer.encode_spaced(texts)
         self._spill("tokens.bin").write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
-        documents["bytes"] = documents["characters"] = np.fromiter(map(len, texts), np.int64, len(texts))
-        for place in [k for k, is_ascii in enumerate(map(bytes.isascii, texts)) if not is_ascii]:
-            documents["characters"][place] = len(texts[place].decode())
+        is_bytes = isinstance(self._tokenizer, BytesTokenizer)  # an id is a byte: they are counted
+        sizes = lengths - 1 if is_bytes else np.fromiter(map(len, texts), np.int64, len(texts))
+        documents["bytes"] = documents["characters"] = sizes
+        if not all(map(bytes.isascii, texts)):
+            documents["characters"] = [len(text if text.isascii() else text.decode()) for text in texts]
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)

@@ -41,7 +41,7 @@ from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
-PLAN_VERSION = 1  # of what parts hold: another one does not continue them
+PLAN_VERSION = 2  # of what parts hold: another one does not continue them
 STDIN = "-"
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
@@ -298,7 +298,14 @@ class _Preparation:
             first = 0 if base is None else base.next_number(split)
             tasks += [
                 sharding.ShardTask(
-                    split, first + k, tuple(pieces), str(self._partial.folder), plain, tokenizer.dtype.itemsize, codes
+                    split,
+                    first + k,
+                    tuple(pieces),
+                    str(self._partial.folder),
+                    plain,
+                    tokenizer.spaced_bytes,
+                    tokenizer.end,
+                    codes,
                 )
                 for k, pieces in enumerate(shards)
             ]

@@ -35,7 +35,7 @@ class Reader:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
-            for offsets, texts in _gathered(self._read(source, unit)):
+            for offsets, texts in self._gathered(self._read(source, unit)):
                 yield unit.source, offsets, texts
                 alive()
             check_unchanged(source)
@@ -54,6 +54,20 @@ class Reader:
                 f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again",
                 source=source.path,
             ) from error
+
+    def _gathered(self, some: Iterable[Texts]) -> Iterator[Texts]:
+        """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
+        offsets: list[int] = []
+        texts: list[bytes] = []
+        before = self.bytes_read
+        for more_offsets, more_texts in some:
+            offsets += more_offsets
+            texts += more_texts
+            if self.bytes_read - before + 64 * len(texts) >= CHUNK_BYTES:
+                yield offsets, texts
+                offsets, texts, before = [], [], self.bytes_read
+        if texts:
+            yield offsets, texts
 
     def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
         """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
@@ -170,19 +184,3 @@ def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-def _gathered(some: Iterable[Texts]) -> Iterator[Texts]:
-    """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
-    offsets: list[int] = []
-    texts: list[bytes] = []
-    size = 0
-    for more_offsets, more_texts in some:
-        offsets += more_offsets
-        texts += more_texts
-        size += sum(map(len, more_texts)) + 64 * len(more_texts)
-        if size >= CHUNK_BYTES:
-            yield offsets, texts
-            offsets, texts, size = [], [], 0
-    if texts:
-        yield offsets, texts

@@ -38,7 +38,8 @@ class ShardTask(msgspec.Struct, frozen=True):
     pieces: tuple[tuple[int, int, int], ...]  # part, first document, last document
     folder: str
     columns: dict[str, tuple[str, tuple[int, ...], str, str | None, tuple[str, ...] | None]]
-    token_bytes: int
+    token_bytes: int  # in the parts
+    end: int
     codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, where they are not their numbers
 
     def __str__(self) -> str:
@@ -204,6 +205,8 @@ def write_shard(task: ShardTask) -> ShardEntry:
             for some in _steps(bounds, is_mine):
                 places = bounds[some.start : some.stop + 1]
                 arrays, offsets = _selected(documents[first:last][some], is_mine[some], tokens, places)
+                arrays["tokens"] = arrays["tokens"].astype(columns["tokens"].dtype, copy=False)
+                arrays["tokens"][offsets[1:] - 1] = task.end
                 if task.codes:
                     arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
                 extras, axes = extra_arrays(folder, columns, first + some.start, is_mine[some], places)

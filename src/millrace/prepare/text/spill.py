@@ -12,6 +12,7 @@ from millrace.ragged import Array
 from millrace.store import platform
 
 BUFFER_BYTES = 1 << 20
+SMALL_BYTES = 1 << 16  # from here on a copy costs more than a call
 
 
 class Spill:
@@ -26,18 +27,20 @@ class Spill:
 
     def write_bytes(self, data: bytes | memoryview) -> None:
         self.size += len(data)
-        if len(data) < BUFFER_BYTES:
+        if len(data) < SMALL_BYTES:
             self._waiting += data
-        if len(self._waiting) >= BUFFER_BYTES or len(data) >= BUFFER_BYTES:
+            if len(self._waiting) >= BUFFER_BYTES:
+                self._flush()
+        else:
             self._flush()
-        if len(data) >= BUFFER_BYTES:
             platform.write(self._fd, data, self._path)
 
     def _flush(self) -> None:
         if self._fd < 0:
             self._fd = platform.create(self._path)
-        platform.write(self._fd, bytes(self._waiting), self._path)
-        self._waiting.clear()
+        if self._waiting:
+            platform.write(self._fd, bytes(self._waiting), self._path)
+            self._waiting.clear()
 
     def finish(self) -> int:
         self._flush()

@@ -1,0 +1,103 @@
+/* Documents of plain text, many at a time: cut out of a stretch as they are, or cleaned. */
+#include "core.h"
+
+typedef struct {
+    Py_buffer text, start, stop;
+    const int64_t *starts, *stops;
+    int64_t count, longest;
+} Stretch;
+
+static int stretch_init(Stretch *stretch, PyObject *args) {
+    PyObject *text, *starts, *stops;
+    int64_t others;
+    if (!PyArg_ParseTuple(args, "OOO", &text, &starts, &stops)) return -1;
+    if (PyObject_GetBuffer(text, &stretch->text, PyBUF_SIMPLE) < 0) return -1;
+    if ((stretch->starts = core_int64s(starts, &stretch->start, &stretch->count)) == NULL) goto text;
+    if ((stretch->stops = core_int64s(stops, &stretch->stop, &others)) == NULL) goto start;
+    stretch->longest = 0;
+    for (int64_t k = 0; k < stretch->count && others == stretch->count; k++) {
+        int64_t first = stretch->starts[k], last = stretch->stops[k];
+        if (first < 0 || first > last || last > stretch->text.len) others = -1;
+        else if (last - first > stretch->longest) stretch->longest = last - first;
+    }
+    if (others == stretch->count) return 0;
+    PyErr_SetString(PyExc_ValueError, "documents lie outside of their text");
+    PyBuffer_Release(&stretch->stop);
+start:
+    PyBuffer_Release(&stretch->start);
+text:
+    PyBuffer_Release(&stretch->text);
+    return -1;
+}
+
+static void stretch_free(Stretch *stretch) {
+    PyBuffer_Release(&stretch->text);
+    PyBuffer_Release(&stretch->start);
+    PyBuffer_Release(&stretch->stop);
+}
+
+/* White space as clean() leaves it; -1 where the text is more than printable ASCII, tabs and newlines. */
+static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to) {
+    const unsigned char *end = from + size;
+    unsigned char *at = to;
+    while (from < end) {
+        int newlines = 0;
+        const unsigned char *blanks = from;
+        for (; from < end && (*from == ' ' || *from == '\t' || *from == '\n'); from++) newlines += *from == '\n';
+        if (from == end) break;
+        if (at != to && from != blanks) {
+            if (newlines == 0) *at++ = ' ';
+            if (newlines > 0) *at++ = '\n';
+            if (newlines > 1) *at++ = '\n';
+        }
+        for (; from < end && *from > ' ' && *from < 127; from++) *at++ = *from;
+        if (from < end && *from != ' ' && *from != '\t' && *from != '\n') return -1;
+    }
+    return at - to;
+}
+
+static PyObject *made(Stretch *stretch, unsigned char *room) {
+    PyObject *list = PyList_New((Py_ssize_t)stretch->count);
+    for (int64_t k = 0; k < stretch->count && list != NULL; k++) {
+        const char *text = (const char *)stretch->text.buf + stretch->starts[k];
+        int64_t size = stretch->stops[k] - stretch->starts[k];
+        if (room != NULL) {
+            size = clean((const unsigned char *)text, size, room);
+            text = (const char *)room;
+        }
+        PyObject *document = size < 0 ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize(text, (Py_ssize_t)size);
+        if (document == NULL || PyList_SetItem(list, (Py_ssize_t)k, document) < 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+static PyObject *documents(PyObject *module, PyObject *args) {
+    (void)module;
+    Stretch stretch;
+    if (stretch_init(&stretch, args) < 0) return NULL;
+    PyObject *list = made(&stretch, NULL);
+    stretch_free(&stretch);
+    return list;
+}
+
+static PyObject *cleaned(PyObject *module, PyObject *args) {
+    (void)module;
+    Stretch stretch;
+    if (stretch_init(&stretch, args) < 0) return NULL;
+    unsigned char *room = PyMem_Malloc((size_t)stretch.longest + 1);
+    PyObject *list = room == NULL ? PyErr_NoMemory() : made(&stretch, room);
+    PyMem_Free(room);
+    stretch_free(&stretch);
+    return list;
+}
+
+static PyMethodDef text_functions[] = {
+    {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
+    {"cleaned", cleaned, METH_VARARGS, "The same, cleaned; None for those that hold more than printable ASCII."},
+    {NULL, NULL, 0, NULL},
+};
+
+int core_add_text(PyObject *module) { return PyModule_AddFunctions(module, text_functions); }
