@@ -10,6 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -74,25 +75,22 @@ class TiktokenTokenizer(Tokenizer):
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers."""
+    """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers.
+
+    One that ``is_known`` was loaded before: Hugging Face's own engine is then made when it is first needed, which is
+    never in most workers.
+    """
 
     kind = "json"
 
-    def __init__(self, data: bytes, name: str, end: int | None = None, *, plain_special: bool = False) -> None:
-        try:
-            from tokenizers import Tokenizer as Backend
-        except ImportError as error:
-            raise ConfigError(f"tokenizer {name!r} needs tokenizers; pip install millrace[text]") from error
-        self.name, self._data = name, data
-        try:
-            self._backend = Backend.from_str(data.decode())
-            self._body = json.loads(data)
-        except Exception as error:
-            raise ConfigError(f"tokenizer {name}: not a tokenizer.json ({error})") from error
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = plain_special
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+    def __init__(
+        self, data: bytes, name: str, end: int | None = None, *, plain_special: bool = False, is_known: bool = False
+    ) -> None:
+        self.name, self._data, self._plain_special = name, data, plain_special
+        if not is_known:
+            self._backend  # noqa: B018 - what is wrong with it is said here
+        self._body = json.loads(data)
+        vocabulary = self._vocabulary()
         found = next((vocabulary[candidate] for candidate in END_NAMES if candidate in vocabulary), None)
         top = max(vocabulary.values(), default=-1)
         self.end = end if end is not None else (top + 1 if found is None else found)
@@ -102,6 +100,27 @@ class HuggingFaceTokenizer(Tokenizer):
         self._engines = fast_engines(self._body, self.vocab_size)  # fastest first
         if os.environ.get("MILLRACE_BPE"):
             self.use(os.environ["MILLRACE_BPE"])
+
+    @cached_property
+    def _backend(self) -> Any:
+        try:
+            from tokenizers import Tokenizer as Backend
+        except ImportError as error:
+            raise ConfigError(f"tokenizer {self.name!r} needs tokenizers; pip install millrace[text]") from error
+        try:
+            backend = Backend.from_str(self._data.decode())
+        except Exception as error:
+            raise ConfigError(f"tokenizer {self.name}: not a tokenizer.json ({error})") from error
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = self._plain_special
+        return backend
+
+    def _vocabulary(self) -> Mapping[str, int]:
+        vocabulary = self._body["model"]["vocab"]
+        if not isinstance(vocabulary, dict):  # of Unigram a list
+            return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
+        return vocabulary | {token["content"]: token["id"] for token in self._body.get("added_tokens") or []}
 
     @property
     def engine(self) -> str:

@@ -9,8 +9,7 @@ remembers every word, so it is made anew when it has grown, and long documents a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,19 +54,27 @@ class GigatokenEngine:
         self._renew()
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if self._are_sure(documents):
+        unsure = self._unsure(documents)
+        if not unsure:
             return self._encode(documents)
         parts = [
-            self._encode(some) if sure else self._exact.encode_documents(some)
-            for sure, some in ((sure, list(run)) for sure, run in groupby(documents, lambda d: self._are_sure([d])))
+            self._exact.encode_documents(list(some)) if are_unsure else self._encode(list(some))
+            for are_unsure, some in _runs(documents, unsure)
         ]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
 
-    def _are_sure(self, documents: Sequence[bytes]) -> bool:
+    def _unsure(self, documents: Sequence[bytes]) -> list[int]:
+        """Numbers of the documents that it may get wrong, or that would make it large."""
+        others = [k for k, document in enumerate(documents) if not document.isascii()]  # the separator is not
+        texts = [documents[k].decode() for k in others]
+        is_other = self._classes_of("".join(texts)) == OTHER
+        found = {k for k in others if self._separator in documents[k]}
         if max(map(len, documents), default=0) > MAX_DOCUMENT:
-            return False
-        others = b"".join([document for document in documents if not document.isascii()])  # the separator is not
-        return self._separator not in others and not (self._classes_of(others.decode()) == OTHER).any()
+            found |= {k for k, document in enumerate(documents) if len(document) > MAX_DOCUMENT}
+        if is_other.any():
+            ends = np.cumsum(list(map(len, texts)))
+            found |= {others[k] for k in np.searchsorted(ends, np.flatnonzero(is_other), side="right")}
+        return sorted(found)
 
     def _classes_of(self, text: str) -> Array:
         """Of every character, whether both engines take it for the same; found out when it is first met."""
@@ -106,6 +113,18 @@ class GigatokenEngine:
         self._backend: Any = None  # given back before the next takes as much
         self._backend = self._load(self._data)
         self._before = _own_bytes()
+
+
+def _runs(documents: Sequence[bytes], chosen: Sequence[int]) -> Iterator[tuple[bool, Sequence[bytes]]]:
+    """The documents in order, each of those chosen alone and the rest between them together."""
+    at = 0
+    for k in chosen:
+        if at < k:
+            yield False, documents[at:k]
+        yield True, documents[k : k + 1]
+        at = k + 1
+    if at < len(documents):
+        yield False, documents[at:]
 
 
 def _own_bytes() -> int:

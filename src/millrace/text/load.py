@@ -85,7 +85,7 @@ def load_tokenizer(described: dict[str, Any], data: bytes, path: str) -> Tokeniz
         )  # fmt: skip
     if described["kind"] == "json":
         plain = described["name"] == "gpt2" or described["name"].startswith("train:")
-        return HuggingFaceTokenizer(data, described["name"], described["end"], plain_special=plain)
+        return HuggingFaceTokenizer(data, described["name"], described["end"], plain_special=plain, is_known=True)
     return tokenizer_from_file(data, described["name"])
 
 
@@ -119,7 +119,7 @@ def gpt2() -> Tokenizer:
         "decoder": level,
         "model": {"type": "BPE", "vocab": json.loads(data["encoder.json"]), "merges": merges},
     }
-    return HuggingFaceTokenizer(json.dumps(body).encode(), "gpt2", 50256, plain_special=True)
+    return HuggingFaceTokenizer(json.dumps(body).encode(), "gpt2", 50256, plain_special=True, is_known=True)
 
 
 def _tiktoken(path: Path, data: bytes) -> Tokenizer:

@@ -183,7 +183,7 @@ class _Maker:
         sizes = lengths - 1 if is_bytes else np.fromiter(map(len, texts), np.int64, len(texts))
         documents["bytes"] = documents["characters"] = sizes
         if not all(map(bytes.isascii, texts)):
-            documents["characters"] = [len(text if text.isascii() else text.decode()) for text in texts]
+            documents["characters"] -= _inner_bytes(texts, sizes)
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
@@ -207,6 +207,12 @@ class _Maker:
                 places = self._tokenizer.places(text, tokens[start : stop - 1])
                 self._spill("mask.bin").write(token_mask(text.spans, *places))
                 self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
+
+
+def _inner_bytes(texts: list[bytes], sizes: Int64s) -> Int64s:
+    """How many bytes of each text do not begin a character."""
+    places = np.flatnonzero((np.frombuffer(b"".join(texts), np.uint8) & 0xC0) == 0x80)
+    return np.bincount(np.searchsorted(np.cumsum(sizes), places, side="right"), minlength=len(texts))
 
 
 @lru_cache(maxsize=2)
