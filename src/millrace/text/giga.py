@@ -9,7 +9,7 @@ remembers every word, so it is made anew when it has grown, and long documents a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from millrace.ragged import Array, Int64s
 
-MAX_DOCUMENT = 1 << 20  # 64 MiB of one letter took 2 GB
+MAX_DOCUMENT = 2 << 20  # 64 MiB of one letter took 2 GB
 MAX_GROWTH = 128 << 20  # of this process: 16 MB of random words, some hundred of a text
 LOOK_BYTES = 4 << 20  # between two looks at the memory
 UNKNOWN, SAME, OTHER = 0, 1, 2
@@ -31,6 +31,8 @@ class Engine(Protocol):
     name: str
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]: ...
+
+    def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]: ...
 
 
 class GigatokenEngine:
@@ -62,6 +64,9 @@ class GigatokenEngine:
             for sure, some in ((sure, list(run)) for sure, run in groupby(documents, lambda d: self._are_sure([d])))
         ]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+    def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
+        return self._exact.encode_word(word)
 
     def _are_sure(self, documents: Sequence[bytes]) -> bool:
         if max(map(len, documents), default=0) > MAX_DOCUMENT:
