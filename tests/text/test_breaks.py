@@ -1,6 +1,5 @@
 """Long documents in pieces: the ids are those of the whole, for tokenizers of every make."""
 
-import json
 import random
 
 import numpy as np
@@ -70,27 +69,30 @@ def test_the_ids_of_pieces_are_those_of_the_whole(monkeypatch, kind, fast):
     if not fast:
         tokenizer.give_up_fast()
     pieces = []
-    monkeypatch.setattr(breaks, "PIECE_CHARS", 200)
+    monkeypatch.setattr(breaks, "PIECE_BYTES", 200)
     real = breaks.cut
-    monkeypatch.setattr(breaks, "cut", lambda *a: pieces.append(real(*a)) or pieces[-1])
+    monkeypatch.setattr(breaks, "cut", lambda *a: pieces.append(list(real(*a))) or pieces[-1])
     for seed in range(30):
         document = text(seed + 100, 400)
         expected = tokenizer._backend.encode(document, add_special_tokens=False).ids
-        ids, lengths = tokenizer._slow([document.encode(), b"short"])
+        ids, lengths = tokenizer.encode_documents([document.encode(), b"short"])
         assert ids[: lengths[0]].tolist() == expected
-        assert tokenizer.encode_documents([document.encode()])[0].tolist() == expected
+        assert lengths[1] == len(tokenizer.encode("short"))
         starts, stops = tokenizer.places(document.encode(), np.array(expected))
         assert starts.tolist() == sorted(starts.tolist())
         assert len(starts) == len(stops) == len(expected)
-    assert all(len(cuts) > 5 for cuts in pieces if cuts[-1][1] > 1000)
-    assert max(stop - start for cuts in pieces for start, stop in cuts) < 2000
+        for piece in tokenizer.encode_pieces(document.encode()):
+            there = (starts >= piece.start) & (starts < piece.stop)
+            assert piece.ids.tolist() == np.array(expected)[there].tolist()
+    assert all(len(cuts) > 5 for cuts in pieces if cuts[-1].stop > 1000)
+    assert max(stop - start for cuts in pieces for start, stop, _ in cuts) < 2000
 
 
 def test_what_the_fast_engine_gives_up_on_is_encoded_in_pieces():
     """A run of a million spaces: only the piece that holds it goes to the slow engine."""
     tokenizer, slow = gpt2(), []
-    real = tokenizer._ids
-    tokenizer._ids = lambda texts: slow.extend(map(len, texts)) or real(texts)
+    real = tokenizer._lists
+    tokenizer._lists = lambda texts: slow.extend(map(len, texts)) or real(texts)
     document = text(1, 400_000) + " " * 1_100_000 + "end " + text(2, 400_000)
     ids, _ = tokenizer.encode_documents([document.encode()])
     assert tokenizer.decode(ids) == document
@@ -102,8 +104,15 @@ def test_what_the_fast_engine_gives_up_on_is_encoded_in_pieces():
     assert ids[len(ids) - len(pieces[1]) + 5 :].tolist() == pieces[1][5:].tolist()
 
 
-def test_a_text_that_cannot_be_cut_stays_whole(monkeypatch):
-    monkeypatch.setattr(breaks, "PIECE_CHARS", 100)
-    assert breaks.cut("a" * 1000, lambda texts: [[1]] * 3) == [(0, 1000)]
-    assert breaks.cut("a b" * 300, lambda texts: [[1]] * 3) == [(0, 900)]
-    assert json.dumps(breaks.cut("", lambda texts: [])) == "[[0, 0]]"
+def test_a_text_that_cannot_be_cut_stays_whole_up_to_a_limit(monkeypatch):
+    def never(texts):
+        return [[1]] * 3
+
+    monkeypatch.setattr(breaks, "PIECE_BYTES", 100)
+    monkeypatch.setattr(breaks, "WHOLE_BYTES", 1000)
+    assert list(breaks.cut(b"a" * 1000, never)) == [(0, 1000, False)]
+    assert list(breaks.cut(b"a b" * 300, never)) == [(0, 900, False)]
+    assert list(breaks.cut(b"", never)) == [(0, 0, False)]
+    with pytest.raises(breaks.Uncuttable, match="no place in 1000 bytes") as caught:
+        list(breaks.cut(b"a" * 1001, never))
+    assert caught.value.offset == 0

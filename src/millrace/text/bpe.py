@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from millrace.ragged import Array, Int64s
 from millrace.text import breaks
 from millrace.text.giga import Engine
 from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, splitting_pattern
-from millrace.text.tokenizer import Tokenizer, byte_places
+from millrace.text.tokenizer import Encoded, Tokenizer, byte_places
+from millrace.text.words import LONG_WORD, word_ids, words_of
 
 END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im_end|>")
 
@@ -28,6 +29,23 @@ END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im
 def _with_lengths(arrays: Sequence[Array]) -> tuple[Array, Int64s]:
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
     return (np.concatenate(arrays) if len(arrays) else np.zeros(0, np.uint32)), lengths
+
+
+def as_lists(ids: Array, lengths: Int64s) -> list[list[int]]:
+    ends = np.cumsum(lengths).tolist()
+    return [ids[start:stop].tolist() for start, stop in zip([0, *ends], ends, strict=False)]
+
+
+def in_windows(start: int, found: Iterator[tuple[int, Array]]) -> Iterator[Encoded]:
+    """The ids of a long word, with the bytes they stand for."""
+    try:
+        for size, ids in found:
+            yield Encoded(start, start + size, ids)
+            start += size
+    except ValueError as error:
+        raise breaks.Uncuttable(
+            f"a word of more than {LONG_WORD} characters cannot be encoded: {error}", offset=start
+        ) from error
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -49,6 +67,21 @@ class TiktokenTokenizer(Tokenizer):
         return RankEngine(self._pattern, self._ranks)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        if any(map(breaks.is_long, documents)):
+            return joined([self._whole(document) for document in documents])
+        return self._encode(documents)
+
+    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+        def lists(texts: list[str]) -> list[list[int]]:
+            return as_lists(*self._encode([text.encode() for text in texts]))
+
+        for start, stop, is_word in breaks.cut(document, lists, words_of(self._pattern)):
+            if is_word:
+                yield from in_windows(start, self._engine.encode_word(document[start:stop]))
+            else:
+                yield Encoded(start, stop, self._encode([document[start:stop]])[0])
+
+    def _encode(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         try:
             return self._engine.encode_documents(documents)
         except ImportError as error:
@@ -156,11 +189,24 @@ class HuggingFaceTokenizer(Tokenizer):
         return any(token in document for token in self._added)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        if any(map(breaks.is_long, documents)):
+            return joined([self._whole(document) for document in documents])
         if self._fast is None:
             return self._slow(documents)
         if self._added and any(map(self._has_added, documents)):
             return joined([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
         return self._quick(documents)
+
+    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+        is_plain = not self._has_added(document)
+        is_quick = is_plain and self._fast is not None
+        words = words_of(splitting_pattern(self._body)) if is_plain else None
+        for start, stop, is_word in breaks.cut(document, self._quick_lists if is_quick else self._lists, words):
+            piece = document[start:stop]
+            if is_word:
+                yield from in_windows(start, self._word(piece) if self._fast is None else self._fast.encode_word(piece))
+            else:
+                yield Encoded(start, stop, (self._quick if is_quick else self._slow)([piece])[0])
 
     def _quick(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """By the fast engine; what that gives up on goes to the slow one."""
@@ -168,47 +214,43 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             return self._fast.encode_documents(documents)
         except ValueError:
-            if len(documents) > 1:
-                return joined([self._quick([d]) for d in documents])
-        return self._in_pieces(documents[0], self._quick_piece)
-
-    def _quick_piece(self, piece: str) -> Array:
-        assert self._fast is not None
-        try:
-            return self._fast.encode_documents([piece.encode()])[0]
-        except ValueError:
-            return self._ids([piece])[0]
+            return joined([self._quick([d]) for d in documents]) if len(documents) > 1 else self._slow(documents)
 
     def _slow(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if any(len(document) > breaks.PIECE_CHARS for document in documents):
-            return joined([self._in_pieces(d, lambda piece: self._ids([piece])[0]) for d in documents])
-        return _with_lengths(self._ids([document.decode() for document in documents]))
+        return _with_lengths([np.array(ids, np.uint32) for ids in self._lists([d.decode() for d in documents])])
 
-    def _in_pieces(self, document: bytes, encode: Callable[[str], Array]) -> tuple[Array, Int64s]:
-        """A document by way of pieces that have the same ids, since memory grows with what is encoded at once."""
-        text = document.decode()
-        arrays = [encode(text[start:stop]) for start, stop in breaks.cut(text, self._lists)]
-        ids = np.concatenate(arrays)
-        return ids, np.array([len(ids)], np.int64)
+    def _word(self, word: bytes) -> Iterator[tuple[int, Array]]:
+        """As ``Engine.encode_word``, by Hugging Face's engine."""
+        assert self._byte_table is not None
+        model, letters = self._backend.model, {byte: letter for letter, byte in byte_alphabet().items()}
+        sizes = np.zeros(self.vocab_size, np.int64)
+        sizes[list(self._byte_table)] = list(map(len, self._byte_table.values()))
+
+        def encode(data: bytes) -> list[int]:
+            return [token.id for token in model.tokenize(data.decode("latin-1").translate(letters))]
+
+        for ids in word_ids(word, encode, sizes):
+            yield int(sizes[ids].sum()), ids
+
+    def _quick_lists(self, texts: list[str]) -> list[list[int]]:
+        return as_lists(*self._quick([text.encode() for text in texts]))
 
     def _lists(self, texts: list[str]) -> list[list[int]]:
         encode = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
         return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
 
-    def _ids(self, texts: list[str]) -> list[Array]:
-        return [np.array(ids, np.uint32) for ids in self._lists(texts)]
-
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
         if self._byte_table is not None and int(self._sizes(ids).sum()) == len(document):
             return super().places(document, ids)
         # Another make, or an added token that takes white space with it: Hugging Face says which characters.
-        text = document.decode()
-        found: list[Array] = []
-        for start, stop in breaks.cut(text, self._lists):
-            offsets = self._backend.encode(text[start:stop], add_special_tokens=False).offsets
-            found.append(np.array(offsets, np.int64).reshape(-1, 2) + start)
-        assert sum(map(len, found)) == len(ids)
-        return byte_places(text, np.concatenate(found))
+        found = []
+        for start, stop, _ in breaks.cut(document, self._lists):
+            text = document[start:stop].decode()
+            offsets = self._backend.encode(text, add_special_tokens=False).offsets
+            found.append(np.stack(byte_places(text, np.array(offsets, np.int64).reshape(-1, 2))) + start)
+        starts, stops = np.concatenate(found, axis=1)
+        assert len(starts) == len(ids)
+        return starts, stops
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         table = self._byte_table

@@ -1,17 +1,23 @@
-"""Where a long text may be cut so that its pieces, encoded one by one, give the ids of the whole.
+"""Where a long document may be cut so that its pieces, encoded one by one, give the ids of the whole.
 
-Hugging Face's engine needs 140 bytes of memory for every byte of a text. A cut is tried between words and proven by
-the engine itself: the text around it has the same ids cut and uncut. Tokenizers look no further than that: they split
-text into words before they encode it, or merge over short distances.
+Engines need many times the memory of what they are given at once: Hugging Face's 140 bytes for every byte, tiktoken's
+50 for one long word. A cut is tried between words and proven by the engine itself: the text around it has the same ids
+cut and uncut. Tokenizers look no further than that: they split text into words before they encode it, or merge over
+short distances. Where there is no such place, ``words.py`` says what the words are, if the pattern is one it knows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
-PIECE_CHARS = 1 << 20
+from millrace.errors import SourceError
+from millrace.text.words import Words, character
+
+PIECE_BYTES = 1 << 20
+WHOLE_BYTES = 8 << 20  # a stretch without a place to cut that is still encoded at once
 AROUND = 512  # characters on either side on which a cut is proven
 TRIES = 64  # in each stretch
 # Between words, before or at a space or a line end: whichever the tokenizer splits at.
@@ -20,29 +26,68 @@ PLACES = re.compile(r"(?<=\w) (?=\w)|(?<=\S)\n(?=\S)|(?<=[^\W_])(?=[.,;:!?。、
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
-def cut(text: str, encode: Encode) -> list[tuple[int, int]]:
-    """[start, stop) of pieces of about a million characters; what stands between two pieces makes no token.
+class Piece(NamedTuple):
+    """Bytes [start, stop) of a document; between two pieces may stand what makes no token."""
 
-    A stretch without a place where it can be cut stays whole.
-    """
-    found, start = [], 0
-    while len(text) - start > PIECE_CHARS + PIECE_CHARS // 4:
-        place = _next(text, start + PIECE_CHARS, encode)
-        if place is None:
-            break
-        found.append((start, place[0]))
-        start = place[1]
-    return [*found, (start, len(text))]
+    start: int
+    stop: int
+    is_word: bool = False  # one word, which may be too long to be encoded at once
 
 
-def _next(text: str, at: int, encode: Encode) -> tuple[int, int] | None:
-    """The end of one piece and the start of the next, the first that is proven from ``at`` on."""
-    for stretch in range(at, len(text), PIECE_CHARS):
-        for match in islice(PLACES.finditer(text, stretch, min(len(text), stretch + PIECE_CHARS)), TRIES):
-            begin, end = match.span()
-            for stop, start in ((begin, begin), (end, end), (begin, end)):
-                if _is_cut(text, stop, start, encode):
-                    return stop, start
+class Uncuttable(SourceError):
+    """A stretch of a document that is too long to be encoded at once; ``offset`` is its first byte in the document."""
+
+
+def is_long(document: bytes, start: int = 0) -> bool:
+    """Whether what it has from ``start`` on is more than one piece."""
+    return len(document) - start > PIECE_BYTES + PIECE_BYTES // 4
+
+
+def cut(document: bytes, encode: Encode, words: Words | None = None) -> Iterator[Piece]:
+    """Pieces of about a megabyte; ``words`` are those of the tokenizer, where they are known."""
+    start = 0
+    while is_long(document, start):
+        place = _first_proven(document, start + PIECE_BYTES, encode)
+        if place is not None:
+            yield Piece(start, place[0])
+            start = place[1]
+            continue
+        found = None if words is None else words.next(document, start, PIECE_BYTES)
+        if found is None:
+            place = _later(document, start, encode)
+            yield Piece(start, place[0])
+            start = place[1]
+        else:
+            yield Piece(start, *found)
+            start = found[0]
+    if start < len(document) or start == 0:
+        yield Piece(start, len(document))
+
+
+def _later(document: bytes, start: int, encode: Encode) -> tuple[int, int]:
+    """The end of a piece that is longer than usual, and the start of the next."""
+    for at in range(start + 2 * PIECE_BYTES, min(len(document), start + WHOLE_BYTES), PIECE_BYTES):
+        place = _first_proven(document, at, encode)
+        if place is not None:
+            return place
+    if len(document) - start <= WHOLE_BYTES:
+        return len(document), len(document)
+    raise Uncuttable(
+        f"there is no place in {WHOLE_BYTES} bytes where its text may be cut for the tokenizer; break it into words or lines, "
+        "or leave this document out (--max-document)",
+        offset=start,
+    )
+
+
+def _first_proven(document: bytes, at: int, encode: Encode) -> tuple[int, int] | None:
+    """The end of one piece and the start of the next, the first that is proven in the stretch from ``at`` on."""
+    first, last = character(document, max(0, at - 4 * AROUND)), character(document, at + PIECE_BYTES + 4 * AROUND)
+    text = document[first:last].decode()
+    begin = len(document[first : character(document, at)].decode())
+    for match in islice(PLACES.finditer(text, begin, max(begin, len(text) - AROUND)), TRIES):
+        for stop, start in ((match.start(),) * 2, (match.end(),) * 2, match.span()):
+            if _is_cut(text, stop, start, encode):
+                return first + len(text[:stop].encode()), first + len(text[:start].encode())
     return None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.ragged import Array, Int64s
 
-MAX_DOCUMENT = 1 << 20  # 64 MiB of one letter took 2 GB
+MAX_DOCUMENT = 2 << 20  # 64 MiB of one letter took 2 GB
 MAX_GROWTH = 128 << 20  # of this process: 16 MB of random words, some hundred of a text
 LOOK_BYTES = 4 << 20  # between two looks at the memory
 UNKNOWN, SAME, OTHER = 0, 1, 2
@@ -30,6 +30,8 @@ class Engine(Protocol):
     name: str
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]: ...
+
+    def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]: ...
 
 
 class GigatokenEngine:
@@ -62,6 +64,9 @@ class GigatokenEngine:
             for are_unsure, some in _runs(documents, unsure)
         ]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+    def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
+        return self._exact.encode_word(word)
 
     def _unsure(self, documents: Sequence[bytes]) -> list[int]:
         """Numbers of the documents that it may get wrong, or that would make it large."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import sentencepiece
 
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
-from millrace.text.tokenizer import Tokenizer, byte_places
+from millrace.text import breaks
+from millrace.text.ranks import joined
+from millrace.text.tokenizer import Encoded, Tokenizer, byte_places
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -32,6 +34,17 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = max(size, self.end + 1)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        if any(map(breaks.is_long, documents)):
+            return joined([self._whole(document) for document in documents])
+        return self._encode(documents)
+
+    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+        for start, stop, _ in breaks.cut(
+            document, lambda texts: self._model.encode(texts, out_type=int, num_threads=1)
+        ):
+            yield Encoded(start, stop, self._encode([document[start:stop]])[0])
+
+    def _encode(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         found = self._model.encode([document.decode() for document in documents], out_type=int, num_threads=1)
         arrays = [np.array(ids, np.uint32) for ids in found]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))

@@ -7,13 +7,14 @@ tiktoken's core encodes many joined documents at once, four times as fast; gigat
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from millrace.ragged import Array, Int64s
 from millrace.text.giga import Engine, GigatokenEngine
+from millrace.text.words import word_ids
 
 # GPT-2's splitting pattern, which Hugging Face's ByteLevel has built in, in the form tiktoken gives it: the
 # same pieces, with possessive quantifiers, which cannot backtrack over a long run.
@@ -34,7 +35,7 @@ class RankEngine:
         self._sizes[list(ranks.values())] = [len(token) for token in ranks]
         self._separator = max(ranks.values()) + 1
         self._core = _tiktoken.CoreBPE(dict(ranks), {SEPARATOR: self._separator}, pattern)
-        self._ids = ids
+        self._ids, self.pattern = ids, pattern
 
     def sizes(self, vocab_size: int) -> Array:
         """The number of bytes of each of the vocabulary's ids; of others as many as no text has."""
@@ -48,6 +49,11 @@ class RankEngine:
         if self._sizes[ranks].sum() != sum(map(len, documents)):
             raise ValueError("its pattern leaves out some of the text")
         return (ranks if self._ids is None else self._ids[ranks]), lengths
+
+    def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
+        """The ids of one long word some at a time, and how many bytes they stand for."""
+        for ranks in word_ids(word, self._core.encode_single_piece, self._sizes):
+            yield int(self._sizes[ranks].sum()), (ranks if self._ids is None else self._ids[ranks])
 
     def _ranks(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         texts = [document.decode() for document in documents]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from millrace.errors import ConfigError, SourceError
 from millrace.ragged import Array, Int64s
-from millrace.text.tokenizer import Tokenizer
+from millrace.text.breaks import PIECE_BYTES
+from millrace.text.tokenizer import Encoded, Tokenizer
+from millrace.text.words import character
+
+
+def _blocks(document: bytes) -> Iterator[tuple[int, int]]:
+    """[start, stop) of pieces of whole characters."""
+    stop = 0
+    while stop < len(document):
+        start, stop = stop, character(document, stop + PIECE_BYTES)
+        yield start, stop
 
 
 class BytesTokenizer(Tokenizer):
@@ -23,7 +33,7 @@ class BytesTokenizer(Tokenizer):
         joined = np.frombuffer(b"".join(documents), np.uint8)
         return joined, np.fromiter(map(len, documents), np.int64, len(documents))
 
-    spaced_bytes = 1
+    spaced_dtype = np.dtype(np.uint8)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         joined = np.frombuffer(b"\0".join((*documents, b"")), np.uint8)
@@ -34,6 +44,10 @@ class BytesTokenizer(Tokenizer):
         tokens = spaced.astype(self.dtype)
         tokens[np.cumsum(lengths) - 1] = self.end
         return tokens, lengths
+
+    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+        for start, stop in _blocks(document):
+            yield Encoded(start, stop, np.frombuffer(document[start:stop], np.uint8))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return bytes(ids)
@@ -69,6 +83,10 @@ class CharTokenizer(Tokenizer):
                 f"character {unknown!r} is not in the vocabulary of {self.end} characters; prepare anew with all files"
             )
         return ids.astype(np.uint32), lengths
+
+    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+        for start, stop in _blocks(document):
+            yield Encoded(start, stop, self.encode_documents([document[start:stop]])[0])
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return "".join(self.characters[token] for token in ids).encode()

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,14 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.identity import digest
 from millrace.ragged import Array, Int64s
+
+
+class Encoded(NamedTuple):
+    """The ids of bytes [start, stop) of a document."""
+
+    start: int
+    stop: int
+    ids: Array
 
 
 class Tokenizer(ABC):
@@ -46,9 +54,18 @@ class Tokenizer(ABC):
         return self.encode_with_ends(documents)
 
     @property
-    def spaced_bytes(self) -> int:
-        """Of one id of ``encode_spaced``."""
-        return self.dtype.itemsize
+    def spaced_dtype(self) -> np.dtype[Any]:
+        """Of the ids of ``encode_spaced``."""
+        return self.dtype
+
+    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+        """The ids of one document, of a long one piece by piece: memory is that of a piece, wherever it can be cut."""
+        yield Encoded(0, len(document), self.encode_documents([document])[0])
+
+    def _whole(self, document: bytes) -> tuple[Array, Int64s]:
+        """The ids of one long document together."""
+        ids = np.concatenate([piece.ids for piece in self.encode_pieces(document)])
+        return ids, np.array([len(ids)], np.int64)
 
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
         """Which bytes of a document, [start, stop), each of its ids stands for."""

@@ -16,7 +16,10 @@ import msgspec
 import numpy as np
 import xxhash
 
+from millrace.errors import SourceError
+from millrace.prepare.engines import alive
 from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
+from millrace.prepare.text.long import is_long, num_characters
 from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.reading import Reader
@@ -25,6 +28,7 @@ from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
+from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
 from millrace.text.simple import BytesTokenizer
 from millrace.text.tokenizer import Tokenizer
@@ -154,7 +158,13 @@ class _Maker:
             hashes = [text.identity() for text in texts if isinstance(text, Masked)]
         if self._options.dedups_documents:
             offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
-        if texts:
+        if texts and is_long(texts[-1]):  # it filled the chunk, so that nothing came after it
+            last = number, offsets.pop(), texts.pop(), hashes.pop(), self._hashed_lines[-1:]
+            self._hashed_lines = self._hashed_lines[:-1]
+            if texts:
+                self._store(number, offsets, texts, hashes)
+            self._store_long(*last)
+        elif texts:
             self._store(number, offsets, texts, hashes)
 
     def _without_repeats(
@@ -189,16 +199,42 @@ class _Maker:
         self._num_tokens += len(tokens)
         self._store_extras(texts, tokens, lengths)
 
+    def _store_long(self, number: int, offset: int, text: bytes, found: bytes, hashed_lines: list[bytes]) -> None:
+        """One document by its pieces: neither its ids nor its mask are ever in memory together."""
+        dtype, num_tokens = self._tokenizer.spaced_dtype, 1
+        try:
+            for start, stop, ids in self._tokenizer.encode_pieces(text):
+                self._spill("tokens.bin").write(ids.astype(dtype))
+                num_tokens += len(ids)
+                if isinstance(text, Masked):
+                    places = self._tokenizer.places(text[start:stop], ids)
+                    self._spill("mask.bin").write(token_mask(text.spans - start, *places))
+                alive()
+        except Uncuttable as error:
+            raise self._uncuttable(number, offset, error) from error
+        self._spill("tokens.bin").write(np.zeros(1, dtype))  # room for the end
+        if isinstance(text, Masked):
+            self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
+        document = (np.frombuffer(found, "<u8"), number, offset, num_tokens, len(text), num_characters(text))
+        self._spill("documents.bin").write(np.array([document], DOCUMENT))
+        self._num_documents += 1
+        self._num_tokens += num_tokens
+        self._hashed_lines = hashed_lines
+        self._store_kept([text])
+
+    def _uncuttable(self, number: int, offset: int, error: Uncuttable) -> SourceError:
+        units = zip(self._task.part.units, self._task.sources, strict=True)
+        source = next(source for unit, source in units if unit.source == number)
+        unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
+        return SourceError(
+            f"{source.path!r}: the document at {unit} {offset} is too long for this tokenizer: from its byte {error.offset} on "
+            f"{error}",
+            source=source.path, **{name: offset},
+        )  # fmt: skip
+
     def _store_extras(self, texts: list[bytes], tokens: Array, lengths: Int64s) -> None:
         """What only some options ask for."""
-        if self._options.dedup == "near":
-            from millrace.prepare.text.near import band_hashes
-
-            self._spill("signatures.bin").write(band_hashes(texts))
-        if self._lines is not None:
-            self._spill("lines.bin").write_bytes(b"".join(self._hashed_lines))
-            counts = np.array([len(hashes) // HASH_BYTES for hashes in self._hashed_lines], "<i8")
-            self._spill("line_counts.bin").write(counts)
+        self._store_kept(texts)
         if self._options.mask_field is not None:
             stop = 0
             for text, length in zip(texts, lengths.tolist(), strict=True):
@@ -207,6 +243,17 @@ class _Maker:
                 places = self._tokenizer.places(text, tokens[start : stop - 1])
                 self._spill("mask.bin").write(token_mask(text.spans, *places))
                 self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
+
+    def _store_kept(self, texts: list[bytes]) -> None:
+        """What is kept of documents to compare others with."""
+        if self._options.dedup == "near":
+            from millrace.prepare.text.near import band_hashes
+
+            self._spill("signatures.bin").write(band_hashes(texts))
+        if self._lines is not None:
+            self._spill("lines.bin").write_bytes(b"".join(self._hashed_lines))
+            counts = np.array([len(hashes) // HASH_BYTES for hashes in self._hashed_lines], "<i8")
+            self._spill("line_counts.bin").write(counts)
 
 
 def _inner_bytes(texts: list[bytes], sizes: Int64s) -> Int64s:

@@ -303,7 +303,7 @@ class _Preparation:
                     tuple(pieces),
                     str(self._partial.folder),
                     plain,
-                    tokenizer.spaced_bytes,
+                    tokenizer.spaced_dtype.itemsize,
                     tokenizer.end,
                     codes,
                 )

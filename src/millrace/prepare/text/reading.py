@@ -12,6 +12,7 @@ from millrace.prepare.engines import alive
 from millrace.prepare.functions import load_function
 from millrace.prepare.text.clean import clean, clean_many
 from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
+from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
 from millrace.prepare.text.masks import Masked
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
@@ -107,6 +108,8 @@ class Reader:
         try:
             if isinstance(document, Bad):
                 raise document
+            if is_long(document) and self._filter is None and self._options.on_error != "replace":
+                return self._usable_long(source, offset, document)
             text = self._decoded(source, offset, document)
         except Bad as bad:
             self._set_aside(source, bad)
@@ -120,6 +123,19 @@ class Reader:
             self.dropped["filter"] += 1
             return None
         return document if isinstance(document, Masked) else text.encode()
+
+    def _usable_long(self, source: Source, offset: int, document: bytes) -> bytes | None:
+        """The same of a long document, which never becomes one ``str``."""
+        try:
+            text = clean_long(document) if self._options.normalize else document
+            check_utf8(document)
+        except UnicodeDecodeError:
+            self._decoded(source, offset, document)  # says where
+            raise
+        if num_characters(text) < max(self._options.min_chars, 1):
+            self.dropped["too short" if text.decode().strip() else "empty"] += 1
+            return None
+        return text
 
     def _stays(self, source: Source, offset: int, text: str) -> bool:
         assert self._filter is not None
