@@ -23,7 +23,7 @@ from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
-from millrace.prepare.text.columns import store_columns
+from millrace.prepare.text.columns import store_columns, write_names
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
@@ -41,7 +41,18 @@ from millrace.store.publish import Partial
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
-SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
+SCRATCH = (
+    "parts",
+    "lines",
+    "repeats.bin",
+    "plan.json",
+    "cut.json",
+    "stdin.txt",
+    "partitions",
+    "vocabulary.json",
+    "names.bin",
+    "name_ends.bin",
+)
 PLAN_VERSION = 1  # of what parts hold: another one does not continue them
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
@@ -160,7 +171,7 @@ class _Preparation:
         # While the vocabulary loads.
         self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
         tokenizer = self._tokenizer(sources, parts, existing)
-        known = () if existing is None else existing.sources
+        known = None if existing is None else existing.sources
         columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
         done = self._read(sources, parts, tokenizer, existing)
@@ -294,6 +305,9 @@ class _Preparation:
         names: list[str],
     ) -> list[sharding.ShardTask]:
         # The sources of an append are numbered behind those of the store.
+        if columns["source"].dtype == "string":
+            with platform.writing(self._partial.folder):
+                write_names(self._partial.folder, names)
         places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
         codes = tuple(places[name] for name in names) if places else ()
         plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
