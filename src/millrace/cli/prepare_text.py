@@ -17,6 +17,7 @@ LEGACY = {
     "--no_normalize": "--no-normalize",
     "--no_dedup": "--no-dedup",
 }
+REPLACED = "invalid characters replaced"  # the documents stay
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -55,6 +56,14 @@ def run(
     val_tail: Annotated[
         bool, typer.Option("--val-tail", help="Take the last documents for val, not by a stable hash.")
     ] = False,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="What files and standard input hold: text, jsonl, csv or parquet.",
+            show_default="by ending",
+        ),
+    ] = None,
     document: Annotated[
         str | None, typer.Option(help="What a document is: line, blank-line, file or record.", show_default="by ending")
     ] = None,
@@ -103,10 +112,10 @@ def run(
     with TextProgress() as progress:
         report = prepare_text(
             sources, out, workers=workers, append=append, progress=progress, stall_s=stall, tokenizer=tokenizer,
-            shard_tokens=shard_tokens, val=val, test=test, val_tail=val_tail, document=document, text_field=text_field,
-            mask_field=mask_field, normalize=not no_normalize, dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit,
-            min_chars=min_chars, max_document=max_document, long_documents=long_documents, filter=filter_,
-            on_error=on_error, max_ratio=max_ratio,
+            shard_tokens=shard_tokens, val=val, test=test, val_tail=val_tail, format=format_, document=document,
+            text_field=text_field, mask_field=mask_field, normalize=not no_normalize,
+            dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit, min_chars=min_chars, max_document=max_document,
+            long_documents=long_documents, filter=filter_, on_error=on_error, max_ratio=max_ratio,
         )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))
@@ -130,7 +139,9 @@ def show(report: Any, out: str) -> None:
     print_table(rows, indent="")
     tokens = sum(report.tokens.values())
     for reason, number in report.dropped.items():
-        print_line(f"dropped, {reason}: {number:,}")
+        print_line(f"{'' if reason == REPLACED else 'dropped, '}{reason}: {number:,}")
+    for note in report.notes:
+        print_line(f"note: {note}")
     seconds = max(report.seconds, 1e-9)
     each = report.characters / max(tokens, 1)
     print_line(f"{each:.2f} characters per token ({report.tokenizer}, by {report.engine})")

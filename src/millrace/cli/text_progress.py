@@ -17,7 +17,7 @@ EVERY_S = 5.0
 class TextProgress:
     """Called as (stage, done, total, facts); stage "read" counts bytes, "lines" parts, "write" shards.
 
-    Before them comes "room": bytes of disk that may be needed, and that are free.
+    Before them come "note", one for the user to read, and "room": bytes of disk that may be needed, and that are free.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,9 @@ class TextProgress:
             self._bar.stop()
 
     def __call__(self, stage: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
+        if stage == "note":
+            sys.stderr.write(f"note: {facts['note']}\n")
+            return
         if stage == "room":
             if done > total:
                 sys.stderr.write(

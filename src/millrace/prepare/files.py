@@ -1,6 +1,7 @@
 """Finds input files and knows them again: order, identity, and what has changed since a plan was made.
 
-The order is that of the arguments, and of names by their bytes within a folder or pattern.
+The order is that of the arguments, and of names by their bytes within a folder or pattern. What a folder holds
+besides is left out and told, never a reason to stop: links to folders, links that lead nowhere, a file met twice.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import xxhash
@@ -17,6 +21,8 @@ import xxhash
 from millrace.errors import ConfigError, SourceError
 
 ENDS = 64 << 10  # bytes of either end that stand for a file's contents in a plan
+PACKED = frozenset((".gz", ".zst", ".bz2", ".xz"))  # endings that stand behind another
+MAX_ENDINGS = 6  # named in a note
 
 
 class InputFile(msgspec.Struct, frozen=True):
@@ -32,31 +38,51 @@ class InputFile(msgspec.Struct, frozen=True):
     ] = ()  # between it and what was given: a folder, the first * of a pattern, what all files share
 
 
-def find_files(paths: Sequence[str], is_known: Callable[[str], bool], expected: str) -> list[InputFile]:
-    """Every file of the arguments, looked at before any work is done; in folders those that ``is_known``."""
-    found: list[tuple[str, int]] = []
+class Found(NamedTuple):
+    """The files of a call, in their order, and what was left out, a note for each kind of it."""
+
+    files: list[InputFile]
+    notes: list[str]
+
+
+def find_files(
+    paths: Sequence[str],
+    is_known: Callable[[str], bool],
+    expected: str,
+    *,
+    avoid: Collection[Path] = (),
+    given: Mapping[str, InputFile] | None = None,
+) -> Found:
+    """Every file of the arguments, looked at before any work is done; in folders those that ``is_known``.
+
+    ``avoid``: folders (real paths) that hold no input, such as the output. ``given``: arguments that are known already.
+    """
+    finder = _Finder(is_known, expected, avoid)
+    given = given or {}
     named = [Path(path).parent for path in paths if not os.path.isdir(path) and os.path.lexists(path)]
     shared = len(Path(os.path.commonpath(named)).parts) if len({path.is_absolute() for path in named}) == 1 else 0
     for argument in paths:
-        found += ((path, _depth(argument, shared)) for path in _expand(argument, is_known))
-    if not found:
-        raise ConfigError(f"no files in {', '.join(map(repr, paths))}; give files, folders or patterns of {expected}")
-    files = [
-        msgspec.structs.replace(describe(path), folders=tuple(map(printable, Path(path).parent.parts[depth:])))
-        for path, depth in found
-    ]
-    known: dict[object, str] = {}
-    for file in files:
-        status = os.stat(file.location)
-        for name in ((status.st_dev, status.st_ino), file.path):
-            if name in known:
-                raise ConfigError(f"a file is given twice: {known[name]!r} and {file.path!r}; name each once")
-            known[name] = file.path
-    return files
+        if argument in given:
+            finder.add(given[argument])
+        else:
+            finder.take_all(argument, _depth(argument, shared))
+    if not finder.files:
+        left = f" ({'; '.join(finder.notes())})" if finder.notes() else ""
+        raise ConfigError(
+            f"no files in {', '.join(map(repr, paths))}{left}; give files, folders or patterns of {expected}"
+        )
+    return Found(finder.files, finder.notes())
 
 
 def printable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def ending(path: str) -> str:
+    """What a file name ends in, lower case, with the ending before that of its compression."""
+    name = Path(path)
+    last = name.suffix.lower()
+    return Path(name.stem).suffix.lower() + last if last in PACKED else last
 
 
 def _depth(argument: str, shared: int) -> int:
@@ -69,60 +95,136 @@ def _depth(argument: str, shared: int) -> int:
     return next((k for k, part in enumerate(parts) if glob.has_magic(part)), len(parts))
 
 
-def _expand(argument: str, is_known: Callable[[str], bool]) -> list[str]:
-    if os.path.isdir(argument):
-        return _walk(argument, is_known)
-    if os.path.lexists(argument):
-        return [argument]
-    matches = sorted(glob.glob(argument, recursive=True), key=os.fsencode)
-    if not matches:
-        raise ConfigError(f"{argument!r} does not exist and matches nothing; check the path")
-    # ** matches a folder as well as what is in it.
-    return list(
-        dict.fromkeys(
-            path for match in matches for path in (_walk(match, is_known) if os.path.isdir(match) else [match])
-        )
-    )
+class _Finder:
+    """Takes every file once, and remembers what it left out."""
 
+    def __init__(self, is_known: Callable[[str], bool], expected: str, avoid: Collection[Path]) -> None:
+        self._is_known, self._expected, self._avoid = is_known, expected, set(map(str, avoid))
+        self._real = lru_cache(maxsize=1024)(lambda folder: os.path.realpath(folder or "."))
+        self.files: list[InputFile] = []
+        self._known: dict[object, tuple[str, bool]] = {}  # identity or name -> (name, whether the user named it)
+        self._endings: Counter[str] = Counter()
+        self._left: dict[str, list[str]] = {}
 
-def _walk(folder: str, is_known: Callable[[str], bool]) -> list[str]:
-    """Files below a folder whose ending is known, by name; other files are left alone."""
-    found = []
-    try:
-        names = sorted(os.listdir(folder), key=os.fsencode)
-    except OSError as error:
-        raise SourceError(f"{folder!r} cannot be read: {error.strerror}", source=printable(folder)) from error
-    for name in names:
-        path = os.path.join(folder, name)
-        if name.startswith("."):
-            continue
-        mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-            if not os.path.exists(path):
-                raise SourceError(f"{path!r} is a broken or circular link; remove it", source=printable(path))
-            mode = os.stat(path).st_mode
+    def take_all(self, argument: str, depth: int) -> None:
+        is_named = os.path.lexists(argument) and not os.path.isdir(argument)
+        for path in [argument] if is_named else self._expand(argument):
+            self._take(path, depth, is_named)
+
+    def add(self, file: InputFile) -> None:
+        if file.path in self._known:
+            raise _twice(file.path, file.path)
+        self._known[file.path] = file.path, True
+        self.files.append(file)
+
+    def _take(self, path: str, depth: int, is_named: bool) -> None:
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise SourceError(f"{path!r} cannot be read: {error.strerror}", source=printable(path)) from error
+        identity, name = (status.st_dev, status.st_ino), printable(path)
+        if identity in self._known:
+            before, was_named = self._known[identity]
+            if is_named and was_named:
+                raise _twice(before, name)
+            self._known[identity] = before, is_named or was_named
+            self._leave("met again under another name, and taken once", path)
+            return
+        if name in self._known:
+            raise _twice(self._known[name][0], name)
+        self._known[identity] = self._known[name] = name, is_named
+        folders = tuple(map(printable, Path(path).parent.parts[depth:]))
+        self.files.append(msgspec.structs.replace(describe(path, self._expected), folders=folders))
+
+    def _expand(self, argument: str) -> list[str]:
+        if os.path.isdir(argument):
+            return list(self._walk(argument, self._real(argument)))
+        matches = sorted(glob.glob(argument, recursive=True), key=os.fsencode)
+        if not matches:
+            raise ConfigError(f"{argument!r} does not exist and matches nothing; check the path")
+        paths: dict[str, None] = {}  # ** matches a folder as well as what is in it
+        for match in matches:
+            if os.path.isdir(match):
+                paths.update(dict.fromkeys(self._inside(match, self._real(match))))
+            elif not self._is_avoided(self._real(os.path.dirname(match))):
+                paths[match] = None
+        return list(paths)
+
+    def _is_avoided(self, place: str) -> bool:
+        return any(place == folder or place.startswith(folder + os.sep) for folder in self._avoid)
+
+    def _walk(self, folder: str, place: str) -> Iterator[str]:
+        """Files below a folder whose ending is known, by name; ``place`` is its real path."""
+        try:
+            names = sorted(os.listdir(folder), key=os.fsencode)
+        except OSError as error:
+            raise SourceError(f"{folder!r} cannot be read: {error.strerror}", source=printable(folder)) from error
+        for name in names:
+            if name.startswith("."):
+                continue
+            path = os.path.join(folder, name)
+            mode = self._mode(path)
+            if mode is None:
+                continue
             if stat.S_ISDIR(mode):
+                yield from self._inside(path, os.path.join(place, name))
+            elif not self._is_known(path):
+                self._endings[ending(path)] += 1
+            elif stat.S_ISREG(mode):
+                yield path
+            else:
                 raise SourceError(
-                    f"{path!r} is a link to a folder, which could be a loop; name that folder itself",
+                    f"{path!r} is not a plain file (a pipe, socket or device); remove it from the folder",
                     source=printable(path),
                 )
-        if stat.S_ISDIR(mode):
-            found += _walk(path, is_known)
-        elif not stat.S_ISREG(mode):
-            raise SourceError(
-                f"{path!r} is not a plain file (a pipe, socket or device); remove it from the folder",
-                source=printable(path),
-            )
-        elif is_known(path):
-            found.append(path)
-    return found
+
+    def _inside(self, folder: str, place: str) -> Iterator[str]:
+        if self._is_avoided(place):
+            return
+        if os.path.exists(os.path.join(folder, "store.json")) and os.path.isdir(os.path.join(folder, "snapshots")):
+            self._leave("a store, which is no source", folder)
+            self._avoid.add(place)  # also where ** matches what is in it
+            return
+        yield from self._walk(folder, place)
+
+    def _mode(self, path: str) -> int | None:
+        """What a name in a folder is; None: a link that is not followed."""
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISLNK(mode):
+            return mode
+        if not os.path.exists(path):
+            self._leave("a link that leads nowhere", path)
+            return None
+        if os.path.isdir(path):  # it could be a loop
+            self._leave("a link to a folder: name that folder to follow it", path)
+            return None
+        return os.stat(path).st_mode
+
+    def _leave(self, why: str, path: str) -> None:
+        self._left.setdefault(why, []).append(printable(path))
+
+    def notes(self) -> list[str]:
+        notes = [
+            f"{paths[0]!r}{f' and {len(paths) - 1:,} more' if len(paths) > 1 else ''} left out: {why}"
+            for why, paths in sorted(self._left.items())
+        ]
+        if self._endings:
+            shown = [f"{count:,} {name or 'without one'}" for name, count in self._endings.most_common(MAX_ENDINGS)]
+            rest = len(self._endings) - MAX_ENDINGS
+            more = f" and {rest:,} more endings" if rest > 0 else ""
+            notes.append(f"files of other endings left out: {', '.join(shown)}{more}")
+        return notes
 
 
-def describe(path: str) -> InputFile:
+def _twice(first: str, second: str) -> ConfigError:
+    return ConfigError(f"a file is given twice: {first!r} and {second!r}; name each once")
+
+
+def describe(path: str, expected: str) -> InputFile:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError(f"{path!r} is not a plain file; give a file", source=printable(path))
+            raise SourceError(f"{path!r} is not a plain file; give files of {expected}", source=printable(path))
         with open(path, "rb") as file:
             head = file.read(ENDS)
             file.seek(max(0, status.st_size - ENDS))

@@ -20,7 +20,7 @@ from millrace.prepare.text.sources import cut_parts, find_sources
 
 
 def read(path: Path, **options: object) -> list[tuple[int, bytes | Bad]]:
-    sources = find_sources([str(path)], None)
+    sources = find_sources([str(path)], None)[0]
     asked = ReadOptions(**options)  # type: ignore[arg-type]
     parts = cut_parts(sources, asked.part_bytes)
     return [found for part in parts for unit in part.units for found in read_documents(sources[0], unit, asked)]
@@ -201,7 +201,7 @@ DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 def test_the_text_column_of_parquet_by_row_groups(tmp_path, kind):
     texts = [f"text {k} é" for k in range(10)]
     path = table(tmp_path / "a.parquet", pyarrow.array(texts).cast(kind))
-    assert len(cut_parts(find_sources([str(path)], None), 1)) == 4
+    assert len(cut_parts(find_sources([str(path)], None)[0], 1)) == 4
     assert read(path) == read(path, part_bytes=1) == [(k, text.encode()) for k, text in enumerate(texts)]
 
 

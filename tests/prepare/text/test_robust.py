@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -214,11 +215,64 @@ def test_an_interrupted_run_needs_only_the_rest(tmp_path):
     assert room.check_room(tmp_path, 500, 0)[0] == 0
 
 
-def test_more_sources_than_a_store_can_name_are_refused_before_they_are_read(tmp_path, monkeypatch, bad_files):
+@pytest.fixture
+def many(tmp_path):
+    """Thirty files of some documents each, of which those of five and more are in one part."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for k in range(30):
+        (folder / f"{k:02d} é.txt").write_text("\n\n".join(f"document {i} of {k}" for i in range(k % 4)))
+    return sorted(map(str, folder.iterdir()))
+
+
+@pytest.mark.parametrize("limit", ["MAX_DICTIONARY", "MAX_NAMES"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sources_of_which_the_manifest_has_no_room_are_text_in_every_record(
+    tmp_path, monkeypatch, many, tools, limit, workers
+):
+    from millrace.prepare.text import columns
+
+    options = {"tokenizer": "bytes", "part_bytes": 100, "shard_tokens": 300, "val": 0, "workers": workers}
+    mr.prepare_text(many, tmp_path / "few", **options)
+    monkeypatch.setattr(columns, limit, 3)
+    mr.prepare_text(many[:20], tmp_path / "out", **options)
+    report = mr.prepare_text(many[20:], tmp_path / "out", append=True, **options)
+    assert report.is_new
+    few, store = (mr.open_store(tmp_path / name, check=True) for name in ("few", "out"))
+    assert (few.layout.columns["source"].dtype, store.layout.columns["source"].dtype) == ("dictionary", "string")
+    assert tools.records(store) == tools.records(few)
+    assert len(mr.Blocks(store, length=8)) == len(mr.Blocks(few, length=8))
+    assert not mr.prepare_text(many[20:], tmp_path / "out", append=True, **options).is_new
+
+
+def test_open_files_do_not_grow_with_their_number(tmp_path):
+    """MILLRACE_SOAK makes it a hundred thousand."""
+    count = 100_000 if os.environ.get("MILLRACE_SOAK") else 1_500
+    for k in range(count):
+        (tmp_path / "in" / str(k % 100)).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / str(k % 100) / f"{k}.txt").write_text(f"file {k}")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
+    try:
+        report = mr.prepare_text(str(tmp_path / "in"), tmp_path / "out", tokenizer="bytes", val=0, workers=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert report.documents == {"train": count}
+    store = mr.open_store(tmp_path / "out")
+    assert store.layout.columns["source"].dtype == ("string" if count > 65_536 else "dictionary")
+    assert len(set(store.columns["source"][:].tolist())) == count
+
+
+def test_more_sources_than_the_dictionary_of_a_store_can_take_are_refused_before_they_are_read(
+    tmp_path, monkeypatch, many
+):
     from millrace.prepare.text import columns, part
 
-    monkeypatch.setattr(columns, "MAX_DICTIONARY", 3)
+    monkeypatch.setattr(columns, "MAX_DICTIONARY", 12)
+    mr.prepare_text(many[:10], tmp_path / "out", **OPTIONS)
     monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("read"))
-    with pytest.raises(mr.ConfigError, match="4 source files; at most 3 in one store"):
-        mr.prepare_text(bad_files, tmp_path / "out", **OPTIONS)
+    with pytest.raises(
+        mr.ConfigError, match=r"13 source files with those appended; a store made of few has room for 12"
+    ):
+        mr.prepare_text(many[10:13], tmp_path / "out", append=True, **OPTIONS)
     assert not (tmp_path / "out.partial").exists()

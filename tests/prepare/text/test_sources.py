@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged, cut_parts, find_sources
+from millrace.prepare.files import check_unchanged
+from millrace.prepare.text.sources import Part, Source, Unit, cut_parts, find_sources
 
 CHOSEN = {"tokenizer": "bytes", "val": 0, "document": "file"}
 
@@ -30,7 +31,7 @@ def make(tmp_path, monkeypatch):
 
 
 def found(*arguments: str) -> list[str]:
-    return [source.path for source in find_sources(arguments, None)]
+    return [source.path for source in find_sources(arguments, None)[0]]
 
 
 def test_arguments_stand_as_given_and_names_by_their_bytes(make):
@@ -61,23 +62,58 @@ def test_folders_give_files_of_known_endings_that_are_not_hidden(make):
 
 def test_endings_say_what_a_file_holds(make):
     make("a.txt", "a.py", "a.md.gz", "a.jsonl.zst", "a.csv", "noending", "a.TXT")
-    kinds = {source.path: (source.format, source.document, source.compression) for source in find_sources(["*"], None)}
+    kinds = {
+        source.path: (source.format, source.document, source.compression) for source in find_sources(["*"], None)[0]
+    }
     assert kinds == {
         "a.txt": ("text", "blank-line", None), "a.TXT": ("text", "blank-line", None), "a.py": ("text", "file", None),
         "a.md.gz": ("text", "file", "gzip"), "a.jsonl.zst": ("jsonl", "record", "zstd"), "a.csv": ("csv", "record", None),
         "noending": ("text", "blank-line", None),
     }  # fmt: skip
-    assert {source.document for source in find_sources(["*"], "line") if source.format == "text"} == {"line"}
+    assert {source.document for source in find_sources(["*"], "line")[0] if source.format == "text"} == {"line"}
     with pytest.raises(ConfigError, match=r"record for 'a\.txt'"):
         find_sources(["a.txt"], "record")
 
 
-def test_the_same_file_twice_is_refused_however_it_is_named(make):
+def test_a_file_named_twice_is_refused_however_it_is_named(make):
     make("d/a.txt", "d/b.txt")
     os.symlink("d/a.txt", "link.txt")
-    for again in ("d/a.txt", "./d/a.txt", "d/../d/a.txt", "d", "d/*", "link.txt"):
-        with pytest.raises(ConfigError, match=r"given twice: 'd/a\.txt' and .*name each once"):
-            find_sources(["d/b.txt", "d/a.txt", again][1 if again in ("d", "d/*") else 0 :], None)
+    for again in ("d/a.txt", "./d/a.txt", "d/../d/a.txt", "link.txt"):
+        for arguments in (["d/a.txt", again], ["d", "d/a.txt", again]):
+            with pytest.raises(ConfigError, match=r"given twice: 'd/a\.txt' and .*name each once"):
+                find_sources(arguments, None)
+
+
+@pytest.mark.parametrize("second", ["d", "d/*", "d/**", "./d"])
+def test_a_file_named_and_met_in_a_folder_is_taken_once_where_it_first_stands(make, second):
+    make("d/a.txt", "d/b.txt")
+    first, notes = find_sources(["d/b.txt", second], None)
+    assert [Path(source.path).name for source in first] == ["b.txt", "a.txt"]
+    assert [note for note in notes if "b.txt' left out: met again" in note]
+    assert [Path(source.path).name for source in find_sources([second, "d/b.txt"], None)[0]] == ["a.txt", "b.txt"]
+
+
+def test_a_walk_takes_a_file_once_and_names_what_it_left_out(make):
+    make("d/a.txt", "d/b.txt", "d/x.png", "d/y.PNG", "d/z.tar.gz", "d/noending", "d/.hidden")
+    os.link("d/a.txt", "d/c.txt")
+    os.symlink("b.txt", "d/e.txt")
+    sources, notes = find_sources(["d"], None)
+    assert [source.path for source in sources] == ["d/a.txt", "d/b.txt"]
+    assert notes == [
+        "'d/c.txt' and 1 more left out: met again under another name, and taken once",
+        "files of other endings left out: 2 .png, 1 without one, 1 .tar.gz",
+    ]
+
+
+def test_the_output_and_other_stores_are_no_sources(make, tmp_path):
+    make("d/a.txt")
+    for argument, more in (("d", "corpus"), ("d/**", "corpus2"), (".", "corpus3")):
+        Path("d/bad.jsonl").write_text("{no json\n")
+        report = mr.prepare_text(argument, f"d/{more}", workers=1, on_error="skip", **CHOSEN)
+        assert (Path("d") / more / "quarantine.jsonl").exists()
+        assert report.documents == {"train": 1}
+        assert not mr.prepare_text(argument, f"d/{more}", workers=1, on_error="skip", **CHOSEN).is_new
+    assert [note for note in report.notes if "d/corpus' and 1 more left out: a store, which is no source" in note]
 
 
 def test_what_is_no_plain_file_is_refused_by_name(make):
@@ -92,11 +128,33 @@ def test_what_is_no_plain_file_is_refused_by_name(make):
 @pytest.mark.parametrize(
     ("name", "target"), [("loop", "loop"), ("up", "."), ("gone.txt", "nowhere"), ("other", "/tmp")]
 )
-def test_links_that_are_broken_or_lead_to_folders_are_refused_by_name(make, name, target):
+def test_links_that_are_broken_or_lead_to_folders_are_left_out_by_name(make, name, target):
     make("d/a.txt")
     os.symlink(target, f"d/{name}")
-    with pytest.raises(SourceError, match=rf"'d/{name}' is a"):
-        find_sources(["d"], None)
+    sources, (note,) = find_sources(["d"], None)
+    assert [source.path for source in sources] == ["d/a.txt"]
+    assert note.startswith(f"'d/{name}' left out: a link ")
+    if target == ".":
+        assert found("d/up") == ["d/up/a.txt"]  # named, it is followed
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(make):
+    Path("a.bin").write_bytes(b"abc\0def")
+    with pytest.raises(SourceError, match=r"'a\.bin' is binary: byte 3 is 0, .* with --format"):
+        find_sources(["a.bin"], None)
+    assert find_sources(["a.bin"], None, "text")[0][0].format == "text"
+    for packed, command in (("a.parquet.gz", "gunzip"), ("a b.parquet.zst", "unzstd")):
+        make(packed)
+        with pytest.raises(ConfigError, match=rf"unpack it first: {command} '?{packed}'?$"):
+            find_sources([packed], None)
+
+
+def test_a_format_stands_above_the_ending(make):
+    make("a.txt", "b", "c.json.gz")
+    sources, _ = find_sources(["a.txt", "b", "c.json.gz"], "line", "jsonl")
+    assert [(source.format, source.document, source.compression) for source in sources] == [
+        ("jsonl", "record", None), ("jsonl", "record", None), ("jsonl", "record", "gzip"),
+    ]  # fmt: skip
 
 
 def test_a_link_to_a_file_is_that_file(make):
@@ -116,7 +174,7 @@ def test_an_argument_that_is_nothing_is_named_in_one_line(make, argument):
 
 def test_a_folder_without_files_to_read_says_so(make):
     make("d/a.png")
-    with pytest.raises(ConfigError, match="no files in 'd'"):
+    with pytest.raises(ConfigError, match=r"no files in 'd' \(files of other endings left out: 1 \.png\); give"):
         find_sources(["d"], None)
 
 
@@ -150,7 +208,7 @@ def test_errors_about_a_file_of_any_name_are_one_printable_line(make, tmp_path, 
         mr.prepare_text("d", tmp_path / "out", workers=1, **CHOSEN)
     str(caught.value).encode()
     assert str(caught.value).isprintable()
-    (source,) = find_sources(["d"], None)
+    (source,) = find_sources(["d"], None)[0]
     os.remove(source.location)
     with pytest.raises(SourceError, match="has gone"):
         check_unchanged(source)
@@ -172,7 +230,9 @@ def test_files_of_nothing_are_no_documents(make, tmp_path, name):
 
 
 def sized(*sizes: int, document: str = "line") -> list[Source]:
-    return [Source(f"{k}.txt", "text", document, None, size, 0, "", f"{k}.txt") for k, size in enumerate(sizes)]
+    return [
+        Source(f"{k}.txt", size, 0, "", f"{k}.txt", format="text", document=document) for k, size in enumerate(sizes)
+    ]
 
 
 @given(st.lists(st.integers(0, 300), max_size=12), st.integers(1, 100))

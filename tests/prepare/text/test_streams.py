@@ -30,7 +30,7 @@ PACKERS = {".gz": gzip.compress, ".zst": zstd_compress}
 
 
 def read(path: Path, **options: object) -> list[bytes]:
-    (source,) = find_sources([str(path)], None)
+    (source,) = find_sources([str(path)], None)[0]
     return [text for _, text in read_documents(source, Unit(0, 0, -1), ReadOptions(**options))]  # type: ignore[arg-type, misc]
 
 
@@ -55,7 +55,7 @@ def test_all_members_are_read(packed, monkeypatch, buffer):
 def test_a_compressed_file_is_one_unit(packed):
     path, pack = packed
     path.write_bytes(pack(os.urandom(5000)))
-    (part,) = cut_parts(find_sources([str(path)], None), 100)
+    (part,) = cut_parts(find_sources([str(path)], None)[0], 100)
     assert part.units == (Unit(0, 0, -1),)
 
 
@@ -133,7 +133,7 @@ def test_a_missing_pyarrow_is_named_with_its_extra(tmp_path, monkeypatch):
     with pytest.raises(SourceError, match=r"needs pyarrow; pip install millrace\[text\]"):
         read(tmp_path / name)
     with pytest.raises(SourceError, match=r"needs pyarrow; pip install millrace\[text\]"):
-        cut_parts(find_sources([str(tmp_path / name)], None), 1)
+        cut_parts(find_sources([str(tmp_path / name)], None)[0], 1)
 
 
 SCRIPT = """
@@ -145,7 +145,7 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Unit, cut_parts, find_sources
 
 path, document, cutting = sys.argv[1:]
-(source,) = find_sources([path], document)
+(source,) = find_sources([path], document)[0]
 options = ReadOptions(long_documents=cutting, max_ratio=100)
 size = 0
 try:

@@ -112,7 +112,7 @@ class Appending(Preparation):
             waves = len(calendar_names(self._options.calendar))
             inputs = meta.get("inputs", meta["features"])
             self._options = msgspec.structs.replace(self._options, features=tuple(inputs[: len(inputs) - waves]))
-            found = self._as_stored(survey(self._paths, self._options))
+            found = self._as_stored(survey(self._paths, self._options, (self._out, self._folder)))
             last = json.loads((self._out / "provenance.json").read_bytes().splitlines()[-1])
             is_current = last.get("fingerprint") == base.manifest.fingerprint
             if is_current and not differences(last.get("plan") or {}, self._plan(found)):

@@ -92,7 +92,7 @@ class Preparation:
         self._rows_kept = 0  # read by an earlier attempt
 
     def run(self) -> TableReport:
-        found = survey(self._paths, self._options)
+        found = survey(self._paths, self._options, (self._out, self._folder))
         grid_step(self._options.freq, found.schema)
         if self._options.calendar and found.schema.time_unit is None:
             raise ConfigError("--calendar needs times that are dates; these are plain numbers")

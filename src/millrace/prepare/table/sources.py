@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import msgspec
 
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.files import InputFile, find_files
+from millrace.prepare.files import InputFile, ending, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, agree, type_of, without_null_types
@@ -36,9 +36,9 @@ class TableSource(msgspec.Struct, frozen=True):
     def stem(self) -> str:
         """What the file is called without its endings: the entity, where each file is one."""
         name = Path(self.file.path).name
-        for ending in (".gz", ".zst", *ENDINGS):
-            if name.lower().endswith(ending):
-                name = name[: -len(ending)]
+        for last in (".gz", ".zst", *ENDINGS):
+            if name.lower().endswith(last):
+                name = name[: -len(last)]
         return name
 
 
@@ -69,11 +69,11 @@ class _Look(msgspec.Struct):
     has_rows: bool = True
 
 
-def survey(paths: Sequence[str], options: TableOptions) -> Survey:
-    """Finds the files, reads all footers and agrees on a schema."""
+def survey(paths: Sequence[str], options: TableOptions, avoid: Collection[Path] = ()) -> Survey:
+    """Finds the files, but in folders to ``avoid``, reads all footers and agrees on a schema."""
     arrow()
-    files = find_files(paths, lambda path: _format(path) is not None, "Parquet or CSV")
-    sources = _with_partitions(files)
+    found = find_files(paths, lambda path: _format(path) is not None, "Parquet or CSV", avoid=avoid)
+    sources = _with_partitions(found.files)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
     looks = _look_at_all(sources)
@@ -108,7 +108,7 @@ def survey(paths: Sequence[str], options: TableOptions) -> Survey:
             raise SourceError(f"{told}; remove them, or leave --strict out", source=empty[0])
         notes.append(told)
     rows = sum(rows for look in looks for _, rows, _ in look.groups)
-    return Survey(tuple(sources), schema, parts, rows, pruned, tuple(notes))
+    return Survey(tuple(sources), schema, parts, rows, pruned, (*found.notes, *notes))
 
 
 def arrow() -> Any:
@@ -122,8 +122,8 @@ def arrow() -> Any:
 
 def _format(path: str) -> str | None:
     name = path.lower()
-    for ending in (".gz", ".zst"):
-        name = name.removesuffix(ending)
+    for last in (".gz", ".zst"):
+        name = name.removesuffix(last)
     found = ENDINGS.get(Path(name).suffix)
     return None if found == "parquet" and name != path.lower() else found
 
@@ -133,6 +133,8 @@ def _with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
     raw = []
     for file in files:
         if (kind := _format(file.path)) is None:
+            if ending(file.path) in (".parquet.gz", ".parquet.zst"):
+                raise ConfigError(f"{file.path!r}: Parquet is compressed inside; unpack it first")
             raise ConfigError(
                 f"{file.path!r} has an unknown ending; expected {', '.join(ENDINGS)}, CSV also .gz or .zst"
             )
@@ -246,8 +248,8 @@ def open_csv(source: TableSource, types: dict[str, Any] | None) -> Any:
     delimiter = "\t" if ".tsv" in Path(source.file.path).name.lower() else ","
     options = csv.ConvertOptions(column_types=types, include_columns=list(types)) if types else csv.ConvertOptions()
     stream = native(source)
-    for ending, codec in ((".gz", "gzip"), (".zst", "zstd")):
-        if source.file.path.lower().endswith(ending):
+    for last, codec in ((".gz", "gzip"), (".zst", "zstd")):
+        if source.file.path.lower().endswith(last):
             stream = pyarrow.CompressedInputStream(stream, codec)
     return csv.open_csv(
         stream, read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),

@@ -3,11 +3,13 @@
 The latter are copied from the files of a part into a shard beside its tokens.
 
 ``line``: the hash of every line, kept where lines are deduplicated. ``bands``: the signature of every document, kept
-where near-duplicates are. ``mask``: for every token whether it counts for the loss.
+where near-duplicates are. ``mask``: for every token whether it counts for the loss. ``source`` is a dictionary, or
+text where there are too many files for one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ from millrace.errors import ConfigError
 from millrace.prepare.text.lines import as_keys
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.spill import mapped
+from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array, Int64s
+from millrace.store import platform
 from millrace.store.layout import MAX_DICTIONARY, Column
 from millrace.text.tokenizer import Tokenizer
 
 LINES = "lines"  # the axis of the column "line"
+MAX_NAMES = 8 << 20  # characters of the names of sources in a manifest
 
 
 def extra_columns(options: ReadOptions) -> dict[str, Column]:
@@ -38,19 +42,52 @@ def extra_columns(options: ReadOptions) -> dict[str, Column]:
 
 
 def store_columns(
-    names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Sequence[str]
+    names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Column | None
 ) -> dict[str, Column]:
-    """All columns of a store of these sources, behind those ``known`` of a store that is appended to."""
-    values = tuple(dict.fromkeys((*known, *names)))
-    if len(values) > MAX_DICTIONARY:
-        raise ConfigError(f"{len(values)} source files; at most {MAX_DICTIONARY} in one store: join small files first")
+    """All columns of a store of these sources; ``known`` is the column of sources of a store that is appended to."""
     return {
         "tokens": Column(tokenizer.dtype),
-        "source": Column("dictionary", per="record", values=values),
+        "source": _source_column(names, known),
         "offset": Column("int64", per="record"),
         "hash": Column("uint64", (2,), per="record"),
         **extra_columns(options),
     }
+
+
+def _source_column(names: Sequence[str], known: Column | None) -> Column:
+    """A dictionary, which lies in the manifest; of more names than fit there every record has its own text."""
+    before = () if known is None else known.values or ()
+    values = tuple(dict.fromkeys((*before, *names)))
+    fits = len(values) <= MAX_DICTIONARY and sum(map(len, values)) <= MAX_NAMES
+    if fits and (known is None or known.dtype == "dictionary"):
+        return Column("dictionary", per="record", values=values)
+    if known is not None and known.dtype == "dictionary":
+        raise ConfigError(
+            f"{len(values)} source files with those appended; a store made of few has room for {MAX_DICTIONARY}, or "
+            f"{MAX_NAMES} characters of names: join small files first, or prepare everything anew"
+        )
+    return Column("string", per="record")
+
+
+def write_names(folder: Path, names: Sequence[str]) -> None:
+    """The names of sources, for tasks that write them with every record."""
+    encoded = [name.encode() for name in names]
+    for path, data in (
+        (folder / "names.bin", np.frombuffer(b"".join(encoded), np.uint8)),
+        (folder / "name_ends.bin", np.cumsum([0, *map(len, encoded)], dtype="<i8")),
+    ):
+        platform.remove(path)  # of an interrupted run
+        with contextlib.closing(Spill(path)) as spill:
+            spill.write(data)
+            spill.finish()
+
+
+def names_of(folder: Path, sources: Array) -> tuple[Array, Int64s]:
+    """The names of these sources one behind the other, and their offsets."""
+    data, ends = mapped(folder / "names.bin", np.uint8), mapped(folder / "name_ends.bin", "<i8")
+    starts, stops = ends[sources], ends[sources + 1]
+    pieces = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return np.concatenate(pieces), np.concatenate(([0], np.cumsum(stops - starts)))
 
 
 HOW = {"line": "--dedup-unit line", "bands": "--dedup near", "mask": "--mask-field"}

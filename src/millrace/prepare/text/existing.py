@@ -11,6 +11,7 @@ from millrace.errors import ConfigError
 from millrace.prepare.text.columns import LINES, check_continues
 from millrace.prepare.text.options import ReadOptions, parted
 from millrace.ragged import Array
+from millrace.store.layout import Column
 from millrace.store.open import open_store
 from millrace.store.reader import read_base
 from millrace.text.load import load_tokenizer
@@ -33,8 +34,8 @@ class Existing:
         return mine[-1] if mine else {}
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        return tuple(self.manifest.columns["source"].values or ())
+    def sources(self) -> Column:
+        return self.manifest.layout.columns["source"]
 
     @property
     def num_lines(self) -> int:

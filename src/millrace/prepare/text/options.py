@@ -14,6 +14,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How sources become documents: with these unchanged, finished parts of an interrupted run are kept."""
 
     tokenizer: str = "gpt2"
+    format: str | None = None
     document: str | None = None
     text_field: str = "text"
     mask_field: str | None = None
@@ -29,6 +30,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     part_bytes: int = 16 << 20
 
     def check(self) -> None:
+        _one_of("format", self.format, (None, "text", "jsonl", "csv", "parquet"))
         _one_of("document", self.document, (None, "line", "blank-line", "file", "record"))
         _one_of("long_documents", self.long_documents, ("stop", "split"))
         _one_of("on_error", self.on_error, ("stop", "skip", "replace"))

@@ -18,11 +18,12 @@ import msgspec
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
+from millrace.prepare.files import InputFile
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
-from millrace.prepare.text.columns import store_columns
+from millrace.prepare.text.columns import store_columns, write_names
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
@@ -30,8 +31,8 @@ from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, summary
 from millrace.prepare.text.room import estimate
 from millrace.prepare.text.scan import mark_repeats, scan_part
-from millrace.prepare.text.sources import Part, Source, cut_parts, find_sources
-from millrace.prepare.text.spool import spool
+from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
+from millrace.prepare.text.spool import read_through, spool
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
@@ -40,9 +41,11 @@ from millrace.store.publish import Partial
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
-SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
+SCRATCH = (
+    *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
+    *("names.bin", "name_ends.bin"),
+)
 PLAN_VERSION = 2  # of what parts hold: another one does not continue them
-STDIN = "-"
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -81,23 +84,19 @@ class _Preparation:
         self._workers, self._append, self._progress = local.Workers(workers, stall_s), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
-        self._spooled: str | None = None
+        self._notes: list[str] = []
         self._is_mine = False  # what lies in the folder was begun with this plan
 
     def run(self) -> TextReport:
+        if not self._append and (self._out / "store.json").exists():
+            return self._finished()
         stdin = STDIN in self._paths
         sources = [] if stdin else self._find()
-        if not self._append and not stdin and (self._out / "store.json").exists():
-            return self._finished(sources)
         self._partial.acquire()
         try:
             if self._partial.complete():
-                return self._finished(None if stdin else sources)
-            if stdin:
-                self._spooled = str(spool(self._partial.folder))
-                self._paths = [self._spooled if path == STDIN else path for path in self._paths]
-                sources = self._find()
-            return self._prepare(sources)
+                return self._finished()
+            return self._prepare(self._find(spool(self._partial.folder)) if stdin else sources)
         except MillraceError:
             is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
             if is_mine and not any((self._partial.folder / "parts").glob("*[0-9]/done.json")):
@@ -107,19 +106,18 @@ class _Preparation:
             self._workers.close()
             self._partial.close(remove=False)
 
-    def _find(self) -> list[Source]:
-        sources = find_sources(self._paths, self._reading.document)
+    def _find(self, stdin: InputFile | None = None) -> list[Source]:
+        given, avoid = {} if stdin is None else {STDIN: stdin}, (self._out, self._partial.folder)
+        sources, self._notes = find_sources(
+            self._paths, self._reading.document, self._reading.format, avoid=avoid, given=given
+        )
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
         return sources
 
-    def _name(self, source: Source) -> str:
-        """What a source is called in the store: standard input is not the file it was spooled to."""
-        return STDIN if source.path == self._spooled else source.path
-
     def _plan(self, sources: Sequence[Source]) -> dict[str, Any]:
-        described = {self._name(source): [source.size, source.mtime_ns, source.ends] for source in sources}
+        described = {source.path: [source.size, source.mtime_ns, source.ends] for source in sources}
         plan = {
             "version": PLAN_VERSION, "options": msgspec.to_builtins(self._reading), "sources": described,
             "order": list(described), "tokenizer": file_identity(self._reading.tokenizer),
@@ -136,15 +134,13 @@ class _Preparation:
         self._partial.close(remove=True)
         return TextReport(str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0)
 
-    def _finished(self, sources: Sequence[Source] | None) -> TextReport:
+    def _finished(self) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""
         store = open_store(self._out)
         made = next(iter(runs(self._out)), {})
-        plan = self._whole_plan(sources or ())
         before = made.get("plan") or {}
-        if sources is None:
-            before = {**before, "sources": plan["sources"], "order": plan["order"]}
-        changed = differences(before, plan)
+        stdin = read_through(before.get("sources", {}).get(STDIN)) if STDIN in self._paths else None
+        changed = differences(before, self._whole_plan(self._find(stdin)))
         if changed:
             raise ConfigError(
                 f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "
@@ -162,12 +158,13 @@ class _Preparation:
                 return self._already(existing, made["report"])  # also where it was killed at its very end
         check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
         self._is_mine = True
+        self._note_code(sources)
         parts = cut_parts(sources, self._reading.part_bytes)
         # While the vocabulary loads.
         self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
         tokenizer = self._tokenizer(sources, parts, existing)
-        known = () if existing is None else existing.sources
-        columns = store_columns([self._name(source) for source in sources], tokenizer, self._reading, known)
+        known = None if existing is None else existing.sources
+        columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
         done = self._read(sources, parts, tokenizer, existing)
         assignment = sharding.Assignment(folder, done, self._cutting)
@@ -178,6 +175,15 @@ class _Preparation:
         if not self._append:
             assignment.check()
         return self._publish(sources, done, assignment, tokenizer, columns, existing)
+
+    def _note_code(self, sources: Sequence[Source]) -> None:
+        """Said before the work, which may take hours, and again at its end."""
+        code = [source.path for source in sources if source.is_code]
+        if code and self._reading.normalize:
+            more = f" and {len(code) - 1:,} more" if len(code) > 1 else ""
+            note = f"{code[0]!r}{more}: code is cleaned like prose and loses its indentation; --no-normalize keeps it"
+            self._progress("note", 0, 0, {"note": note})
+            self._notes.append(note)
 
     def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
         """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
@@ -259,7 +265,7 @@ class _Preparation:
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
-        tasks = self._shard_tasks(planned, columns, tokenizer, base, [self._name(source) for source in sources])
+        tasks = self._shard_tasks(planned, columns, tokenizer, base, [source.path for source in sources])
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
@@ -279,7 +285,8 @@ class _Preparation:
         if quarantine:
             files["quarantine.jsonl"] = quarantine.blocks()
         fingerprint = self._partial.publish(fields, base, provenance, files)
-        return TextReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
+        seconds = time.monotonic() - self._started
+        return TextReport(str(self._out), fingerprint, True, **report, seconds=seconds, notes=self._notes)
 
     def _shard_tasks(
         self,
@@ -290,6 +297,9 @@ class _Preparation:
         names: list[str],
     ) -> list[sharding.ShardTask]:
         # The sources of an append are numbered behind those of the store.
+        if columns["source"].dtype == "string":
+            with platform.writing(self._partial.folder):
+                write_names(self._partial.folder, names)
         places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
         codes = tuple(places[name] for name in names) if places else ()
         plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}

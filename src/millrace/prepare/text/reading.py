@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
+from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
 from millrace.prepare.text.clean import clean, clean_many
 from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
 from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
 from millrace.prepare.text.masks import Masked
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Part, Source, Unit, check_unchanged
+from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
 
 CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time

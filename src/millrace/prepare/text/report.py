@@ -29,6 +29,7 @@ class TextReport(msgspec.Struct):
     seconds: float
     tokenizer: str
     engine: str
+    notes: list[str] = []  # what was left out of folders, and what may not be meant
 
 
 class Tally:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.prepare.text.columns import extra_arrays
+from millrace.prepare.text.columns import extra_arrays, names_of
 from millrace.prepare.text.dedup import find_repeats
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
@@ -210,6 +210,8 @@ def write_shard(task: ShardTask) -> ShardEntry:
                 if task.codes:
                     arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
                 extras, axes = extra_arrays(folder, columns, first + some.start, is_mine[some], places)
+                if columns["source"].dtype == "string":
+                    arrays["source"], axes["source"] = names_of(Path(task.folder), arrays["source"])
                 writer.write({name: (arrays | extras)[name] for name in columns}, {"rows": offsets, **axes})
         return writer.finish()
 

@@ -6,43 +6,44 @@ bytes within a file. A part is some byte ranges of some files: a pure function o
 
 from __future__ import annotations
 
-import glob
-import os
-import stat
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import xxhash
 
 from millrace.errors import ConfigError, SourceError
+from millrace.prepare.files import ENDS, InputFile, find_files
 
 ARCHIVES = frozenset((".tar", ".tgz", ".tbz", ".txz", ".zip", ".7z", ".rar"))
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+UNPACK = {"gzip": "gunzip", "zstd": "unzstd"}
 RECORDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 CODE = """c cc cpp cs css cu go h hpp hs html java jl js jsx kt lua md ml php pl py pyi r rb rs rst scala sh sql swift tex toml
 ts tsx yaml yml"""
 WHOLE = frozenset(f".{ending}" for ending in CODE.split())  # of which a file is a document
-ENDS = 64 << 10  # bytes of either end that stand for a file's contents in the plan
+PROSE = frozenset((".html", ".md", ".rst", ".tex"))  # of these, in which indentation says little
+EXPECTED = "text, JSONL, CSV or Parquet, or - for standard input"
+STDIN = "-"
 
 
-class Source(msgspec.Struct, frozen=True):
-    """One file: what it holds, and how to know it again."""
+class Source(InputFile, frozen=True, kw_only=True):
+    """One file and what it holds."""
 
-    path: str  # as it is shown and stored: bytes that are not utf-8 as \\xNN
     format: str  # text, jsonl, csv, parquet
     document: str  # line, blank-line, file, record
-    compression: str | None
-    size: int
-    mtime_ns: int
-    ends: str
-    location: str  # as the system knows it
+    compression: str | None = None
 
     @property
     def has_rows(self) -> bool:
         """Whether a place in it is a row, not a byte."""
         return self.format in ("csv", "parquet")
+
+    @property
+    def is_code(self) -> bool:
+        """Whether its indentation matters."""
+        return self.format == "text" and _kind(self.path)[2] in WHOLE - PROSE
 
     @property
     def is_framed(self) -> bool:
@@ -65,75 +66,17 @@ class Part(msgspec.Struct, frozen=True):
     units: tuple[Unit, ...]
 
 
-def find_sources(paths: Sequence[str], document: str | None) -> list[Source]:
-    """Every file of the arguments, looked at before any work is done."""
-    found: list[str] = []
-    for argument in paths:
-        found += _expand(argument)
-    if not found:
-        raise ConfigError(
-            f"no files in {', '.join(map(repr, paths))}; give files, folders or patterns of text, JSONL, CSV or Parquet"
-        )
-    sources = [_describe(path, document) for path in found]
-    known: dict[object, str] = {}
-    for source in sources:
-        status = os.stat(source.location)
-        for name in ((status.st_dev, status.st_ino), source.path):
-            if name in known:
-                raise ConfigError(f"a file is given twice: {known[name]!r} and {source.path!r}; name each once")
-            known[name] = source.path
-    return sources
-
-
-def _printable(path: str) -> str:
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
-def _expand(argument: str) -> list[str]:
-    if os.path.isdir(argument):
-        return _walk(argument)
-    if os.path.lexists(argument):
-        return [argument]
-    matches = sorted(glob.glob(argument, recursive=True), key=os.fsencode)
-    if not matches:
-        raise ConfigError(f"{argument!r} does not exist and matches nothing; check the path")
-    # ** matches a folder as well as what is in it.
-    return list(
-        dict.fromkeys(path for match in matches for path in (_walk(match) if os.path.isdir(match) else [match]))
-    )
-
-
-def _walk(folder: str) -> list[str]:
-    """Files below a folder whose ending is known, by name; other files are left alone."""
-    found = []
-    try:
-        names = sorted(os.listdir(folder), key=os.fsencode)
-    except OSError as error:
-        raise SourceError(f"{folder!r} cannot be read: {error.strerror}", source=_printable(folder)) from error
-    for name in names:
-        path = os.path.join(folder, name)
-        if name.startswith("."):
-            continue
-        mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-            if not os.path.exists(path):
-                raise SourceError(f"{path!r} is a broken or circular link; remove it", source=_printable(path))
-            mode = os.stat(path).st_mode
-            if stat.S_ISDIR(mode):
-                raise SourceError(
-                    f"{path!r} is a link to a folder, which could be a loop; name that folder itself",
-                    source=_printable(path),
-                )
-        if stat.S_ISDIR(mode):
-            found += _walk(path)
-        elif not stat.S_ISREG(mode):
-            raise SourceError(
-                f"{path!r} is not a plain file (a pipe, socket or device); remove it from the folder",
-                source=_printable(path),
-            )
-        elif _kind(path)[0] is not None:
-            found.append(path)
-    return found
+def find_sources(
+    paths: Sequence[str],
+    document: str | None,
+    kind: str | None = None,
+    *,
+    avoid: Collection[Path] = (),
+    given: Mapping[str, InputFile] | None = None,
+) -> tuple[list[Source], list[str]]:
+    """Every file of the arguments and what it holds, by its ending or as ``kind`` says; and notes on what was left out."""
+    found = find_files(paths, lambda path: _kind(path)[0] is not None, EXPECTED, avoid=avoid, given=given)
+    return [_source(file, document, kind) for file in found.files], found.notes
 
 
 def _kind(path: str) -> tuple[str | None, str | None, str]:
@@ -146,55 +89,39 @@ def _kind(path: str) -> tuple[str | None, str | None, str]:
     return ("text" if ending in (".txt", ".text") or ending in WHOLE else None), compression, ending
 
 
-def _describe(path: str, document: str | None) -> Source:
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise SourceError(
-                f"{path!r} is not a plain file; give a file, or - for standard input", source=_printable(path)
-            )
-        with open(path, "rb") as file:
-            head = file.read(ENDS)
-            file.seek(max(0, status.st_size - ENDS))
-            ends = xxhash.xxh3_128_hexdigest(head + file.read(ENDS))
-    except OSError as error:
-        raise SourceError(f"{path!r} cannot be read: {error.strerror}", source=_printable(path)) from error
-    kind, compression, ending = _kind(path)
-    if ending in ARCHIVES:
-        raise ConfigError(f"{path!r} is an archive; unpack it and give the files in it")
-    default = "record" if kind in ("jsonl", "csv", "parquet") else "file" if ending in WHOLE else "blank-line"
+def _source(file: InputFile, document: str | None, kind: str | None) -> Source:
+    by_name, compression, ending = _kind(file.path)
+    if kind is None and file.location != STDIN:
+        _refuse_unreadable(file, by_name, ending)
+    kind = kind or by_name or "text"
+    if kind == "parquet" and compression:
+        raise ConfigError(
+            f"{file.path!r}: Parquet is compressed inside; unpack it first: "
+            f"{UNPACK[compression]} {shlex.quote(file.path)}"
+        )
+    default = "record" if kind != "text" else "file" if ending in WHOLE else "blank-line"
     if default == "record":
         document = None  # the documents of JSONL, CSV and Parquet are their records, whatever plain text has
     elif document == "record":
-        raise ConfigError(f"--document record for {path!r}; only JSONL, CSV and Parquet have records")
-    if kind == "parquet" and compression:
-        raise ConfigError(f"{path!r}: Parquet is compressed inside; unpack it first")
-    return Source(
-        _printable(path),
-        kind or "text",
-        document or default,
-        compression,
-        status.st_size,
-        status.st_mtime_ns,
-        ends,
-        path,
-    )
+        raise ConfigError(f"--document record for {file.path!r}; only JSONL, CSV and Parquet have records")
+    known = {name: getattr(file, name) for name in ("path", "size", "mtime_ns", "ends", "location")}
+    return Source(**known, format=kind, document=document or default, compression=compression)
 
 
-def check_unchanged(source: Source) -> None:
-    """A source must be what it was when the plan was made."""
-    try:
-        status = os.stat(source.location)
-    except OSError as error:
-        raise SourceError(
-            f"{source.path!r} has gone since the plan was made ({error.strerror}); bring it back, then run again",
-            source=source.path,
-        ) from error
-    if (status.st_size, status.st_mtime_ns) != (source.size, source.mtime_ns):
-        raise SourceError(
-            f"{source.path!r} changed while it was prepared: {status.st_size} bytes, planned {source.size}; start anew",
-            source=source.path,
-        )
+def _refuse_unreadable(file: InputFile, kind: str | None, ending: str) -> None:
+    """What is no text by its name, or by its first bytes where the name says nothing."""
+    if ending in ARCHIVES:
+        raise ConfigError(f"{file.path!r} is an archive; unpack it and give the files in it")
+    if kind is None and _kind(file.path)[1] is None:
+        with open(file.location, "rb") as opened:
+            head = opened.read(ENDS)
+        at = head.find(b"\0")
+        if at >= 0 and not head.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, which the reader names
+            raise SourceError(
+                f"{file.path!r} is binary: byte {at} is 0, and its ending is none of text; give files of {EXPECTED}, "
+                "or say what it holds with --format",
+                source=file.path, offset=at,
+            )  # fmt: skip
 
 
 def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:

@@ -6,27 +6,45 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import msgspec
+import xxhash
 
 from millrace.errors import ConfigError
+from millrace.prepare.files import ENDS, InputFile, describe
+from millrace.prepare.text.sources import STDIN
 from millrace.store import platform
 
 BLOCK = 1 << 20
 
 
-def spool(folder: Path) -> Path:
+def spool(folder: Path) -> InputFile:
     """What standard input held; a restart must be given the same again, unless it stands at a terminal."""
     path = folder / "stdin.txt"
-    if path.exists():
-        if not sys.stdin.isatty():
-            _check_same(path, sys.stdin.buffer)
-        return path
-    with platform.writing(path), open(f"{path}.tmp", "wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-        file.flush()
-        os.fsync(file.fileno())
-    platform.rename(f"{path}.tmp", path)
-    return path
+    if not path.exists():
+        with platform.writing(path), open(f"{path}.tmp", "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.flush()
+            os.fsync(file.fileno())
+        platform.rename(f"{path}.tmp", path)
+    elif not sys.stdin.isatty():
+        _check_same(path, sys.stdin.buffer)
+    return msgspec.structs.replace(describe(str(path), "text"), path=STDIN)
+
+
+def read_through(made: list[Any] | None) -> InputFile:
+    """Standard input as a finished store knows it, by its size and its ends; ``made`` is what it was then."""
+    size, mtime_ns, ends = made or (0, 0, "")
+    if made is None or not sys.stdin.isatty():
+        head = tail = b""
+        size = 0
+        while block := sys.stdin.buffer.read(BLOCK):
+            size += len(block)
+            head += block[: ENDS - len(head)]
+            tail = (tail + block)[-ENDS:]
+        ends = xxhash.xxh3_128_hexdigest(head + tail)
+    return InputFile(STDIN, size, mtime_ns, ends, STDIN)
 
 
 def _check_same(path: Path, stream: IO[bytes]) -> None:

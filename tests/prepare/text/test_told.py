@@ -1,0 +1,98 @@
+"""What the command reads and says: formats, standard input, and what may not be what the user meant."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import millrace as mr
+
+RECORDS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
+FORMATS = {
+    "jsonl": "".join(json.dumps(record) + "\n" for record in RECORDS),
+    "csv": 'id,text\n1,"one, two"\n2,"three ""four""\nfive"\n',
+}
+
+
+@pytest.fixture
+def prepare(tools, tmp_path):
+    """The command, in ``tmp_path``, with bytes as tokens."""
+
+    def prepare(*arguments, **options):
+        return tools.shell(
+            "prepare", "text", *arguments, "--tokenizer", "bytes", "--val", 0, "--workers", 1, cwd=tmp_path, **options
+        )
+
+    return prepare
+
+
+def texts(path):
+    store = mr.open_store(path)
+    tokens, offsets = store.columns["tokens"], store.offsets[:].tolist()
+    return [bytes(tokens[start : stop - 1].tolist()).decode() for start, stop in pairwise(offsets)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_records_come_from_standard_input_and_from_files_of_any_name(prepare, tmp_path, form):
+    (tmp_path / "records.dat").write_text(FORMATS[form])
+    for source in ("-", "records.dat"):
+        out = tmp_path / f"out{source}"
+        done = prepare(source, "--out", out, "--format", form, input=FORMATS[form])
+        assert done.returncode == 0, done.stderr
+        assert texts(out) == [record["text"] for record in RECORDS]
+        assert set(mr.open_store(out).columns["source"][:].tolist()) == {source}
+
+
+def test_an_unknown_format_is_refused(prepare):
+    done = prepare("-", "--out", "out", "--format", "xml", input="")
+    assert done.returncode == 1
+    assert "format='xml'; expected one of text, jsonl, csv, parquet" in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["a.txt"]])
+def test_the_same_standard_input_again_is_done_and_another_refused(prepare, tmp_path, more):
+    (tmp_path / "a.txt").write_text("a file")
+    given = "first\n\nsecond\n" * 20_000  # longer than both ends of it that are compared
+    assert prepare("-", *more, "--out", "out", input=given).returncode == 0
+    again = prepare("-", *more, "--out", "out", input=given)
+    assert (again.returncode, again.stdout.startswith("already complete")) == (0, True), again.stderr
+    other = prepare("-", *more, "--out", "out", input=given + "third")
+    assert other.returncode == 1
+    assert "out is finished, but with other sources or options: sources: - was" in other.stderr
+
+
+def test_an_error_in_standard_input_names_it(prepare):
+    done = prepare("-", "--out", "out", "--format", "jsonl", input='{"text": "a"}\n{"text"\n')
+    assert "error: '-', byte 14: not JSON" in done.stderr
+
+
+def test_cleaned_code_is_told_before_and_after_with_the_remedy(prepare, tmp_path):
+    (tmp_path / "a.py").write_text("def f():\n    return 1\n")
+    (tmp_path / "b.md").write_text("prose")
+    said = "note: 'a.py': code is cleaned like prose and loses its indentation; --no-normalize keeps it\n"
+    done = prepare("a.py", "b.md", "--out", "out")
+    assert said in done.stdout
+    assert said in done.stderr
+    assert "--no-normalize" not in prepare("a.py", "b.md", "--out", "kept", "--no-normalize").stdout
+    assert "--no-normalize" not in prepare("b.md", "--out", "prose").stdout
+    assert texts(tmp_path / "kept")[0] == Path(tmp_path / "a.py").read_text()
+
+
+def test_what_a_folder_held_besides_is_told(prepare, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("text")
+    (tmp_path / "in" / "b.bin").write_text("text")
+    (tmp_path / "in" / "loop").symlink_to(".")
+    done = prepare("in", "--out", "out")
+    assert "note: 'in/loop' left out: a link to a folder: name that folder to follow it\n" in done.stdout
+    assert "note: files of other endings left out: 1 .bin\n" in done.stdout
+    told = json.loads(prepare("in", "--out", "out2", "--json").stdout)["notes"]
+    assert len(told) == 2
+
+
+def test_documents_with_replaced_characters_are_not_called_dropped(prepare, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd")
+    done = prepare("a.txt", "--out", "out", "--on-error", "replace")
+    assert "\ninvalid characters replaced: 1\n" in done.stdout
+    assert "dropped" not in done.stdout
