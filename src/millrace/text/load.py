@@ -119,7 +119,7 @@ def gpt2() -> Tokenizer:
         "decoder": level,
         "model": {"type": "BPE", "vocab": json.loads(data["encoder.json"]), "merges": merges},
     }
-    return HuggingFaceTokenizer(json.dumps(body).encode(), "gpt2", 50256, plain_special=True, is_known=True)
+    return HuggingFaceTokenizer(json.dumps(body).encode(), "gpt2", 50256, plain_special=True)
 
 
 def _tiktoken(path: Path, data: bytes) -> Tokenizer:
