@@ -72,7 +72,10 @@ def _pieces(document: bytes) -> Iterator[bytes]:
 def _groups(text: str) -> Iterator[bytes]:
     """Words of a text that goes on, many together, and pieces of long ones."""
     words = words_of(GPT2_PATTERN)
-    ends = (words.ends(text) if words is not None else None) or [len(text)]
+    ends = (words.ends(text) if words is not None else None) or []
+    while ends and text[ends[-1] - 1].isspace():  # at the end of a text white space makes other words
+        ends.pop()
+    ends = ends or [len(text)]
     begin = start = 0
     for end in ends:
         if end - start > WORD_CHARS:
