@@ -73,8 +73,8 @@ def _later(document: bytes, start: int, encode: Encode) -> tuple[int, int]:
     if len(document) - start <= WHOLE_BYTES:
         return len(document), len(document)
     raise Uncuttable(
-        f"there is no place in {WHOLE_BYTES} bytes where its text may be cut for the tokenizer; break it into words or lines, "
-        "or leave this document out (--max-document)",
+        f"there is no place in {WHOLE_BYTES} bytes where its text may be cut for the tokenizer; break it into lines or words, "
+        "or cut such documents (--max-document 4MiB --long-documents split)",
         offset=start,
     )
 

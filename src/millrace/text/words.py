@@ -54,7 +54,7 @@ class Words:
         while True:
             last = character(document, start + num_bytes)
             text = document[start:last].decode()
-            ends = self._ends(text, is_all=last == len(document))
+            ends = self.ends(text, is_all=last == len(document))
             if ends is None:
                 return None
             if ends:
@@ -68,7 +68,7 @@ class Words:
                 return start + len(text[:end].encode()), False
         return (start + len(text[: ends[0]].encode()), True) if is_stable(text[: ends[0] + 2]) else None
 
-    def _ends(self, text: str, *, is_all: bool) -> list[int] | None:
+    def ends(self, text: str, *, is_all: bool = False) -> list[int] | None:
         """The ends of words of which the rest of the text makes no others; None where the pattern leaves some out."""
         ends, at = [], 0
         for match in self._pattern.finditer(text):

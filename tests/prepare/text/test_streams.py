@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import SourceError
-from millrace.prepare.text import streams
+from millrace.prepare.text import records, streams
 from millrace.prepare.text.documents import read_documents
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Unit, cut_parts, find_sources
@@ -115,6 +115,44 @@ def test_expansion_is_capped_by_the_ratio(packed, monkeypatch):
     assert read(path, max_ratio=100_000 // path.stat().st_size + 1) == []
     with pytest.raises(SourceError, match=r"expands to more than [0-9]+ bytes;.*--max-ratio"):
         read(path, max_ratio=100_000 // path.stat().st_size)
+
+
+def repeated_values(path, count, size):
+    """Rows that all have one of two values, which stand in the file once."""
+    import pyarrow
+    from pyarrow import parquet
+
+    numbers = pyarrow.array([k % 2 for k in range(count)], pyarrow.int32())
+    column = pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array(["x" * size, "y" * size]))
+    parquet.write_table(pyarrow.table({"text": column}), path, store_schema=False, dictionary_pagesize_limit=1 << 24)
+
+
+def test_rows_of_few_values_expand_no_more_than_the_ratio(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    repeated_values(path, 100, 10_000)
+    ratio = 1_000_000 // path.stat().st_size
+    monkeypatch.setattr(records, "FREE_EXPANSION", 1000)
+    assert [len(text) for text in read(path, max_ratio=ratio + 1)] == [10_000] * 100
+    with pytest.raises(
+        SourceError, match=r"a\.parquet', row group 0: it expands to more than [0-9]+ bytes; .*--max-ratio"
+    ):
+        read(path, max_ratio=ratio)
+    monkeypatch.setattr(records, "FREE_GROUP", 19_000)
+    with pytest.raises(SourceError, match="it expands to more than 19000 bytes"):
+        read(path, max_ratio=1)
+
+
+def test_rows_of_few_long_values_are_read_few_at_a_time(tmp_path, monkeypatch):
+    """The size of the file says nothing of them: by that, 1024 rows would be read, and be 10 MB."""
+    path = tmp_path / "a.parquet"
+    repeated_values(path, 1024, 10_000)
+    monkeypatch.setattr(records, "BATCH_BYTES", 200_000)
+    sizes, real = [], records._texts
+    monkeypatch.setattr(
+        records, "_texts", lambda source, column, *rest: sizes.append(column.nbytes) or real(source, column, *rest)
+    )
+    assert len(read(path)) == 1024
+    assert max(sizes) < 250_000
 
 
 def test_a_missing_zstd_is_named_with_its_extra(tmp_path, monkeypatch):

@@ -122,9 +122,9 @@ class _Window:
 
     def read_on(self, keep: int) -> bool:
         """Drops what stands before ``keep`` and reads more; False at the end of the file."""
-        kept = self.data[keep:]
-        # Twice as much as there is, so that a long document is not copied again and again.
-        more = self._file.read(max(BLOCK, min(len(kept), self._most)))
+        kept, self.data = self.data[keep:], b""
+        # Twice as much as there is, so that a long document is not copied again and again; no more than the longest may have.
+        more = self._file.read(max(BLOCK, min(len(kept), self._most - len(kept))))
         self.base, self.data = self.base + keep, kept + more
         return bool(more)
 

@@ -11,8 +11,10 @@ from millrace.errors import SourceError
 from millrace.prepare.text.masks import Masked, masked
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Source, Unit, arrow
+from millrace.prepare.text.streams import FREE_EXPANSION
 
 BATCH_BYTES, BATCH_ROWS = 16 << 20, 1024  # of Parquet, about
+FREE_GROUP = 256 << 20  # bytes any row group may expand to, however small it is: a page of it is decompressed at once
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -103,14 +105,47 @@ def parquet_documents(source: Source, unit: Unit, options: ReadOptions) -> Itera
         with parquet.ParquetFile(source.location, pre_buffer=False, buffer_size=1 << 20) as file:
             check_columns(source, file.schema_arrow.names, options)
             row = sum(file.metadata.row_group(k).num_rows for k in range(unit.start))
-            group = file.metadata.row_group(unit.start)
-            rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
+            most, found = max(FREE_EXPANSION, source.size * options.max_ratio), 0
+            rows = _batch_rows(source, file, unit.start, options)
             for batch in file.iter_batches(batch_size=rows, row_groups=[unit.start], columns=columns):
                 masks = None if options.mask_field is None else batch.column(options.mask_field).to_pylist()
-                yield from _texts(source, batch.column(options.text_field), masks, row, options)
+                for place, document in _texts(source, batch.column(options.text_field), masks, row, options):
+                    found += len(document) if isinstance(document, bytes) else 0
+                    if found > most:
+                        raise _expands(source, unit.start, most)
+                    yield place, document
                 row += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{source.path!r}, row group {unit.start}: {error}", source=source.path) from error
+
+
+def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) -> int:
+    """How many rows are read at once: those of about 16 MiB, also if a few long values stand in all of them."""
+    import pyarrow.compute
+    from pyarrow import parquet
+
+    group = file.metadata.row_group(number)
+    if group.total_byte_size > max(FREE_GROUP, source.size * options.max_ratio):
+        raise _expands(source, number, max(FREE_GROUP, source.size * options.max_ratio))
+    rows: int = min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
+    chunks = [group.column(k) for k in range(group.num_columns)]
+    chunk = next((chunk for chunk in chunks if chunk.path_in_schema == options.text_field), None)
+    if chunk is not None and chunk.has_dictionary_page and rows > 1:
+        # Sizes are those of the file, where a value that many rows have stands once.
+        with parquet.ParquetFile(source.location, pre_buffer=False, read_dictionary=[options.text_field]) as again:
+            first = next(again.iter_batches(1, [number], [options.text_field]), None)
+        column = None if first is None else first.column(options.text_field)
+        if isinstance(column, pyarrow.DictionaryArray):
+            longest = pyarrow.compute.max(pyarrow.compute.binary_length(column.dictionary)).as_py()
+            rows = min(rows, BATCH_BYTES // max(1, longest or 0))
+    return max(1, rows)
+
+
+def _expands(source: Source, number: int, most: int) -> SourceError:
+    return SourceError(
+        f"{source.path!r}, row group {number}: it expands to more than {most} bytes; if that is right, raise --max-ratio",
+        source=source.path,
+    )
 
 
 def check_columns(source: Source, names: Sequence[str], options: ReadOptions) -> None:

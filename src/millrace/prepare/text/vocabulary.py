@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.identity import digest
 from millrace.prepare.text.clean import clean
 from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.long import check_utf8, clean_long, is_long
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Part, Source
 from millrace.text.bpe import HuggingFaceTokenizer
@@ -18,10 +18,12 @@ from millrace.text.load import tokenizer_by_name, tokenizer_from_file
 from millrace.text.simple import CharTokenizer
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.train import train_bpe
+from millrace.text.words import character
 
 CHECK_DOCUMENTS = 200  # on which a fast engine must give the ids of the slow one
 CHECK_PARTS = 50  # from the beginnings of about this many parts
 CHECK_CHARS = 10_000  # of each; the slow engine needs 200 bytes of memory per byte
+SHORT = 1 << 20  # a document of which less is left of what is asked for is taken whole
 TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of parts spread over the corpus, this much in all
 
 
@@ -72,20 +74,35 @@ def documents(
             for _, document in read_documents(sources[unit.source], unit, options):
                 if isinstance(document, Bad):
                     continue
-                text = document.decode(errors="replace")
-                text = clean(text) if options.normalize else text
+                text = _usable(document if limit is None else _beginning(document, limit - taken), options)
                 taken += len(document)
                 if text:
-                    yield text.encode()
+                    yield text
                 if limit is not None and taken >= limit:
                     break
             if limit is not None and taken >= limit:
                 break
 
 
+def _beginning(document: bytes, limit: int) -> bytes:
+    return document[: character(document, max(limit, SHORT))]
+
+
+def _usable(document: bytes, options: ReadOptions) -> bytes:
+    if is_long(document):
+        try:
+            check_utf8(document)
+            return clean_long(document) if options.normalize else document
+        except UnicodeDecodeError:
+            pass
+    text = document.decode(errors="replace")
+    return (clean(text) if options.normalize else text).encode()
+
+
 def sample(sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> Iterator[bytes]:
     """Documents from the beginning of every part, or of evenly spread ones where there are many."""
     share = max(64 << 10, TRAIN_BYTES // max(1, len(parts)))
     step = max(1, len(parts) * share // TRAIN_BYTES)
-    chosen: Any = parts[::step]
+    # In an order of which every beginning is spread over the corpus, since training may have enough before its end.
+    chosen = sorted(parts[::step], key=lambda part: f"{part.number // step:032b}"[::-1])
     return documents(sources, chosen, options, share)
