@@ -170,24 +170,26 @@ def _quiet_start() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupt() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block; a process started within never sees it."""
+    """Ctrl-C and SIGTERM wait for the end of the block; a process started within never sees the former."""
     resource_tracker.ensure_running()  # started within, it would unblock the signal
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if threading.current_thread() is not threading.main_thread() or None in before.values():
         yield
         return
     arrived: list[int] = []
     # Blocked for the worker, which inherits that; held back here too, since any thread may be given the signal.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    for number in before:
+        signal.signal(number, lambda number, frame: arrived.append(number))
     try:
         yield
     finally:
         if blocked is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if arrived:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(arrived[0])
 
 
 def _died(worker: _Worker, task: Any) -> WorkerFailed:
