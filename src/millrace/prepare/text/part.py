@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from millrace.prepare.engines import alive
 from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
 from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
@@ -187,6 +188,7 @@ class _Maker:
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
+        alive(documents=len(documents), tokens=len(tokens))
         self._store_extras(texts, tokens, lengths)
 
     def _store_extras(self, texts: list[bytes], tokens: Array, lengths: Int64s) -> None:
