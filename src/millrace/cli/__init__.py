@@ -1,18 +1,22 @@
 """The command line: one file per command, nothing heavy imported before a command runs.
 
-Exit codes: 0 done, 1 a ``MillraceError`` (one line on stderr), 2 wrong usage, 130 Ctrl-C. Anything else keeps
-its traceback, since it is our bug.
+Exit codes: 0 done, 1 a ``MillraceError`` (one line on stderr), 2 wrong usage, 130 Ctrl-C, 143 SIGTERM. Anything else
+keeps its traceback, since it is our bug.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 
 from millrace.errors import MillraceError
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,8 +32,10 @@ def run(arguments: list[str]) -> int:
     from millrace.cli.app import Abort, UsageError, app
     from millrace.cli.prepare_text import modern
 
+    arrived: list[int] = []
     try:
-        code = app(modern(arguments), standalone_mode=False, prog_name="millrace")
+        with _termination_interrupts(arrived) if arguments[:1] == ["prepare"] else contextlib.nullcontext():
+            code = app(modern(arguments), standalone_mode=False, prog_name="millrace")
         if code == INTERRUPTED:  # newer typer catches Ctrl-C itself and says so by this code
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -42,8 +48,26 @@ def run(arguments: list[str]) -> int:
         return 2
     except (KeyboardInterrupt, Abort):
         sys.stderr.write(f"interrupted; run it again with: millrace {shlex.join(arguments)}\n")
-        return INTERRUPTED
+        return TERMINATED if arrived else INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); what cannot be written must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+@contextlib.contextmanager
+def _termination_interrupts(arrived: list[int]) -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: workers end, and what continues it is said. Training has its own way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        arrived.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -190,7 +190,8 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_continues(sou
     assert tree_digest(out) == tree_digest(tmp_path / "undisturbed")
 
 
-def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(source, out, tmp_path, number, code):
     for k in range(4):  # large enough for a part of its own each
         frame = pd.DataFrame(
             {
@@ -217,9 +218,12 @@ def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path)
     )
     wait_for_workers(process, out)
     family = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: to all of them
+    else:
+        process.terminate()
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     lines = [line for line in said.splitlines() if not line.startswith("read:")]
     assert lines == [f"interrupted; run it again with: millrace {' '.join(arguments)}"]
     assert psutil.wait_procs(family, timeout=10)[1] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -185,8 +186,33 @@ def test_a_row_of_csv_that_is_wrong_obeys_the_policy(tmp_path, row):
 
 def test_csv_that_ends_within_quotes_is_not_taken_for_whole(tmp_path):
     path = written(tmp_path / "a.csv", b'text\none\n"two and\nmore')
-    with pytest.raises(SourceError, match="row 1: not CSV: unexpected end of data"):
+    with pytest.raises(SourceError, match="row 1: not CSV: a quote opened in line 3 is never closed; mend it, or"):
         prepared(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_a_quote_that_is_never_closed_takes_no_more_than_its_row(tmp_path, name):
+    data = b'\xef\xbb\xbfid,text\n1,"a\nb"\n2,two\n"3\n",x,"three\n4,four\n5,five\n6,5" pipe\n7,"seven\n8,eight'
+    path = written(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(SourceError, match="row 2: not CSV: ',' expected after"):  # the pipe closed it
+        prepared(path, tmp_path / "out")
+    report, texts = prepared(path, tmp_path / "skipped", on_error="skip")
+    assert texts == ["a\nb", "two", "eight"]
+    assert report.dropped == {"unreadable: not CSV": 2}
+    lines = [json.loads(line) for line in (tmp_path / "skipped" / "quarantine.jsonl").read_text().splitlines()]
+    assert [line["reason"] for line in lines][1] == "not CSV: a quote opened in line 10 is never closed"
+    assert base64.b64decode(lines[1]["start"]) == b'7,"seven\n'
+
+
+def test_a_quote_that_is_not_closed_within_a_document_tells_its_line(tmp_path):
+    rows = b"1,one\n" * 40_000  # a quoted field may have 131,072 characters whatever is asked
+    path = written(tmp_path / "a.csv", b'id,text\n0,zero\n0,"zero\n' + rows)
+    for policy in ("stop", "skip"):
+        csv.field_size_limit(131_072)  # which only ever grows in a process
+        with pytest.raises(
+            SourceError, match=r"row 1 is longer than 100 bytes: a quote opened in line 3 is not closed"
+        ):
+            prepared(path, tmp_path / "out", max_document=100, on_error=policy)
 
 
 def table(path: Path, column: pyarrow.Array, name: str = "text", group: int = 3) -> Path:
@@ -240,8 +266,32 @@ def test_records_longer_than_the_limit_stop_with_their_place(tmp_path):
     table(tmp_path / "a.parquet", pyarrow.array(["a", "b" * 11]))
     (tmp_path / "a.csv").write_text(f"text\na\n{'b' * 11}\n")
     for name in ("a.parquet", "a.csv"):
-        with pytest.raises(SourceError, match="row 1 is longer than 10 bytes; raise --max-document"):
+        with pytest.raises(SourceError, match=r"row 1 is longer than 10 bytes; raise --max-document, .* skip$"):
             read(tmp_path / name, max_document=10)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "bbbbbb"}\n')
     with pytest.raises(SourceError, match="at byte 14 is longer than 13 bytes; raise --max-document"):
         read(tmp_path / "a.jsonl", max_document=13, long_documents="split")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("length", [14, 15, 16, 40, 5_000, 3 << 20])
+@pytest.mark.parametrize("place", ["first", "within", "last"])
+def test_records_longer_than_the_limit_can_be_skipped(tmp_path, on_error, length, place):
+    texts = ["a", "bb", "ccc"]
+    texts.insert({"first": 0, "within": 1, "last": 3}[place], "x" * length)
+    lines = [json.dumps({"text": text}) for text in texts]
+    limit = len(json.dumps({"text": "x" * 13}))
+    written(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    written(tmp_path / "a.csv", "\n".join(["text", *texts]).encode())
+    table(tmp_path / "a.parquet", pyarrow.array(texts))
+    for name, most in (("a.jsonl", limit), ("a.csv", 13), ("a.parquet", 13)):
+        options = {"max_document": most, "on_error": on_error, "part_bytes": max(40, length // 3)}
+        report, found = prepared(tmp_path / name, tmp_path / f"out-{name}", **options)
+        assert found == ["a", "bb", "ccc"]
+        assert report.dropped == {f"unreadable: longer than {most} bytes": 1}
+        told = json.loads((tmp_path / f"out-{name}" / "quarantine.jsonl").read_text())
+        assert told["offset"] == (
+            sum(len(line) + 1 for line in lines[: texts.index("x" * length)])
+            if "json" in name
+            else texts.index("x" * length)
+        )

@@ -52,6 +52,27 @@ def test_all_members_are_read(packed, monkeypatch, buffer):
     assert b"".join(read(path)) == text.replace(b"\n\n", b"").removesuffix(b"\n")
 
 
+@pytest.mark.parametrize("zeros", [1, 7, 511, 64 << 10, 200_001])
+@pytest.mark.parametrize("place", ["end", "between"])
+def test_zeros_that_fill_up_a_block_are_no_damage_in_gzip(tmp_path, zeros, place):
+    data = gzip.compress(TEXT) + bytes(zeros) + (gzip.compress(b"\n\nmore") if place == "between" else b"")
+    (tmp_path / "a.txt.gz").write_bytes(data)
+    assert read(tmp_path / "a.txt.gz") == [*DOCUMENTS, *([b"more"] if place == "between" else [])]
+    (tmp_path / "a.txt.gz").write_bytes(data + b"\0rest")
+    with pytest.raises(SourceError, match="it is damaged"):
+        read(tmp_path / "a.txt.gz")
+
+
+def test_windows_of_two_gibibytes_are_read(tmp_path):
+    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+    packer = zstd.ZstdCompressor()
+    data = bytearray(packer.compress(TEXT) + packer.flush())
+    assert data[4] & 0x20 == 0, "a frame that does not state its size has a window of its own"
+    data[5] = (31 - 10) << 3  # as zstd --long=31 writes it, which would need the memory here
+    (tmp_path / "a.txt.zst").write_bytes(data)
+    assert read(tmp_path / "a.txt.zst") == DOCUMENTS
+
+
 def test_a_compressed_file_is_one_unit(packed):
     path, pack = packed
     path.write_bytes(pack(os.urandom(5000)))

@@ -1,12 +1,17 @@
 """What the command reads and says: formats, standard input, and what may not be what the user meant."""
 
+import gzip
+import importlib
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.prepare.engines import local
 
 RECORDS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
 FORMATS = {
@@ -96,3 +101,66 @@ def test_documents_with_replaced_characters_are_not_called_dropped(prepare, tmp_
     done = prepare("a.txt", "--out", "out", "--on-error", "replace")
     assert "\ninvalid characters replaced: 1\n" in done.stdout
     assert "dropped" not in done.stdout
+
+
+def test_info_after_an_append_tells_of_both(prepare, tools, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\ntwo")
+    (tmp_path / "b.txt").write_text("three\n\none\n\n \n\nfour")
+    assert prepare("a.txt", "--out", "out").returncode == 0
+    assert prepare("b.txt", "--out", "out", "--append", "--min-chars", 5).returncode == 0
+    report = json.loads(tools.shell("info", tmp_path / "out", "--json").stdout)["meta"]["report"]
+    assert report["documents"] == {"train": 3}
+    assert report["tokens"] == {"train": 4 + 4 + 6}
+    assert report["shards"] == {"train": 2}
+    assert report["dropped"] == {"duplicate": 1, "duplicate bytes": 3, "empty": 1, "too short": 2}
+    assert report["characters"] == 11
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.csv"])
+@pytest.mark.parametrize("files", [1, 2])
+def test_one_large_file_that_is_one_task_moves_the_bar(tmp_path, monkeypatch, name, files):
+    zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+    rows = [f"{k} " + "".join(map(chr, 65 + np.random.default_rng(k).integers(0, 26, 2_000))) for k in range(2_000)]
+    data = ("text\n" if name.endswith("csv") else "").encode() + "\n".join(rows).encode()
+    pack = {".gz": lambda data: gzip.compress(data, 1), ".zst": zstd.compress, ".csv": bytes}[Path(name).suffix]
+    (tmp_path / name).write_bytes(pack(data))
+    (tmp_path / "z.txt").write_text("another task")
+    monkeypatch.setattr(local, "EVERY_S", 0.0)
+    seen = []
+    sources = [str(tmp_path / name), str(tmp_path / "z.txt")][:files]
+    mr.prepare_text(
+        sources, tmp_path / "out", tokenizer="bytes", val=0, workers=1, document="line", part_bytes=1 << 20,
+        progress=lambda stage, done, total, facts: seen.append((stage, done, total, dict(facts))),
+    )  # fmt: skip
+    read = [entry[1:] for entry in seen if entry[0] == "read"]
+    done = [entry[0] for entry in read]
+    assert done == sorted(done)
+    assert len(set(done)) > 8
+    assert done[-1] == read[-1][1] == sum(Path(source).stat().st_size for source in sources)
+    assert next(facts["tokens"] for *_, facts in read if facts["tokens"]) < read[-1][2]["tokens"] / 2
+    assert (read[-1][2]["files"], read[-1][2]["documents"]) == (files, 2_000 + files - 1)
+
+
+COUNTING = """
+from millrace.prepare.engines import alive, local
+
+def count(task):
+    local.EVERY_S = 0.0
+    for _ in range(task):
+        alive(read=1)
+    return task
+"""
+
+
+def test_a_worker_tells_its_parent_how_far_it_is(tmp_path, monkeypatch):
+    (tmp_path / "counting_task.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    count = importlib.import_module("counting_task").count
+    moved = []
+    workers = local.Workers(2)
+    try:
+        results = dict(workers.run(count, [3, 4], moved=lambda number, counts: moved.append((number, counts["read"]))))
+    finally:
+        workers.close()
+    assert results == {0: 3, 1: 4}
+    assert sorted(moved) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (1, 4)]

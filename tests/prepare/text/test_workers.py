@@ -53,7 +53,7 @@ def source(tmp_path, monkeypatch):
     (tmp_path / "poisoned_filters.py").write_text(FILTERS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "poisoned_filters", raising=False)  # that of another test lies elsewhere
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     return [str(tmp_path / "0.txt"), str(tmp_path / "1.txt")]
 
 
@@ -144,8 +144,9 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_continues(sou
     assert tree_digest(out) == tree_digest(tmp_path / "undisturbed")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("moment", ["starting", "working"])
-def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path, moment, tools):
+def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(source, out, tmp_path, moment, number, code, tools):
     big = tmp_path / "big.txt"  # the command line has parts of 16 MiB
     big.write_bytes(b"\n\n".join(b"%d %s" % (k, b"word " * 2000) for k in range(4000)))
     arguments = ["prepare", "text", str(big), "--out", str(out), "--tokenizer", "bytes", "--workers", "2", "--no-dedup"]
@@ -162,9 +163,12 @@ def test_ctrl_c_says_how_to_continue_and_leaves_no_worker(source, out, tmp_path,
             assert process.poll() is None
             time.sleep(0.001)
     family = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: to all of them
+    else:
+        process.terminate()
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     lines = [line for line in said.splitlines() if not line.startswith("read:")]
     assert lines == [f"interrupted; run it again with: millrace {' '.join(arguments)}"]
     assert psutil.wait_procs(family, timeout=10)[1] == []

@@ -15,7 +15,9 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -24,7 +26,9 @@ from millrace.errors import ConfigError, MillraceError, SourceError, StoreError
 from millrace.prepare import engines
 
 Task = TypeVar("Task")
+Moved = Callable[[int, Mapping[str, int]], None]
 RETRIES = 2
+EVERY_S = 1.0  # seconds between what a task says of itself
 STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
 
 
@@ -79,22 +83,23 @@ class Workers:
         return True
 
     def run(
-        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False, moved: Moved | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """(number of the task, result) as they finish.
+        """(number of the task, result) as they finish; ``moved`` is told how far one is, about once a second.
 
         With one worker everything happens in this process, and so does a single task, unless it must run ``apart``.
         """
+        moved = moved or (lambda number, counts: None)
         if not self.start(function, len(tasks), apart=apart):
-            yield from ((number, function(task)) for number, task in enumerate(tasks))
+            yield from _run_here(function, tasks, moved)
             return
         try:
-            yield from self._run(function, tasks)
+            yield from self._run(function, tasks, moved)
         except BaseException:
             self.close()  # none goes on with what nobody waits for
             raise
 
-    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
@@ -117,6 +122,7 @@ class Workers:
                     waiting.append(number)
                     continue
                 if outcome == "alive":
+                    moved(number, result)
                     continue
                 worker.task = None
                 if outcome == "error":
@@ -151,6 +157,16 @@ class Workers:
         self._workers = []
 
 
+def _run_here(function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved) -> Iterator[tuple[int, Any]]:
+    for number, task in enumerate(tasks):
+        engines.on_alive = _Alive(partial(moved, number))
+        try:
+            result = function(task)
+        finally:
+            engines.on_alive = None
+        yield number, result
+
+
 @contextlib.contextmanager
 def _quiet_start() -> Iterator[None]:
     """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
@@ -170,24 +186,26 @@ def _quiet_start() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupt() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block; a process started within never sees it."""
+    """Ctrl-C and SIGTERM wait for the end of the block; a process started within never sees the former."""
     resource_tracker.ensure_running()  # started within, it would unblock the signal
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if threading.current_thread() is not threading.main_thread() or None in before.values():
         yield
         return
     arrived: list[int] = []
     # Blocked for the worker, which inherits that; held back here too, since any thread may be given the signal.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    for number in before:
+        signal.signal(number, lambda number, frame: arrived.append(number))
     try:
         yield
     finally:
         if blocked is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if arrived:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(arrived[0])
 
 
 def _died(worker: _Worker, task: Any) -> WorkerFailed:
@@ -211,12 +229,17 @@ def _stalled(task: Any, stall_s: float) -> WorkerFailed:
 def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us
     _end_with(parent)
-    engines.on_alive = _Alive(pipe)
+
+    def say(counts: Mapping[str, int]) -> None:
+        with contextlib.suppress(OSError):  # the parent has gone, and we with it
+            pipe.send(("alive", counts))
+
     while True:
         try:
             function, task = pipe.recv()
         except (EOFError, OSError):
             return
+        engines.on_alive = _Alive(say)
         try:
             reply: tuple[str, Any] = ("result", function(task))
         except MillraceError as error:
@@ -234,16 +257,16 @@ def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> Non
 
 
 class _Alive:
-    """Tells the parent that this worker moves, once a second at most."""
+    """Tells how far a task is, once a second at most."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._said = pipe, time.monotonic()
+    def __init__(self, say: Callable[[Mapping[str, int]], None]) -> None:
+        self._say, self._said, self._counts = say, time.monotonic(), Counter[str]()
 
-    def __call__(self) -> None:
-        if time.monotonic() - self._said >= 1:
+    def __call__(self, counts: Mapping[str, int]) -> None:
+        self._counts.update(counts)
+        if time.monotonic() - self._said >= EVERY_S:
             self._said = time.monotonic()
-            with contextlib.suppress(OSError):  # the parent has gone, and we with it
-                self._pipe.send(("alive", None))
+            self._say(dict(self._counts))
 
 
 def _end_with(parent: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -10,70 +11,109 @@ from typing import Any
 
 from millrace.errors import SourceError
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.records import Bad, Document, check_columns, row_document
+from millrace.prepare.text.records import Bad, Document, check_columns, row_document, too_long
 from millrace.prepare.text.sources import Source
 from millrace.prepare.text.streams import open_source
 
 LINE_CHARS = 1 << 20  # of a line, besides the longest document
+TOO_LONG = "the line is too long"
 
 
 def csv_documents(source: Source, options: ReadOptions) -> Iterator[tuple[int, Document]]:
     """The text column of a CSV file, row by row; the first row names the columns, empty lines are no rows."""
     csv.field_size_limit(max(csv.field_size_limit(), options.max_document))
-    with open_source(source, options) as file:
+    rows = _rows(source, options)
+    names = next(rows, (0, None))[1]
+    if isinstance(names, Bad):
+        raise SourceError(f"{source.path!r} is not readable CSV: {names.reason}", source=source.path)
+    if names is None:
+        return
+    check_columns(source, names, options)
+    for row, cells in rows:
+        try:
+            yield row, _document(source, row, cells, names, options)
+        except Bad as bad:
+            yield row, bad
+
+
+def _rows(source: Source, options: ReadOptions) -> Iterator[tuple[int, list[str] | Bad]]:
+    """(number, cells), the names being row -1; a row that cannot be parsed is Bad."""
+    row, after = -1, 0
+    while after >= 0:
+        with open_source(source, options) as file:
+            lines = _Lines(source, file, options, after)
+            parser, after = csv.reader(lines, strict=True), -1
+            while after < 0:
+                lines.begin_row()
+                try:
+                    cells: list[str] | Bad = next(parser)
+                except StopIteration:
+                    break
+                except csv.Error as error:
+                    cells = lines.bad(row, error)
+                    if lines.is_open(error):
+                        after = lines.opened  # it took the rest of the file with it, which is read again from there
+                if cells or isinstance(cells, Bad):
+                    yield row, cells
+                    row += 1
+
+
+class _Lines:
+    """The lines of a file behind the first ``after``, and where in the row at hand a quote was last left open."""
+
+    def __init__(self, source: Source, file: io.BufferedReader, options: ReadOptions, after: int) -> None:
         if file.peek(3).startswith((b"\xff\xfe", b"\xfe\xff")):
             raise SourceError(
                 f"{source.path!r} looks like UTF-16; convert it: iconv -f utf-16 -t utf-8", source=source.path, offset=0
             )
+        self._source, self._options, self._limit = source, options, options.max_document + LINE_CHARS
         # Bytes that are no utf-8 pass through, so that they are found in the text column alone.
-        text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-        rows = _rows(source, text, options)
-        names = next(rows, (0, None))[1]
-        if isinstance(names, Bad):
-            raise SourceError(f"{source.path!r} is not readable CSV: {names.reason}", source=source.path)
-        if names is None:
-            return
-        check_columns(source, names, options)
-        for row, cells in rows:
-            try:
-                yield row, _document(source, row, cells, names, options)
-            except Bad as bad:
-                yield row, bad
+        self._text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
+        self._number = self._first = self.opened = 0
+        self._opening = ""
+        while self._number < after:
+            with contextlib.suppress(csv.Error):  # a long line, told already
+                next(self)
 
+    def __iter__(self) -> _Lines:
+        return self
 
-def _rows(source: Source, text: io.TextIOWrapper, options: ReadOptions) -> Iterator[tuple[int, list[str] | Bad]]:
-    """(number, cells), the names being row -1; a row that cannot be parsed is Bad."""
-    row = -1
-    parser = csv.reader(_lines(source, text, options), strict=True)
-    while True:
-        try:
-            cells: list[str] | Bad = next(parser)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if "field limit" in str(error):
-                raise SourceError(
-                    f"{source.path!r}: row {row} is longer than {options.max_document} bytes, or a quote in it is not "
-                    "closed; raise --max-document",
-                    source=source.path, row=row,
-                ) from error  # fmt: skip
-            cells = Bad(row, f"not CSV: {error}, near line {parser.line_num} of the file", b"")
-        if cells or isinstance(cells, Bad):
-            yield row, cells
-            row += 1
+    def __next__(self) -> str:
+        line = self._text.readline(self._limit)
+        if not line:
+            raise StopIteration
+        self._number += 1
+        if line.count('"') & 1 or self._number == self._first:
+            self.opened, self._opening = self._number, line
+        if len(line) == self._limit:
+            while line and not line.endswith("\n"):
+                line = self._text.readline(self._limit)
+            raise csv.Error(TOO_LONG)
+        return line
 
+    def begin_row(self) -> None:
+        self._first = self._number + 1
 
-def _lines(source: Source, text: io.TextIOWrapper, options: ReadOptions) -> Iterator[str]:
-    limit = options.max_document + LINE_CHARS
-    number = 0
-    while line := text.readline(limit):
-        number += 1
-        if len(line) == limit:
+    def is_open(self, error: csv.Error) -> bool:
+        """Whether the file ended within quotes."""
+        return "unexpected end" in str(error)
+
+    def bad(self, row: int, error: csv.Error) -> Bad:
+        data = self._opening[:1024].encode(errors="surrogateescape")
+        if self.is_open(error):
+            return Bad(row, f"not CSV: a quote opened in line {self.opened} is never closed", data)
+        if "field limit" not in str(error) and str(error) != TOO_LONG:
+            return Bad(row, f"not CSV: {error}, near line {self._number} of the file", data)
+        if self._number > self._first:  # where the row would go on nobody knows
             raise SourceError(
-                f"{source.path!r}: line {number} is longer than {options.max_document} bytes; raise --max-document",
-                source=source.path,
-            )
-        yield line
+                f"{self._source.path!r}: row {row} is longer than {self._options.max_document} bytes: a quote opened in line "
+                f"{self.opened} is not closed by then; close it, or raise --max-document",
+                source=self._source.path, row=row,
+            )  # fmt: skip
+        long = too_long(self._source, row, data, self._options)
+        if isinstance(long, Bad):
+            return long
+        raise long
 
 
 def _document(source: Source, row: int, cells: list[str] | Bad, names: list[str], options: ReadOptions) -> bytes:

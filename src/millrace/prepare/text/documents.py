@@ -128,6 +128,14 @@ class _Window:
         self.base, self.data = self.base + keep, kept + more
         return bool(more)
 
+    def behind(self, framing: Framing, at: int) -> int:
+        """Where the next document starts behind the one at ``at``, however long that is; the end where there is none."""
+        while (match := framing.end.search(self.data, at)) is None:
+            if not self.read_on(max(at, len(self.data) - LONGEST_END)):
+                return len(self.data)
+            at = 0
+        return self.skip(framing.gap, match.end())
+
     def skip(self, gap: re.Pattern[bytes], at: int) -> int:
         """Where the next document starts, or the end of the data where there is none."""
         while True:
@@ -170,6 +178,11 @@ def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, optio
         if framing is BLANK_LINE and (match is not None or is_last):
             end = _without_line_end(window.data, at, end, is_last=match is None)
         is_begun = end - at > options.max_document
+        if is_begun and source.format == "jsonl" and options.on_error != "stop":
+            # As much as shows that it is too long; the rest of the line is passed over.
+            yield Stretch(window.data, window.base, np.array([at]), np.array([at + options.max_document + 1]))
+            at, is_begun = window.behind(framing, at), False
+            continue
         if is_begun:
             end = _cut(source, window.base + at, window.data, at, options)
         yield Stretch(window.data, window.base, np.array([at]), np.array([end]))
@@ -256,10 +269,14 @@ def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions
     """Where a document that is too long is cut: between characters."""
     cutting = options.long_documents == "split" and source.format == "text"
     if not cutting:
-        remedy = ", or cut such documents with --long-documents split" if source.format == "text" else ""
+        remedy = (
+            "cut such documents with --long-documents split"
+            if source.format == "text"
+            else "go on with --on-error skip"
+        )
         raise SourceError(
             f"{source.path!r}: the document at byte {offset} is longer than {options.max_document} bytes; "
-            f"raise --max-document{remedy}",
+            f"raise --max-document, or {remedy}",
             source=source.path, offset=offset,
         )  # fmt: skip
     cut = at + options.max_document

@@ -80,7 +80,7 @@ def loosened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     kept = dict(old)
     if old["on_error"] == "stop":
         kept["on_error"] = new["on_error"]
-    if old["long_documents"] == "stop" and new["max_document"] >= old["max_document"]:
+    if old["long_documents"] == old["on_error"] == "stop" and new["max_document"] >= old["max_document"]:
         kept["max_document"], kept["long_documents"] = new["max_document"], new["long_documents"]
     kept["max_ratio"] = max(old["max_ratio"], new["max_ratio"])
     return kept

@@ -197,6 +197,7 @@ class _Maker:
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
+        alive(documents=len(documents), tokens=len(tokens))
         self._store_extras(texts, tokens, lengths)
 
     def _store_long(self, number: int, offset: int, text: bytes, found: bytes, hashed_lines: list[bytes]) -> None:

@@ -28,10 +28,10 @@ from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
 from millrace.prepare.text.quarantine import Quarantine
-from millrace.prepare.text.report import Tally, TextReport, summary
+from millrace.prepare.text.report import Tally, TextReport, joined, summary
 from millrace.prepare.text.room import estimate
 from millrace.prepare.text.scan import mark_repeats, scan_part
-from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
+from millrace.prepare.text.sources import STDIN, Part, Source, code_note, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
 from millrace.store import gc, platform
@@ -158,7 +158,9 @@ class _Preparation:
                 return self._already(existing, made["report"])  # also where it was killed at its very end
         check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
         self._is_mine = True
-        self._note_code(sources)
+        if self._reading.normalize and (note := code_note(sources)):
+            self._progress("note", 0, 0, {"note": note})  # now, since the work may take hours, and when it is done
+            self._notes.append(note)
         parts = cut_parts(sources, self._reading.part_bytes)
         # While the vocabulary loads.
         self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
@@ -175,15 +177,6 @@ class _Preparation:
         if not self._append:
             assignment.check()
         return self._publish(sources, done, assignment, tokenizer, columns, existing)
-
-    def _note_code(self, sources: Sequence[Source]) -> None:
-        """Said before the work, which may take hours, and again at its end."""
-        code = [source.path for source in sources if source.is_code]
-        if code and self._reading.normalize:
-            more = f" and {len(code) - 1:,} more" if len(code) > 1 else ""
-            note = f"{code[0]!r}{more}: code is cleaned like prose and loses its indentation; --no-normalize keeps it"
-            self._progress("note", 0, 0, {"note": note})
-            self._notes.append(note)
 
     def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
         """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
@@ -219,7 +212,12 @@ class _Preparation:
             tasks = self._with_repeats(tasks, existing)
         tally = Tally(sources, parts)
         done: dict[int, PartDone] = {}
-        for number, result in self._run(prepare_part, tasks):
+
+        def moved(number: int, counts: Mapping[str, int]) -> None:
+            tally.move(parts[number], counts)
+            self._progress("read", tally.done, tally.total, tally.facts)
+
+        for number, result in self._run(prepare_part, tasks, moved):
             done[number] = result
             tally.add(parts[number], result)
             self._progress("read", tally.done, tally.total, tally.facts)
@@ -244,8 +242,10 @@ class _Preparation:
             for task, count, end in zip(tasks, counts, ends, strict=True)
         ]
 
-    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        return self._workers.run(function, tasks, apart=self._reading.filter is not None)
+    def _run(
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: local.Moved | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        return self._workers.run(function, tasks, apart=self._reading.filter is not None, moved=moved)
 
     def _publish(
         self,
@@ -272,10 +272,10 @@ class _Preparation:
             self._progress("write", finished, len(missing), {})
         report = summary(done, assignment, planned, tokenizer)
         splits = tuple(split for split in sharding.SPLITS if assignment.documents[split])
-        known = () if base is None else base.manifest.splits
+        known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
         fields = {
             "kind": "text", "columns": columns, "splits": tuple(dict.fromkeys((*known, *splits))),
-            "tokenizer": tokenizer.describe(), "meta": {"report": report} if base is None else base.manifest.meta,
+            "tokenizer": tokenizer.describe(), "meta": {"report": joined(before, report)},
         }  # fmt: skip
         quarantine = Quarantine(self._out, self._partial.folder, done, {} if existing is None else existing.made())
         provenance = {

@@ -39,7 +39,7 @@ class Reader:
             check_unchanged(source)
             for offsets, texts in self._gathered(self._read(source, unit)):
                 yield unit.source, offsets, texts
-                alive()
+                alive(bytes=sum(map(len, texts)))
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:

@@ -29,6 +29,17 @@ class Bad(Exception):
 Document = bytes | Bad
 
 
+def too_long(source: Source, row: int, data: bytes, options: ReadOptions) -> Exception:
+    """Of a row: an error with its remedies, or what the policy sets aside."""
+    if options.on_error != "stop":
+        return Bad(row, f"longer than {options.max_document} bytes", data)
+    return SourceError(
+        f"{source.path!r}: row {row} is longer than {options.max_document} bytes; raise --max-document, or go on with "
+        "--on-error skip",
+        source=source.path, row=row,
+    )  # fmt: skip
+
+
 def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> Iterator[tuple[int, Document]]:
     """The text of each line's object; empty lines are none."""
     fields = [field for field in (options.text_field, options.mask_field) if field is not None]
@@ -37,6 +48,8 @@ def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> 
         if not line or line.isspace():
             continue
         try:
+            if len(line) > options.max_document:
+                raise Bad(offset, f"longer than {options.max_document} bytes", line)
             yield offset, _json_document(offset, line, options, any(line.count(key) > 1 for key in keys))
         except Bad as bad:
             yield offset, bad
@@ -182,10 +195,7 @@ def row_document(source: Source, row: int, text: Any, mask: Any, options: ReadOp
     if not isinstance(text, bytes):
         raise Bad(row, f"{field!r} is not text: it is {type(text).__name__}", str(text).encode())
     if len(text) > options.max_document:
-        raise SourceError(
-            f"{source.path!r}: row {row} is longer than {options.max_document} bytes; raise --max-document",
-            source=source.path, row=row,
-        )  # fmt: skip
+        raise too_long(source, row, text, options)
     if options.mask_field is None:
         return text
     try:

@@ -40,22 +40,36 @@ class Tally:
         self._units = Counter(unit.source for part in parts for unit in part.units)
         self._left = Counter(self._units)
         self._done = 0.0
+        self._moving: dict[int, Mapping[str, int]] = {}  # by part: what unfinished ones said of themselves
         self.total = sum(sources[number].size for number in self._units)
-        self.facts = {"files": len(sources) - len(self._units), "all_files": len(sources)}
-        self.facts |= dict.fromkeys(("bytes", "tokens", "documents", "repeats"), 0)
+        self._facts = {"files": len(sources) - len(self._units), "all_files": len(sources)}
+        self._facts |= dict.fromkeys(("bytes", "tokens", "documents", "repeats"), 0)
 
     @property
     def done(self) -> int:
-        return round(self._done)
+        return round(self._done) + sum(counts.get("read", 0) for counts in self._moving.values())
+
+    @property
+    def facts(self) -> dict[str, int]:
+        moving = {name: sum(counts.get(name, 0) for counts in self._moving.values()) for name in self._facts}
+        return {name: count + moving[name] for name, count in self._facts.items()}
+
+    def move(self, part: Part, counts: Mapping[str, int]) -> None:
+        """A part that is not finished has come so far; of some that is only known in the end."""
+        self._moving[part.number] = {**counts, "read": min(counts.get("read", 0), self._part_size(part))}
+
+    def _part_size(self, part: Part) -> int:
+        return int(sum(map(self._size, part.units)))
 
     def add(self, part: Part, result: PartDone) -> None:
+        self._moving.pop(part.number, None)
         for unit in part.units:
             self._done += self._size(unit)
             self._left[unit.source] -= 1
-            self.facts["files"] += self._left[unit.source] == 0
+            self._facts["files"] += self._left[unit.source] == 0
         for name, count in (("bytes", result.bytes_read), ("tokens", result.tokens), ("documents", result.documents)):
-            self.facts[name] += count
-        self.facts["repeats"] += result.dropped.get("duplicate", 0)
+            self._facts[name] += count
+        self._facts["repeats"] += result.dropped.get("duplicate", 0)
 
     def _size(self, unit: Unit) -> float:
         source = self._sources[unit.source]
@@ -83,3 +97,15 @@ def summary(
         "tokenizer": tokenizer.name,
         "engine": getattr(tokenizer, "engine", tokenizer.kind),
     }
+
+
+def joined(before: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """What a store says of all runs that made it: of those ``before``, if any, and of an append."""
+    whole = dict(report)
+    for key, value in before.items():
+        if isinstance(value, dict):
+            names = dict.fromkeys((*value, *report[key]))
+            whole[key] = {name: value.get(name, 0) + report[key].get(name, 0) for name in names}
+        elif isinstance(value, int):
+            whole[key] = value + report[key]
+    return whole

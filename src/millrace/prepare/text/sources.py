@@ -124,6 +124,17 @@ def _refuse_unreadable(file: InputFile, kind: str | None, ending: str) -> None:
             )  # fmt: skip
 
 
+def code_note(sources: Sequence[Source]) -> str | None:
+    """What to say of code that is cleaned."""
+    code = [source.path for source in sources if source.is_code]
+    more = f" and {len(code) - 1:,} more" if len(code) > 1 else ""
+    return (
+        f"{code[0]!r}{more}: code is cleaned like prose and loses its indentation; --no-normalize keeps it"
+        if code
+        else None
+    )
+
+
 def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:
     """Large plain files in slices, small ones together, compressed ones whole."""
     parts: list[Part] = []

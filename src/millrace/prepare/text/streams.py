@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 from millrace.errors import SourceError
+from millrace.prepare.engines import alive
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Source
 
@@ -17,8 +18,20 @@ FREE_EXPANSION = 1 << 30  # bytes any file may expand to, however small it is
 def open_source(source: Source, options: ReadOptions) -> io.BufferedReader:
     """The bytes of a source; closing it closes the file."""
     if source.compression is None:
-        return open(source.location, "rb")
+        # CSV is read from end to end, so how far it is is told; all else comes in slices.
+        return (
+            io.BufferedReader(_Told(source.location), BUFFER) if source.format == "csv" else open(source.location, "rb")
+        )
     return io.BufferedReader(_Inflated(source, options), BUFFER)
+
+
+class _Told(io.FileIO):
+    """A file that tells what is read of it."""
+
+    def readinto(self, buffer: Any) -> int:
+        num_bytes = super().readinto(buffer) or 0
+        alive(read=num_bytes)
+        return num_bytes
 
 
 class _Inflated(io.RawIOBase):
@@ -39,13 +52,13 @@ class _Inflated(io.RawIOBase):
         data = b""
         while not data:
             if self._inflate.eof:
-                rest = self._inflate.unused_data or self._raw.read(64 << 10)
+                rest = self._next_member()
                 if not rest:
                     return 0
                 self._inflate = self._make()
                 data = self._step(rest, len(buffer))
             elif getattr(self._inflate, "needs_input", True) and not getattr(self._inflate, "unconsumed_tail", b""):
-                rest = self._raw.read(64 << 10)
+                rest = self._more()
                 if not rest:
                     if self._source.size == 0:
                         return 0
@@ -59,6 +72,19 @@ class _Inflated(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    def _more(self) -> bytes:
+        data = self._raw.read(64 << 10)
+        alive(read=len(data))
+        return data
+
+    def _next_member(self) -> bytes:
+        """What follows a member; zeros, which fill files of gzip up to whole blocks, are nothing."""
+        padding = b"\0" if self._source.compression == "gzip" else b""
+        rest: bytes = self._inflate.unused_data.lstrip(padding)
+        while not rest and (more := self._more()):
+            rest = more.lstrip(padding)
+        return rest
+
     def _step(self, data: bytes, limit: int) -> bytes:
         try:
             inflated: bytes = self._inflate.decompress(data, limit)
@@ -68,6 +94,9 @@ class _Inflated(io.RawIOBase):
         except Exception as error:
             if type(error).__name__ != "ZstdError":
                 raise
+            if "not enough memory" in str(error):
+                problem = "its window (zstd --long) needs more memory than there is; give it more, or fewer --workers"
+                raise self._error(problem) from error
             raise self._error(f"it is damaged: {error}") from error
 
     def _error(self, problem: str) -> SourceError:
@@ -92,4 +121,5 @@ def _decompressor(source: Source) -> Any:
             from backports import zstd  # type: ignore[no-redef, unused-ignore]
         except ImportError as error:
             raise SourceError(f"{source.path!r} needs zstd; pip install millrace[text]", source=source.path) from error
-    return zstd.ZstdDecompressor
+    # Corpora are packed with --long=31 too; without this the window may have 128 MiB.
+    return lambda: zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 31})
