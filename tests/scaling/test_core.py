@@ -25,12 +25,16 @@ def rows(shape, dtype, seed, scale=1.0):
     block=st.integers(1, 64),
     seed=seeds,
     scale=st.sampled_from([1, 1e30]),
+    gaps=st.sampled_from([0, 0.1, 0.9, 1]),
 )
-def test_moments_are_the_same_bytes(shape, dtype, block, seed, scale):
+def test_moments_are_the_same_bytes(shape, dtype, block, seed, scale, gaps):
     given_rows = rows(shape, dtype, seed, scale)
+    given_rows[np.random.default_rng(seed).random(shape) < gaps] = np.nan
     found = np.empty((2, -(-shape[0] // block), 6, shape[1]))
-    core.measure_rows(given_rows, shape[1], block, found[0])
-    moments._measure_rows(given_rows, shape[1], block, found[1])
+    starts = np.arange(0, shape[0], block)
+    stops = np.minimum(starts + block, shape[0])
+    for k, measure in enumerate((core.measure_rows, moments._measure_rows)):
+        measure(given_rows, shape[1], starts, stops, found[k])
     assert found[0].tobytes() == found[1].tobytes()
 
 
@@ -81,9 +85,10 @@ def test_what_does_not_fit_is_an_error():
     with pytest.raises(TypeError, match="expected float32 or float64"):
         core.rows_of([np.zeros(4, np.int32)] * 3, good)
     with pytest.raises(ValueError, match="rows of the width"):
-        core.measure_rows(good, 5, 2, np.empty((2, 6, 5)))
-    with pytest.raises(ValueError, match="rows of the width"):
-        core.measure_rows(good, 3, 2, np.empty((1, 6, 3)))
+        core.measure_rows(good, 5, np.array([0]), np.array([2]), np.empty((1, 6, 5)))
+    for start, stop, spans in ((0, 4, 2), (-1, 4, 1), (0, 5, 1), (3, 2, 1)):
+        with pytest.raises(ValueError, match="rows of the width"):
+            core.measure_rows(good, 3, np.array([start]), np.array([stop]), np.empty((spans, 6, 3)))
     with pytest.raises(ValueError, match="of their width"):
         core.scale_rows(good, np.zeros(3), np.zeros(2), good)
     read_only = np.zeros((4, 3), np.float32)

@@ -1,5 +1,6 @@
 """Moments against scikit-learn and against sums in long double; merging, NaN, JSON."""
 
+import itertools
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn.preprocessing import StandardScaler
 
 from millrace.errors import ConfigError
-from millrace.scaling.moments import BLOCK, Moments, merge_all
+from millrace.scaling.moments import BLOCK, ROWS, Moments, merge_all
 
 SIZES = [1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK, 4 * BLOCK + 5, 9 * BLOCK + 3]
 FIELDS = ("count", "mean", "m2", "low", "high", "rest")
@@ -142,6 +143,28 @@ def test_the_tree_is_fixed_by_the_number_of_parts():
     assert same_bits(merge_all(parts), merge(merge(merge(a, b), merge(c, d)), e))
     with pytest.raises(ConfigError, match="no moments"):
         merge_all([])
+
+
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 3, 40, ROWS, ROWS + 1, 3 * ROWS - 1, 5 * ROWS]), min_size=1, max_size=6),
+    dtype=st.sampled_from(["f4", "f8"]),
+    gaps=st.sampled_from([0, 0.3, 1]),
+)
+def test_spans_measured_together_are_those_measured_alone(lengths, dtype, gaps):
+    rng = np.random.default_rng(len(lengths))
+    edges = np.cumsum([3, *lengths])
+    rows = rng.normal(5, 1, (int(edges[-1]) + 2, 3)).astype(dtype)
+    rows[rng.random(rows.shape) < gaps] = np.nan
+    found = Moments.of_spans(rows, edges[:-1], edges[1:])
+    alone = [Moments.of_rows(rows[a:b]) for a, b in itertools.pairwise(edges)]
+    for k, one in enumerate(alone):
+        assert same_bits(found[:, k], one)
+        columns = [column[~np.isnan(column)] for column in rows[edges[k] : edges[k + 1]].T]
+        assert one.count.tolist() == list(map(len, columns))
+        for mean, std, column in zip(one.mean, one.std, columns, strict=True):
+            if len(column):
+                np.testing.assert_allclose((mean, std), two_pass(column), rtol=1e-12, atol=1e-12)
+    assert same_bits(found.merged, merge_all(alone))
 
 
 @given(hnp.arrays(np.float64, st.integers(0, 9), elements=floats))

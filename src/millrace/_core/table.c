@@ -2,6 +2,8 @@
  * numpy's do over the first axis, so that both give the same bytes. */
 #include "core.h"
 
+#include <math.h>
+
 #define BLOCK 64 /* rows turned at once */
 
 /* Wider registers where the processor has them; no fused operations, which would round once where numpy rounds twice. */
@@ -102,62 +104,80 @@ done:
     return finite < 0 ? NULL : PyBool_FromLong(finite);
 }
 
-#define MEASURE(NAME, FROM)                                                                                                      \
+/* Count, mean, what the mean lost, squares around it, smallest and largest value of each column. IS_KNOWN leaves out NaN. */
+#define MEASURE(NAME, FROM, IS_KNOWN)                                                                                            \
     WIDE static void NAME(const FROM *restrict rows, Py_ssize_t count, Py_ssize_t width, double *restrict out) {                 \
         double *restrict mean = out + width, *restrict rest = out + 2 * width, *restrict m2 = out + 3 * width;                   \
         double *restrict low = out + 4 * width, *restrict high = out + 5 * width;                                                \
         for (Py_ssize_t k = 0; k < width; k++) {                                                                                 \
             out[k] = (double)count;                                                                                              \
             mean[k] = rest[k] = m2[k] = 0;                                                                                       \
-            low[k] = high[k] = (double)rows[k];                                                                                  \
+            low[k] = INFINITY;                                                                                                   \
+            high[k] = -INFINITY;                                                                                                 \
         }                                                                                                                        \
         for (Py_ssize_t i = 0; i < count; i++)                                                                                   \
             for (Py_ssize_t k = 0; k < width; k++) {                                                                             \
                 double value = (double)rows[i * width + k];                                                                      \
-                mean[k] += value;                                                                                                \
+                out[k] -= IS_KNOWN ? 0 : 1;                                                                                      \
+                mean[k] += IS_KNOWN ? value : 0;                                                                                 \
                 low[k] = value < low[k] ? value : low[k];                                                                        \
                 high[k] = value > high[k] ? value : high[k];                                                                     \
             }                                                                                                                    \
-        for (Py_ssize_t k = 0; k < width; k++) mean[k] /= (double)count;                                                         \
+        for (Py_ssize_t k = 0; k < width; k++) mean[k] /= out[k] > 0 ? out[k] : 1;                                               \
         for (Py_ssize_t i = 0; i < count; i++)                                                                                   \
             for (Py_ssize_t k = 0; k < width; k++) {                                                                             \
-                double apart = (double)rows[i * width + k] - mean[k];                                                            \
+                double value = (double)rows[i * width + k], apart = IS_KNOWN ? value - mean[k] : 0;                              \
                 rest[k] += apart;                                                                                                \
                 m2[k] += apart * apart;                                                                                          \
             }                                                                                                                    \
-        for (Py_ssize_t k = 0; k < width; k++) rest[k] /= (double)count;                                                         \
+        for (Py_ssize_t k = 0; k < width; k++) rest[k] /= out[k] > 0 ? out[k] : 1;                                               \
     }
-MEASURE(measure_f4, float)
-MEASURE(measure_f8, double)
+MEASURE(measure_f4, float, 1)
+MEASURE(measure_f8, double, 1)
+MEASURE(measure_gaps_f4, float, (value == value))
+MEASURE(measure_gaps_f8, double, (value == value))
+
+static void measure_span(const char *rows, int size, Py_ssize_t count, Py_ssize_t width, double *out) {
+    if (size == F4) measure_f4((const float *)rows, count, width, out);
+    else measure_f8((const double *)rows, count, width, out);
+    int has_gaps = 0; /* a sum over NaN is NaN */
+    for (Py_ssize_t k = 0; k < width; k++) has_gaps |= out[width + k] != out[width + k];
+    if (!has_gaps) return;
+    if (size == F4) measure_gaps_f4((const float *)rows, count, width, out);
+    else measure_gaps_f8((const double *)rows, count, width, out);
+}
 
 static PyObject *measure_rows(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *source, *target;
-    Py_ssize_t width, block;
-    if (!PyArg_ParseTuple(args, "OnnO:measure_rows", &source, &width, &block, &target)) return NULL;
+    PyObject *source, *target, *begin, *end, *result = NULL;
+    Py_ssize_t width;
+    if (!PyArg_ParseTuple(args, "OnOOO:measure_rows", &source, &width, &begin, &end, &target)) return NULL;
     Floats rows = {.size = 0}, out = {.size = 0};
-    PyObject *result = NULL;
+    Py_buffer start_buffer = {.obj = NULL}, stop_buffer = {.obj = NULL};
+    int64_t spans = 0, others = 0;
+    const int64_t *starts = core_int64s(begin, &start_buffer, &spans), *stops = NULL;
+    if (starts == NULL) return NULL;
+    if ((stops = core_int64s(end, &stop_buffer, &others)) == NULL) goto done;
     if (floats_of(source, &rows, 0) < 0 || floats_of(target, &out, PyBUF_WRITABLE) < 0) goto done;
     Py_ssize_t count = width > 0 ? rows.buffer.len / (width * rows.size) : 0;
-    Py_ssize_t blocks = block > 0 ? (count + block - 1) / block : 0;
-    if (width <= 0 || block <= 0 || count * width * rows.size != rows.buffer.len || out.size != F8 ||
-        out.buffer.len != blocks * 6 * width * F8) {
-        PyErr_SetString(PyExc_ValueError, "measure_rows needs rows of the width, and (blocks, 6, width) float64 for the result");
+    int fits = width > 0 && spans == others && count * width * rows.size == rows.buffer.len && out.size == F8 &&
+               out.buffer.len == spans * 6 * width * F8;
+    for (int64_t k = 0; k < spans && fits; k++) fits = 0 <= starts[k] && starts[k] <= stops[k] && stops[k] <= count;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "measure_rows needs rows of the width, spans of them, and (spans, 6, width) float64 for the result");
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t k = 0; k < blocks; k++) {
-        Py_ssize_t here = count - k * block < block ? count - k * block : block;
-        const char *from = (const char *)rows.buffer.buf + k * block * width * rows.size;
-        double *to = (double *)out.buffer.buf + k * 6 * width;
-        if (rows.size == F4) measure_f4((const float *)from, here, width, to);
-        else measure_f8((const double *)from, here, width, to);
-    }
+    for (int64_t k = 0; k < spans; k++)
+        measure_span((const char *)rows.buffer.buf + starts[k] * width * rows.size, rows.size, stops[k] - starts[k], width,
+                     (double *)out.buffer.buf + k * 6 * width);
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 done:
     release(&rows, 1);
     release(&out, 1);
+    PyBuffer_Release(&start_buffer);
+    if (stops != NULL) PyBuffer_Release(&stop_buffer);
     return result;
 }
 
@@ -205,7 +225,7 @@ done:
 
 static PyMethodDef table_functions[] = {
     {"rows_of", rows_of, METH_VARARGS, "Turns columns into rows; says whether all values are finite."},
-    {"measure_rows", measure_rows, METH_VARARGS, "Count, mean, rest, squares, low and high of each column, block by block."},
+    {"measure_rows", measure_rows, METH_VARARGS, "Count, mean, rest, squares, low and high of each column, of each span of rows; NaN left out."},
     {"scale_rows", scale_rows, METH_VARARGS, "(rows - center) / scale as float32; says whether all results are finite."},
     {NULL, NULL, 0, NULL},
 };

@@ -65,12 +65,24 @@ class Moments:
 
     @classmethod
     def of_rows(cls, rows: Array) -> Moments:
-        """Of rows (count, columns) in which nothing is missing: float32 or float64, one after the other in memory."""
-        if not len(rows):
-            return cls.empty(rows.shape[1])
-        found = np.empty((-(-len(rows) // ROWS), 6, rows.shape[1]))
-        (core.measure_rows if core is not None else _measure_rows)(rows, rows.shape[1], ROWS, found)
-        return _merged(_settled(np.moveaxis(found, 0, -1)))
+        """Of rows (count, columns): float32 or float64, one after the other in memory."""
+        return cls.of_spans(rows, np.zeros(1, np.int64), np.full(1, len(rows)))[:, 0]
+
+    @classmethod
+    def of_spans(cls, rows: Array, starts: Int64s, stops: Int64s) -> Moments:
+        """Of each span of rows what ``of_rows`` gives; every field is (columns, spans)."""
+        counts = np.maximum(-(-(stops - starts) // ROWS), 1)
+        places = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = np.repeat(starts, counts) + ROWS * places
+        last = np.minimum(first + ROWS, np.repeat(stops, counts))
+        found = np.empty((len(first), 6, rows.shape[1]))
+        (core.measure_rows if core is not None else _measure_rows)(rows, rows.shape[1], first, last, found)
+        return _merged(_settled(np.ascontiguousarray(np.moveaxis(found, 0, -1))), counts)
+
+    @property
+    def merged(self) -> Moments:
+        """Of the values of all, where fields are (columns, parts): as ``merge_all`` of the parts."""
+        return _merged(self, np.full(1, self.count.shape[1]))[:, 0]
 
     @staticmethod
     def merge(a: Moments, b: Moments) -> Moments:
@@ -131,11 +143,9 @@ def merge_all(parts: Sequence[Moments]) -> Moments:
     """Of the values of all, merged two neighbours at a time in a tree that only their number fixes."""
     if not parts:
         raise ConfigError("no moments to merge; give at least Moments.empty(columns)")
-    left = list(parts)
-    while len(left) > 1:
-        merged = [Moments.merge(a, b) for a, b in zip(left[::2], left[1::2], strict=False)]
-        left = merged + left[len(merged) * 2 :]
-    return left[0]
+    return Moments(
+        **{field.name: np.stack([getattr(part, field.name) for part in parts], axis=-1) for field in fields(Moments)}
+    ).merged
 
 
 def _joined(parts: Sequence[Moments]) -> Moments:
@@ -173,34 +183,41 @@ def _of_equal(columns: Sequence[Array]) -> Moments:
                 [column[whole * BLOCK :].astype(np.float64) for column in columns[first : first + together]]
             )
             _measure(ends, found[:, first : first + together, -1], work)
-    return _merged(_settled(found))
+    return _merged(_settled(found), np.full(1, found.shape[2]))[:, 0]
 
 
-def _measure_rows(rows: Array, width: int, block: int, found: Float64s) -> None:
+def _measure_rows(rows: Array, width: int, starts: Int64s, stops: Int64s, found: Float64s) -> None:
     """What the core does, in the same order: sums over the first axis run down each column row by row."""
-    for k, first in enumerate(range(0, len(rows), block)):
-        wide = rows[first : first + block].astype(np.float64)
+    for k, (first, last) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        wide = rows[first:last].astype(np.float64)
         if width == 1:  # numpy would sum a single column in another order
             wide = np.repeat(wide, 2, axis=1)
+        known = ~np.isnan(wide)
+        count = known.sum(axis=0, dtype=np.float64)
+        divisor = np.maximum(count, 1)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = np.add.reduce(wide, axis=0) / len(wide)
-            apart = wide - mean
-            rest = np.add.reduce(apart, axis=0) / len(wide)
-            both = (
-                np.full(len(mean), len(wide)), mean, rest, np.add.reduce(apart * apart, axis=0), wide.min(axis=0), wide.max(axis=0),
-            )  # fmt: skip
+            mean = np.add.reduce(np.where(known, wide, 0.0), axis=0) / divisor
+            apart = np.where(known, wide - mean, 0.0)
+            rest = np.add.reduce(apart, axis=0) / divisor
+            low = np.where(known, wide, np.inf).min(axis=0, initial=np.inf)
+            high = np.where(known, wide, -np.inf).max(axis=0, initial=-np.inf)
+            both = (count, mean, rest, np.add.reduce(apart * apart, axis=0), low, high)
         found[k] = np.array(both)[:, :width]
 
 
-def _merged(left: Moments) -> Moments:
-    """Of all blocks, (columns, blocks), by a tree that only their number fixes."""
-    while (pairs := left.count.shape[1] // 2) > 0:
-        merged = Moments.merge(left[:, : 2 * pairs : 2], left[:, 1 : 2 * pairs : 2])
-        odd = left[:, 2 * pairs :]
-        left = Moments(
-            **{name: np.concatenate((values, vars(odd)[name]), axis=1) for name, values in vars(merged).items()}
-        )
-    return left[:, 0]
+def _merged(left: Moments, counts: Int64s) -> Moments:
+    """Of the blocks of each group, (columns, blocks) in all, by a tree that only their number fixes."""
+    while counts.max(initial=1) > 1:
+        places = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_even = places % 2 == 0
+        firsts = np.flatnonzero(is_even & (places + 1 < np.repeat(counts, counts)))  # an odd one at the end stays
+        merged = Moments.merge(left[:, firsts], left[:, firsts + 1])
+        kept = np.flatnonzero(is_even)
+        left, at = left[:, kept], np.searchsorted(kept, firsts)
+        for name, values in vars(merged).items():
+            getattr(left, name)[:, at] = values
+        counts = (counts + 1) // 2
+    return left
 
 
 def _measure(blocks: Array, found: Float64s, work: Float64s) -> None:

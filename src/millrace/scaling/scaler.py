@@ -189,12 +189,15 @@ class Scaling:
 def center_and_scale(
     method: str, features: Sequence[str], moments: Moments, quantiles: Float64s | None = None
 ) -> tuple[Float64s, Float64s]:
-    """Both of each column, a scale of 0 where it has no spread; NaN and inf in columns without values are meaningless."""
+    """Both of each column, a scale of 0 where it has no spread; NaN and inf in columns without values are meaningless.
+
+    Moments of (columns, parts) and quantiles of (columns, 3, parts) give both of each part.
+    """
     if method not in METHODS:
         raise ConfigError(f"scale={method!r}; expected one of {', '.join(METHODS)}")
     if len(moments) != len(features):
         raise ConfigError(f"moments of {len(moments)} columns for {len(features)} features; give those of each")
-    if method == "robust" and (quantiles is None or quantiles.shape != (len(features), 3)):
+    if method == "robust" and (quantiles is None or quantiles.shape[:2] != (len(features), 3)):
         raise ConfigError("robust scaling needs the quartiles of each feature; give quantiles (features, 3)")
     with np.errstate(over="ignore", invalid="ignore"):
         if method == "standard":
@@ -205,10 +208,10 @@ def center_and_scale(
             assert quantiles is not None
             center, scale = quantiles[:, 1], quantiles[:, 2] - quantiles[:, 0]
         else:
-            center, scale = np.zeros(len(features)), np.ones(len(features))
+            center, scale = np.zeros(moments.count.shape), np.ones(moments.count.shape)
     unusable = (moments.count > 0) & ~(np.isfinite(center) & np.isfinite(scale))
     if unusable.any():
-        name = features[int(np.argmax(unusable))]
+        name = features[int(np.argwhere(unusable)[0][0])]
         raise ConfigError(
             f"feature {name!r} has values too large for {method} scaling in float64; leave it out, or scale by none"
         )

@@ -371,7 +371,7 @@ class Twin:
             for module in (index, clean, fit):
                 patch.setattr(module, "slice_rows", lambda features: slices)
             patch.setattr(part, "CHUNK_BYTES", 96 * chunk_rows)
-            patch.setattr(batches, "BATCH_ROWS", batch_rows)
+            patch.setattr(batches, "BATCH_ROWS", (batch_rows, batch_rows))
             patch.setattr(sources, "PART_BYTES", part_bytes)
             patch.setattr(fit, "GROUP_ROWS", group_rows)
             patch.setattr(shards, "MIN_SHARD", 1)

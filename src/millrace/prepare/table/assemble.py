@@ -53,7 +53,8 @@ def shard_tasks(
     plain = {name: (column.dtype, column.shape, column.per) for name, column in columns.items()}
     scaling = fitted.scaling.to_manifest()
     row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
-    numbers = len(found.schema.role.static)
+    names, rows, cuts, numbers = index.names, fitted.rows.tolist(), fitted.cuts.tolist(), static.tolist()
+    codes = np.nan_to_num(index.static[:, len(found.schema.role.static) :]).astype(int).tolist()
     tasks = []
     for k, split in enumerate(SPLITS):
         mine = np.flatnonzero((fitted.splits == k) & (fitted.rows > 0))
@@ -61,9 +62,7 @@ def shard_tasks(
         for number, (first, last) in enumerate(cut, start=first_numbers.get(split, 0)):
             entities = tuple(
                 shards.Entity(
-                    entity, index.names[entity], int(fitted.rows[entity]), tuple(fitted.cuts[entity].tolist()),
-                    tuple(static[entity].tolist()),
-                    tuple(np.nan_to_num(index.static[entity, numbers:]).astype(int).tolist()),
+                    entity, names[entity], rows[entity], tuple(cuts[entity]), tuple(numbers[entity]), tuple(codes[entity]),
                     b"" if fitted.each is None else fitted.each[entity].tobytes(),
                 )
                 for entity in mine[first:last].tolist()

@@ -18,7 +18,8 @@ from millrace.prepare.table.sources import TableSource, Unit, arrow, native, ope
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
 
-BATCH_ROWS = 1 << 14  # whose columns stay in cache until they are turned into rows
+BATCH_BYTES = 8 << 20  # decoded at once, about, as long as these are so many rows:
+BATCH_ROWS = (1 << 12, 1 << 16)
 SEPARATOR = "|"  # between the columns of an entity's name
 
 
@@ -92,7 +93,7 @@ class Reader:
                 names = file.schema_arrow.names if self._transform is not None else self._file_columns(source)
                 for group, name in itertools.product(unit.groups, names):
                     place = f" (row group {group}, column {name!r})"
-                    for _ in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[name], use_threads=False):
+                    for _ in file.iter_batches(BATCH_ROWS[1], row_groups=[group], columns=[name], use_threads=False):
                         pass
             place = whole  # all can be read, one by one
         return place
@@ -113,13 +114,15 @@ class Reader:
         from pyarrow import parquet
 
         texts = [name for name in wanted or () if self._types[name] == pyarrow.string()]
+        least, most = BATCH_ROWS
         with (
             native(source) as raw,
             parquet.ParquetFile(raw, read_dictionary=texts, page_checksum_verification=True) as file,
         ):
+            rows = min(max(least, BATCH_BYTES // (8 * len(wanted or file.schema_arrow))), most)
             for group in unit.groups:
                 first = sum(file.metadata.row_group(k).num_rows for k in range(group))
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
+                for batch in file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
                     yield first, batch
                     first += len(batch)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.table.index import Slice, slice_rows
+from millrace.prepare.table.index import Block, Slice, slice_rows
 from millrace.prepare.table.options import STEPS_NS, TableOptions, step_ns
 from millrace.prepare.table.schema import Schema
 from millrace.ragged import Array, Int64s
@@ -34,6 +34,14 @@ class Cleaner:
         """The rows that stay, in order of time, each time once; ``after`` is the last time the store has of the entity."""
         rows = (kept for kept in map(self._dropped, (self._unique(name, part) for part in slices)) if len(kept.time))
         return rows if self._step is None else self._grid(name, rows, self._step, after)
+
+    def plain(self, block: Block) -> Array:
+        """Of each entity of a block, whether its rows stay just as they are; there is no grid."""
+        repeats = block.time[1:] == block.time[:-1]
+        repeats[block.offsets[1:-1] - 1] = False
+        is_plain = ~block.gaps if self._drop.any() else np.ones(len(block.gaps), bool)
+        is_plain[np.searchsorted(block.offsets, np.flatnonzero(repeats), side="right") - 1] = False
+        return is_plain
 
     def _unique(self, name: str, rows: Slice) -> Slice:
         repeats = rows.time[1:] == rows.time[:-1]

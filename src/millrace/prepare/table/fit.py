@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,11 +13,21 @@ import msgspec
 import numpy as np
 
 from millrace.prepare.table.clean import Cleaner
-from millrace.prepare.table.index import Index, Rows, Slice, indexed_dtype, mapped, slice_rows
+from millrace.prepare.table.index import (
+    TOGETHER_ROWS,
+    Block,
+    Index,
+    Rows,
+    Slice,
+    indexed_dtype,
+    mapped,
+    slice_rows,
+    together,
+)
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.prepare.table.splits import last_rows
-from millrace.ragged import Array, Int64s
+from millrace.ragged import Array, Int64s, concatenated_ranges
 from millrace.scaling.moments import Moments, merge_all
 from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quantiles_of
 from millrace.store import platform
@@ -90,11 +100,18 @@ class Opened:
         self.categories = {name: tuple(values) for name, values in body["categories"].items()}
         self._rows = Rows(folder, schema, self.categories)
 
+        self.rows = np.add.reduceat(self.runs["rows"], self.offsets[:-1])  # of each entity, as they were read
+
     def runs_of(self, entity: int) -> Array:
         return self.runs[self.offsets[entity] : self.offsets[entity + 1]]
 
     def slices(self, entity: int) -> Iterator[Slice]:
         return self._rows.slices(self.runs_of(entity))
+
+    def block(self, entities: Int64s) -> Block:
+        """All rows of some entities, each of which fits in one slice."""
+        starts, counts = self.offsets[entities], self.offsets[entities + 1] - self.offsets[entities]
+        return self._rows.block(self.runs[concatenated_ranges(starts, counts)], counts)
 
 
 @lru_cache(maxsize=1)
@@ -143,26 +160,68 @@ class _Fit:
         sizes = [len(self._index.categories[name]) + 1 for name in task.schema.role.categorical]
         self._first_codes = np.cumsum([0, *sizes])[:-1]
         self._seen = np.zeros(sum(sizes), bool)
+        count, times = task.last - task.first, task.cut_times
+        if times is None and self._options.has_time_split:
+            self._cuts = np.zeros((count, len(last_rows(0, self._options))), np.int64)
+        else:
+            self._cuts = np.zeros((count, len(times or ())), np.int64)
+        self._rows = np.zeros(count, np.int64)
+        self._moments = np.empty((count, len(FIELDS), self._features))
 
     def run(self) -> FitDone:
-        found = [self._entity(entity) for entity in range(self._task.first, self._task.last)]
-        moments = [entry[2] for entry in found]
+        first, last = self._task.first, self._task.last
+        for low, high in together(self._index.rows[first:last], self._features):
+            if high - low == 1 or self._options.freq is not None:
+                for k in range(low, high):
+                    self._entity(k)
+            else:
+                self._block(low, high)
         quartiles = b""
         if self._options.per_entity and self._options.scale == "robust":
-            each = [self._quartiles(self._task.first + k, cuts) for k, (_, cuts, _) in enumerate(found)]
+            each = [self._quartiles(first + k, cuts) for k, cuts in enumerate(self._cuts.tolist())]
             quartiles = np.array(each).tobytes()
         return FitDone(
-            np.array([rows for rows, _, _ in found], np.int64).tobytes(),
-            np.array([cuts for _, cuts, _ in found], np.int64).tobytes(),
-            pack(merge_all(moments)),
-            b"".join(map(pack, moments)) if self._options.per_entity else b"",
+            self._rows.tobytes(),
+            self._cuts.tobytes(),
+            pack(unpack(self._moments.tobytes(), self._features).merged),
+            self._moments.tobytes() if self._options.per_entity else b"",
             quartiles,
             self._seen.tobytes(),
             dict(self._cleaner.dropped),
         )
 
-    def _entity(self, entity: int) -> tuple[int, list[int], Moments]:
+    def _block(self, low: int, high: int) -> None:
+        """Rows, cuts and moments of small entities, together; those that need cleaning one by one."""
+        first, options = self._task.first, self._options
+        block = self._index.block(np.arange(first + low, first + high))
+        is_plain = self._cleaner.plain(block)
+        lengths = np.diff(block.offsets)
+        cuts = self._cuts[low:high]
+        if self._task.cut_times is not None:
+            for k, time in enumerate(self._task.cut_times):
+                cuts[:, k] = np.add.reduceat(block.time < time, block.offsets[:-1], dtype=np.int64)
+        elif cuts.shape[1]:
+            distinct, places = np.unique(lengths, return_inverse=True)
+            cuts[:] = np.array([last_rows(rows, options) for rows in distinct.tolist()])[places]
+        is_known = np.array([first + k in self._task.after for k in range(low, high)])
+        is_short = (lengths < options.min_rows) & ~is_known
+        if gone := int((is_short & is_plain).sum()):
+            self._cleaner.dropped["entity with too few rows"] += gone
+            self._cleaner.dropped["row of an entity with too few"] += int(lengths[is_short & is_plain].sum())
+        self._rows[low:high] = np.where(is_short, 0, lengths)
+        cuts[is_short] = 0
+        train = cuts[:, 0] if cuts.shape[1] and options.fit_on == "train" else lengths
+        train = np.where(is_plain & ~is_short & self._train[low:high], train, 0)
+        starts = block.offsets[:-1]
+        self._moments[low:high] = packed(Moments.of_spans(block.values, starts, starts + train))
+        if len(self._seen):
+            self._seen[block.categorical[concatenated_ranges(starts, train)] + self._first_codes] = True
+        for k in np.flatnonzero(~is_plain).tolist():
+            self._entity(low + k)
+
+    def _entity(self, k: int) -> None:
         """Rows, cuts and moments of one entity."""
+        entity = self._task.first + k
         name, after = self._index.names[entity], self._task.after.get(entity)
         times = self._task.cut_times
         cuts: list[int] | None = None
@@ -171,30 +230,22 @@ class _Fit:
             cuts = last_rows(
                 sum(len(part.time) for part in counting.rows(name, self._index.slices(entity), after)), self._options
             )
-        rows, found, parts, labels = 0, [0] * len(times or ()), [], []
+        rows, found, parts, labels = 0, [0] * len(times or ()), [Moments.empty(self._features)], []
         for part in self._cleaner.rows(name, self._index.slices(entity), after):
-            for k, time in enumerate(times or ()):
-                found[k] += int(np.searchsorted(part.time, time))
-            train = train_rows(part, rows, cuts, times, self._options)
-            parts.append(self._measure(part, train))
+            for j, time in enumerate(times or ()):
+                found[j] += int(np.searchsorted(part.time, time))
+            train = train_rows(part, rows, cuts, times, self._options) if self._train[k] else 0
+            parts.append(Moments.of_rows(np.ascontiguousarray(part.values[:train])))
             labels.append(np.unique(part.categorical[:train] + self._first_codes))
             rows += len(part.time)
+        self._rows[k], self._cuts[k] = rows, cuts or found
         if rows < self._options.min_rows and after is None:
             self._cleaner.dropped["entity with too few rows"] += 1
             self._cleaner.dropped["row of an entity with too few"] += rows
-            return 0, [0] * len(cuts or found), Moments.empty(self._features)
-        if not self._train[entity - self._task.first] or not parts:
-            return rows, cuts or found, Moments.empty(self._features)
+            self._rows[k], self._cuts[k], parts, labels = 0, 0, parts[:1], []
+        self._moments[k] = packed(merge_all(parts[1:] or parts))
         for codes in labels:
             self._seen[codes] = True
-        return rows, cuts or found, merge_all(parts)
-
-    def _measure(self, part: Slice, train: int) -> Moments:
-        """The moments of the train rows of a slice."""
-        values = part.values[:train]
-        if part.has_gaps:
-            return Moments.of(list(np.ascontiguousarray(values.T)))
-        return Moments.of_rows(np.ascontiguousarray(values))
 
     def _quartiles(self, entity: int, cuts: Sequence[int]) -> Array:
         """Of one entity's train rows: at once where they are few, else in passes."""
@@ -239,15 +290,27 @@ def count_values(task: HistogramTask) -> bytes:
     rows = np.frombuffer(task.fitted.rows, np.int64)
     cuts = np.frombuffer(task.fitted.cuts, np.int64).reshape(len(rows), -1)
     targets = [Target(*target) for target in task.targets]
-    total: list[Int64s] | None = None
-    for k, entity in enumerate(range(task.task.first, task.task.last)):
-        if not rows[k] or not fit._train[k]:
-            continue
-        found = _counts(fit._train_values(entity, cuts[k].tolist()), task.first, targets)
-        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
-    if total is None:
-        total = [np.zeros((len(target.prefixes), 1 << 16), np.int64) for target in targets]
-    return np.concatenate(total).tobytes()
+    is_train = (rows > 0) & fit._train
+    parts = (
+        part
+        for k in np.flatnonzero(is_train).tolist()
+        for part in fit._train_values(task.task.first + k, cuts[k].tolist())
+    )
+    return np.concatenate(_counts(_joined(parts), task.first, targets)).tobytes()
+
+
+def _joined(parts: Iterable[Array]) -> Iterator[Array]:
+    """Rows of small entities together: counting starts with 65,536 zeros."""
+    waiting: list[Array] = []
+    rows = 0
+    for part in parts:
+        waiting.append(part)
+        rows += len(part)
+        if rows >= TOGETHER_ROWS:
+            yield np.concatenate(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
 
 
 def _counts(parts: Iterator[Array], first: int, targets: Sequence[Target]) -> list[Int64s]:
@@ -259,10 +322,17 @@ def _counts(parts: Iterator[Array], first: int, targets: Sequence[Target]) -> li
     return total
 
 
+def packed(moments: Moments) -> Array:
+    """float64 (fields, features), or (entities, fields, features) where the moments are of several."""
+    found = np.array([getattr(moments, name) for name in FIELDS], np.float64)
+    return found if found.ndim == 2 else np.moveaxis(found, -1, 0)
+
+
 def pack(moments: Moments) -> bytes:
-    return np.array([getattr(moments, name) for name in FIELDS], np.float64).tobytes()
+    return packed(moments).tobytes()
 
 
-def unpack(data: bytes, features: int) -> list[Moments]:
-    arrays = np.frombuffer(data, np.float64).reshape(-1, len(FIELDS), features)
-    return [Moments(array[0].astype(np.int64), *array[1:]) for array in arrays]
+def unpack(data: bytes, features: int) -> Moments:
+    """Fields of (features, entities)."""
+    count, *others = np.moveaxis(np.frombuffer(data, np.float64).reshape(-1, len(FIELDS), features), 0, -1)
+    return Moments(count.astype(np.int64), *others)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
 SLICE_BYTES = 16 << 20  # of float64 values looked at in one go
+TOGETHER_ROWS = 1 << 15  # rows of small entities that are looked at in one go, about: 2 MiB of 16 float32 features
 MAX_CATEGORIES = 100_000
 
 
@@ -151,6 +153,30 @@ class Slice(NamedTuple):
     has_gaps: bool
 
 
+class Block(NamedTuple):
+    """All rows of some entities, those of each in order of time."""
+
+    time: Array
+    values: Array
+    categorical: Array
+    offsets: Int64s
+    gaps: Array  # of each entity, whether values are missing
+
+    def slice(self, first: int, last: int) -> Slice:
+        """The rows of some of the entities, one after the other."""
+        rows = slice(self.offsets[first], self.offsets[last])
+        return Slice(self.time[rows], self.values[rows], self.categorical[rows], bool(self.gaps[first:last].any()))
+
+
+def together(rows: Int64s, features: int, is_alone: Array | None = None) -> list[tuple[int, int]]:
+    """Entities [first, last) that make a block, by the rows each has; one that is larger than a slice is alone."""
+    room = slice_rows(features)
+    numbers = (np.cumsum(rows) - rows) // min(TOGETHER_ROWS, room)
+    alone = rows > room if is_alone is None else is_alone | (rows > room)
+    is_edge = (np.diff(numbers) > 0) | alone[1:] | alone[:-1]
+    return list(pairwise([0, *(np.flatnonzero(is_edge) + 1).tolist(), len(rows)]))
+
+
 class Rows:
     """Reads the rows of entities out of the parts."""
 
@@ -196,7 +222,10 @@ class Rows:
 
     def _slice(self, runs: Array, bounds: list[tuple[int, int]]) -> Slice:
         pieces = [(run, first, last) for run, (first, last) in zip(runs, bounds, strict=True) if last > first]
-        found = [self._piece(run, first, last) for run, first, last in pieces]
+        found = [
+            self._piece(int(run["part"]), int(run["start"]) + first, int(run["start"]) + last)
+            for run, first, last in pieces
+        ]
         gaps = any(bool(run["gaps"]) for run, _, _ in pieces)
         if len(found) == 1:
             return Slice(*found[0], gaps)
@@ -206,13 +235,33 @@ class Rows:
             time, values, categorical = time[order], values[order], categorical[order]
         return Slice(time, values, categorical, gaps)
 
-    def _piece(self, run: Any, first: int, last: int) -> tuple[Array, Array, Array]:
-        time, values, categorical, codes = self.part(int(run["part"]))
-        rows = slice(int(run["start"]) + first, int(run["start"]) + last)
-        labels = categorical[rows]
+    def _piece(self, part: int, start: int, stop: int) -> tuple[Array, Array, Array]:
+        time, values, categorical, codes = self.part(part)
+        labels = categorical[start:stop]
         if codes:
             labels = np.stack([known[labels[:, k]] for k, known in enumerate(codes)], axis=1)
-        return time[rows], values[rows], labels
+        return time[start:stop], values[start:stop], labels
+
+    def block(self, runs: Array, counts: Int64s) -> Block:
+        """All rows of entities that have so many of the runs each; rows that lie together are read together."""
+        part, start, stop = runs["part"], runs["start"], runs["start"] + runs["rows"]
+        firsts = np.flatnonzero(np.concatenate(([True], (part[1:] != part[:-1]) | (start[1:] != stop[:-1]))))
+        lasts = np.append(firsts[1:], len(runs)) - 1
+        pieces = zip(part[firsts].tolist(), start[firsts].tolist(), stop[lasts].tolist(), strict=True)
+        found = [self._piece(*piece) for piece in pieces]
+        time, values, categorical = (
+            found[0] if len(found) == 1 else (np.concatenate(parts) for parts in zip(*found, strict=True))
+        )
+        edges = np.cumsum(counts) - counts
+        gaps = np.logical_or.reduceat(runs["gaps"] != 0, edges)
+        rows = np.add.reduceat(runs["rows"], edges)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows)))
+        falls = time[1:] < time[:-1]
+        falls[offsets[1:-1] - 1] = False
+        if falls.any():
+            order = np.lexsort((time, np.repeat(np.arange(len(rows)), rows)))
+            time, values, categorical = time[order], values[order], categorical[order]
+        return Block(time, values, categorical, offsets, gaps)
 
 
 def mapped(path: Path, dtype: str) -> Array:

@@ -22,9 +22,9 @@ from millrace.prepare.table.schema import Role
 from millrace.prepare.table.sources import Survey
 from millrace.prepare.table.splits import cut_times, entity_splits
 from millrace.ragged import Array, Int64s
-from millrace.scaling.moments import Moments, merge_all
+from millrace.scaling.moments import Moments
 from millrace.scaling.quantiles import QuantileSearch, quantiles_of
-from millrace.scaling.scaler import Scaling
+from millrace.scaling.scaler import Scaling, center_and_scale
 
 Engine = Threads | Workers
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
@@ -91,7 +91,7 @@ class Measuring:
         ordered = [results[number] for number in range(len(tasks))]
         rows = np.concatenate([np.frombuffer(part.rows, np.int64) for part in ordered])
         cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
-        moments = merge_all([fit.unpack(part.moments, features)[0] for part in ordered])
+        moments = fit.unpack(b"".join(part.moments for part in ordered), features).merged
         quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and kept is None else None
         measured = cuts[:, 0] if options.has_time_split and options.fit_on == "train" else rows
         count = int(measured[train].sum())
@@ -153,21 +153,18 @@ class Measuring:
     def _each(self, fitted: Sequence[fit.FitDone], whole: Scaling, rows: Int64s) -> tuple[Array, int]:
         """Center and scale of every entity; one with fewer than 2 train values takes those of all, and is counted."""
         features = self._found.schema.role.features
-        moments = [one for part in fitted for one in fit.unpack(part.each, len(features))]
-        quartiles: Any = [None] * len(moments)
+        moments = fit.unpack(b"".join(part.each for part in fitted), len(features))
+        quartiles = None
         if self._options.scale == "robust":
             quartiles = np.concatenate([np.frombuffer(part.quartiles, np.float64) for part in fitted])
-            quartiles = quartiles.reshape(-1, len(features), 3)
-        each = np.empty((len(moments), 2, len(whole.features)))
+            quartiles = np.moveaxis(quartiles.reshape(-1, len(features), 3), 0, -1)
+        center, scale = center_and_scale(self._options.scale, features, moments, quartiles)
+        enough = moments.count >= 2
+        each = np.empty((len(rows), 2, len(whole.features)))
         each[:] = np.stack((whole.center, whole.scale))
-        borrowed = 0
-        for k, (one, known) in enumerate(zip(moments, quartiles, strict=True)):
-            mine = Scaling.fit(self._options.scale, features, one, known)
-            enough = one.count >= 2
-            borrowed += bool(rows[k] and not enough.all())
-            each[k, 0, : len(features)] = np.where(enough, mine.center, whole.center[: len(features)])
-            each[k, 1, : len(features)] = np.where(enough, mine.scale, whole.scale[: len(features)])
-        return each, borrowed
+        each[:, 0, : len(features)][enough.T] = center.T[enough.T]
+        each[:, 1, : len(features)][enough.T] = np.where(scale == 0, 1.0, scale).T[enough.T]
+        return each, int((~enough.all(axis=0) & (rows > 0)).sum())
 
 
 def scale_static(values: Array, train: Array, method: str) -> tuple[Array, dict[str, Any] | None]:

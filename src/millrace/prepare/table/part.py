@@ -163,14 +163,12 @@ class _Maker:
 
     def _entity_codes(self, batch: Batch) -> Array:
         """The part's number of each row's entity."""
-        numbers = np.array([self._entity(name) for name in batch.names], np.int32)
+        known = self._entities
+        numbers = np.array([known.setdefault(name, len(known)) for name in batch.names], np.int32)
+        count = len(self._role.static) + len(self._role.static_categorical)
+        while len(self._static) < len(known):
+            self._static.append([None] * count)
         return np.broadcast_to(numbers[:1], len(batch.time)) if batch.codes is None else numbers[batch.codes]
-
-    def _entity(self, name: str) -> int:
-        known = self._entities.setdefault(name, len(self._entities))
-        if known == len(self._static):
-            self._static.append([None] * (len(self._role.static) + len(self._role.static_categorical)))
-        return known
 
     def _codes(self, column: str) -> Array:
         """The part's codes of a category over the pending rows; -1 for null."""

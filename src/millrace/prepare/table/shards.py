@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from millrace.prepare.table.clean import Cleaner, calendar
 from millrace.prepare.table.copied import Copied
 from millrace.prepare.table.fill import Filler
 from millrace.prepare.table.fit import Opened, opened
-from millrace.prepare.table.index import Slice
+from millrace.prepare.table.index import Block, Slice, together
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.ragged import Array, Int64s
 from millrace.scaling.scaler import Scaling
 from millrace.store import platform
-from millrace.store.layout import Column, bfloat16_bits
+from millrace.store.layout import Column, Layout, bfloat16_bits
 from millrace.store.shard import ShardEntry, ShardWriter, shard_name
 
 MIN_SHARD, SHARDS = 8 << 20, 32  # without a wish: this many shards, none smaller than this or larger than the option
@@ -100,10 +101,7 @@ def write_shard(task: ShardTask) -> ShardEntry:
     maker = _Maker(task)
     columns = {name: Column(dtype, shape, per=per) for name, (dtype, shape, per) in task.columns.items()}
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
-        for entity in task.entities:
-            for rows in maker.rows(entity):
-                writer.write_rows(rows)
-            writer.end_record(*maker.record(entity))
+        maker.write(writer)
         counts = msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()])
         with platform.writing(_filled_path(task)):
             platform.write_file(_filled_path(task), counts, mode=0o644)
@@ -128,13 +126,43 @@ class _Maker:
         self._index: Opened = opened(task.folder, task.schema)
         self._cleaner = Cleaner(task.options, task.schema)
         self._scaling = Scaling.from_manifest(task.scaling)
+        self._axis = Layout({name: Column(*column[:2], per=column[2]) for name, column in task.columns.items()}).primary
         features = task.schema.role.features
         self._width = len(features)
         self._policies = [task.options.policy(name) for name in features]
         self.filled, self.leading = np.zeros(self._width, np.int64), np.zeros(self._width, np.int64)
         self._copied = None if task.store is None else Copied(task.store, task.rescale, task.options.dtype)
 
-    def rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
+    def write(self, writer: ShardWriter) -> None:
+        """All entities of the shard; small ones whose rows need nothing but scaling many at a time."""
+        entities = self._task.entities
+        is_alone = np.array([entity.record >= 0 or self._options.freq is not None for entity in entities])
+        numbers = np.array([entity.number for entity in entities])
+        for first, last in together(np.where(is_alone, 0, self._index.rows[numbers]), self._width, is_alone):
+            if last - first == 1:
+                self._write_one(writer, entities[first])
+            else:
+                self._write_block(writer, entities[first:last], self._index.block(numbers[first:last]))
+
+    def _write_one(self, writer: ShardWriter, entity: Entity) -> None:
+        for rows in self._rows(entity):
+            writer.write_rows(rows)
+        writer.end_record(*self._records([entity]))
+
+    def _write_block(self, writer: ShardWriter, entities: Sequence[Entity], block: Block) -> None:
+        is_plain = self._cleaner.plain(block) & ~block.gaps
+        edges = [0, *(np.flatnonzero(is_plain[1:] != is_plain[:-1]) + 1).tolist(), len(entities)]
+        for first, last in pairwise(edges):
+            if not is_plain[first]:
+                for entity in entities[first:last]:
+                    self._write_one(writer, entity)
+                continue
+            offsets = block.offsets[first : last + 1] - block.offsets[first]
+            rows = self._columns(0, block.slice(first, last), None, entities[first:last], offsets)
+            columns, names = self._records(entities[first:last])
+            writer.write({**rows, **columns}, {self._axis: offsets, **names})
+
+    def _rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
         """The row columns of an entity, slice by slice: those it has in the store, then the new ones."""
         if entity.record >= 0 and self._copied is not None:
             yield from self._copied.rows(entity.record, self._scaling)
@@ -142,9 +170,7 @@ class _Maker:
             yield from self._new_rows(entity)
 
     def _new_rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
-        center, scale = self._scaling.center, self._scaling.scale
-        if entity.scaling:
-            center, scale = np.frombuffer(entity.scaling, np.float64).reshape(2, -1)
+        center, scale = self._of(entity)
         has_gaps = self._options.freq is not None or bool(self._index.runs_of(entity.number)["gaps"].any())
         filler = Filler(self._policies, center, entity.cuts) if has_gaps else None
         if filler is not None and entity.record >= 0 and self._copied is not None:
@@ -152,18 +178,26 @@ class _Maker:
         if filler is not None and filler.needs_ahead:
             filler.look_ahead(self._slices(entity))
         for number, part in enumerate(self._slices(entity)):
-            yield self._columns(number, part, filler, center, scale)
+            yield self._columns(number, part, filler, [entity], np.array([0, len(part.time)]))
         if filler is not None:
             self.filled += filler.filled
             self.leading += filler.leading
+
+    def _of(self, entity: Entity) -> tuple[Array, Array]:
+        """Center and scale of an entity."""
+        if not entity.scaling:
+            return self._scaling.center, self._scaling.scale
+        center, scale = np.frombuffer(entity.scaling, np.float64).reshape(2, -1)
+        return center, scale
 
     def _slices(self, entity: Entity) -> Iterable[Slice]:
         after = self._copied.last_time(entity.record) if self._copied is not None and entity.record >= 0 else None
         return self._cleaner.rows(entity.name, self._index.slices(entity.number), after)
 
     def _columns(
-        self, number: int, part: Slice, filler: Filler | None, center: Array, scale: Array
+        self, number: int, part: Slice, filler: Filler | None, entities: Sequence[Entity], offsets: Int64s
     ) -> dict[str, Array]:
+        """The row columns of a slice, in which the entities have the rows between the offsets."""
         values, mask = part.values, None
         if filler is not None and part.has_gaps:
             values = values.astype(np.float64)
@@ -171,7 +205,7 @@ class _Maker:
         elif filler is not None:
             filler.skip(part, values)
         columns = {
-            "values": self._scaled(values, part.time, center, scale),
+            "values": self._scaled(values, part.time, entities, offsets),
             "time": np.ascontiguousarray(part.time, part.time.dtype.newbyteorder("<")),
         }
         if "mask" in self._task.columns:
@@ -182,31 +216,33 @@ class _Maker:
             columns["categorical"] = np.ascontiguousarray(part.categorical, "<i4")
         return columns
 
-    def _scaled(self, values: Array, time: Array, center: Array, scale: Array) -> Array:
+    def _scaled(self, values: Array, time: Array, entities: Sequence[Entity], offsets: Int64s) -> Array:
         """Scaled in float64 and cast, with the calendar behind."""
         width = self._width
         is_bits = self._options.dtype == "bfloat16"
         out = np.empty(
             (len(values), self._task.columns["values"][1][0]), "<f4" if is_bits else np.dtype(self._options.dtype)
         )
-        self._scaling.rows_into(values, out[:, :width], center[:width], scale[:width])
+        if not entities[0].scaling:  # one for all
+            offsets = offsets[[0, -1]]
+        for entity, (first, last) in zip(entities, pairwise(offsets.tolist()), strict=False):
+            center, scale = self._of(entity)
+            self._scaling.rows_into(values[first:last], out[first:last, :width], center[:width], scale[:width])
         if self._options.calendar:
             assert self._schema.time_unit is not None
             at = np.ascontiguousarray(time)
             out[:, width:] = calendar(at, self._schema.time_unit, self._options.calendar, self._schema.time_zone)
         return bfloat16_bits(out) if is_bits else out
 
-    def record(self, entity: Entity) -> tuple[dict[str, Array], dict[str, Int64s]]:
-        """The record columns of an entity, and the length of its name."""
-        name = np.frombuffer(entity.name.encode(), np.uint8)
-        columns: dict[str, Array] = {"name": name}
-        plain: dict[str, Sequence[Any]] = {
-            "cuts": entity.cuts, "static": entity.static, "static_categorical": entity.static_categorical,
-        }  # fmt: skip
-        for column, value in plain.items():
+    def _records(self, entities: Sequence[Entity]) -> tuple[dict[str, Array], dict[str, Int64s]]:
+        """The record columns of entities, and the offsets of their names."""
+        names = [entity.name.encode() for entity in entities]
+        columns: dict[str, Array] = {"name": np.frombuffer(b"".join(names), np.uint8)}
+        for column in ("cuts", "static", "static_categorical"):
             if column in self._task.columns:
                 dtype = Column(self._task.columns[column][0]).storage
-                columns[column] = np.array([value], dtype)
+                columns[column] = np.array([getattr(entity, column) for entity in entities], dtype)
         if "scaling" in self._task.columns:
-            columns["scaling"] = np.frombuffer(entity.scaling, "<f8").reshape(1, 2, -1)
-        return columns, {"name": np.array([0, len(name)], np.int64)}
+            both = b"".join(entity.scaling for entity in entities)
+            columns["scaling"] = np.frombuffer(both, "<f8").reshape(len(entities), 2, -1)
+        return columns, {"name": np.cumsum([0, *map(len, names)])}

@@ -69,7 +69,7 @@ def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator
     elif source.format == "csv":
         yield from csv_documents(source, options)
     elif source.format == "jsonl":
-        with open_source(source, options) as file:
+        with open_source(source, options, unit.seek) as file:
             yield from json_documents(_each(_framed(source, file, unit, LINE, options)), options)
     elif source.is_framed:
         yield from _each(read_stretches(source, unit, options))
@@ -81,7 +81,7 @@ def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator
 def read_stretches(source: Source, unit: Unit, options: ReadOptions) -> Iterator[Stretch]:
     """The same many at a time, of plain text framed by lines or blank lines."""
     framing = BLANK_LINE if source.document == "blank-line" else LINE
-    with open_source(source, options) as file:
+    with open_source(source, options, unit.seek) as file:
         yield from _framed(source, file, unit, framing, options)
 
 

@@ -140,7 +140,8 @@ class _Preparation:
         made = next(iter(runs(self._out)), {})
         before = made.get("plan") or {}
         stdin = read_through(before.get("sources", {}).get(STDIN)) if STDIN in self._paths else None
-        changed = differences(before, self._whole_plan(self._find(stdin)))
+        plan = {**self._whole_plan(self._find(stdin)), "version": before.get("version")}  # of parts, which are no more
+        changed = differences(before, plan)
         if changed:
             raise ConfigError(
                 f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "

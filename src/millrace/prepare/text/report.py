@@ -73,7 +73,7 @@ class Tally:
 
     def _size(self, unit: Unit) -> float:
         source = self._sources[unit.source]
-        if unit.stop < 0 or source.format == "parquet":
+        if unit.stop < 0 or source.compression or source.format == "parquet":
             return source.size / self._units[unit.source]
         return unit.stop - unit.start
 

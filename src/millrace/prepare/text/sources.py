@@ -15,6 +15,7 @@ import msgspec
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import ENDS, InputFile, find_files
+from millrace.prepare.text.members import member_slices
 
 ARCHIVES = frozenset((".tar", ".tgz", ".tbz", ".txz", ".zip", ".7z", ".rar"))
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
@@ -52,11 +53,12 @@ class Source(InputFile, frozen=True, kw_only=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """A range of one source: bytes of a plain file, row groups of Parquet, or all of it (stop -1)."""
+    """A range of one source: bytes of its text, row groups of Parquet, or all of it (stop -1)."""
 
     source: int
     start: int
     stop: int
+    seek: tuple[int, int] | None = None  # of a compressed file: from which byte on it is inflated, and that of the text
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -136,7 +138,7 @@ def code_note(sources: Sequence[Source]) -> str | None:
 
 
 def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:
-    """Large plain files in slices, small ones together, compressed ones whole."""
+    """Large files in slices, small ones together; compressed ones by their members, or whole."""
     parts: list[Part] = []
     units: list[Unit] = []
     weight = 0
@@ -163,6 +165,10 @@ def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:
 def _units(number: int, source: Source, part_bytes: int) -> list[tuple[Unit, int]]:
     if source.format == "parquet":
         return _row_groups(number, source)
+    if source.compression and source.size > part_bytes and (source.is_framed or source.format == "jsonl"):
+        found = member_slices(source, source.compression, part_bytes)
+        if found:
+            return [(Unit(number, *slice_), source.size // len(found)) for slice_ in found]
     if source.compression or source.document == "file" or source.format == "csv" or source.size <= part_bytes:
         return [(Unit(number, 0, -1), source.size)]
     slices = -(-source.size // part_bytes)

@@ -15,14 +15,14 @@ BUFFER = 1 << 20
 FREE_EXPANSION = 1 << 30  # bytes any file may expand to, however small it is
 
 
-def open_source(source: Source, options: ReadOptions) -> io.BufferedReader:
-    """The bytes of a source; closing it closes the file."""
+def open_source(source: Source, options: ReadOptions, seek: tuple[int, int] | None = None) -> io.BufferedReader:
+    """The bytes of a source, of a compressed one from a member on; closing it closes the file."""
     if source.compression is None:
         # CSV is read from end to end, so how far it is is told; all else comes in slices.
         return (
             io.BufferedReader(_Told(source.location), BUFFER) if source.format == "csv" else open(source.location, "rb")
         )
-    return io.BufferedReader(_Inflated(source, options), BUFFER)
+    return io.BufferedReader(_Inflated(source, options, seek), BUFFER)
 
 
 class _Told(io.FileIO):
@@ -35,18 +35,36 @@ class _Told(io.FileIO):
 
 
 class _Inflated(io.RawIOBase):
-    """A decompressed stream: all members, an error instead of an early end, and a cap on its expansion."""
+    """A decompressed stream: all members, an error instead of an early end, and a cap on its expansion.
 
-    def __init__(self, source: Source, options: ReadOptions) -> None:
+    It may begin at a member: ``seek`` is where that stands in the file and in the text.
+    """
+
+    def __init__(self, source: Source, options: ReadOptions, seek: tuple[int, int] | None) -> None:
         super().__init__()
         self._source, self._make = source, _decompressor(source)
         self._raw = open(source.location, "rb")  # noqa: SIM115 - closed by close()
         self._limit = max(FREE_EXPANSION, source.size * options.max_ratio)
         self._inflate = self._make()
-        self._out = 0
+        self._raw.seek(0 if seek is None else seek[0])
+        self._first, self._out = 0 if seek is None else seek[1], 0
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._first + self._out
+
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        """Forward, by inflating what lies between."""
+        if whence != io.SEEK_SET or place < self.tell():
+            raise io.UnsupportedOperation("a compressed file is read forward")
+        while self.tell() < place and self.readinto(bytearray(min(BUFFER, place - self.tell()))):
+            pass
+        return self.tell()
 
     def readinto(self, buffer: Any) -> int:
         data = b""
