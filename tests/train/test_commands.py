@@ -147,6 +147,40 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+def test_a_run_goes_on_without_the_file_it_was_prepared_from_and_moves_with_its_store(config, text, tmp_path, capsys):
+    own = tmp_path / "own.txt"
+    own.write_bytes(text.read_bytes())
+    options = ["--set", "data.prepare={tokenizer = 'bytes', workers = 1, val = 0.1}", "--run", str(tmp_path / "run")]
+    assert millrace(["train", config, "--input", str(own), *options]) == 0
+    own.unlink()
+    assert millrace(["train", config, "--input", str(own), *options, "--set", "train.max_steps=8"]) == 0
+    (tmp_path / "run").rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert millrace(["generate", str(tmp_path / "moved"), "--tokens", "5", "--temperature", "1e-40", "--json"]) == 0
+    coldest = json.loads(capsys.readouterr().out)
+    assert millrace(["generate", str(tmp_path / "moved"), "--tokens", "5", "--temperature", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == coldest
+    assert coldest["step"] == 8
+    assert len(coldest["text"].encode()) <= 5  # and the end of document that stands before it is not shown
+
+
+def test_a_model_that_is_code_is_only_made_where_it_is_named(config, tokens, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "from millrace.train.models.gpt import GPT\nmade = []\n\n"
+    code += "def gpt(**options):\n    made.append(1)\n    return GPT(**options)\n"
+    (tmp_path / "own_gpt.py").write_text(code)
+    sizes = "vocabulary=320, length=16, layers=1, heads=2, width=16, dropout=0.0"
+    options = ["--set", "model.kind=own_gpt:gpt", "--set", f"model.options={{{sizes}}}"]
+    assert millrace(["train", config, "--store", str(tokens), "--run", "run", *options]) == 0
+    made = sys.modules["own_gpt"].made
+    made.clear()
+    assert millrace(["generate", "run", "--tokens", "3"]) == 1
+    assert "if you trust it, name it: --model own_gpt:gpt" in capsys.readouterr().err
+    assert made == []
+    millrace(["generate", "run", "--tokens", "3", "--model", "own_gpt:gpt"])
+    assert made == [1]
+
+
 def test_torchrun_as_is(config, tokens, tmp_path):
     """Behind ``--``, since torchrun would take ``--run`` for a prefix of its own ``--run-path``."""
     command = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.train.config import Config, as_dict, load_config, parse_config, value_of
+from millrace.train.data import store_path
 from millrace.train.optimizers import learning_rate
 
 PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
@@ -33,7 +35,20 @@ def test_every_preset_is_valid_and_survives_json(path):
         ({"trian": {}}, "unknown key trian; did you mean train?"),
         ({"train": {"max_step": 3}}, r"unknown key train.max_step; did you mean train.max_steps\?"),
         ({"train": 3}, r"train = 3; expected a table \[train\]"),
-        ({"train": {"max_steps": "many"}}, r"Expected `int`, got `str` - at `\$.train.max_steps`"),
+        ({"train": {"max_steps": "many"}}, r"train.max_steps: expected `int`, got `str`$"),
+        ({"train": {"lr": 1}}, r"unknown key train.lr; did you mean optimizer.lr\?"),
+        ({"model": {"dropout": 1.0}}, "model.dropout = 1.0; expected less than 1"),
+        ({"optimizer": {"betas": [2, 3]}}, r"optimizer.betas = \[2.0, 3.0\]; expected two numbers from 0 to below 1"),
+        ({"optimizer": {"lr": float("inf")}}, "optimizer.lr = inf; expected less than"),
+        ({"train": {"threads": 10**7}}, "train.threads = 10000000; expected less than 4096"),
+        ({"train": {"batch": 10**12}}, "train.batch = 1000000000000; expected less than"),
+        ({"checkpoint": {"every_minutes": float("inf")}}, "checkpoint.every_minutes = inf; expected less than"),
+        (
+            {"model": {"options": {"when": [datetime.date(2020, 1, 1)]}}},
+            "model.options.when.0 is a date; expected text",
+        ),
+        ({"model": {"document_mask": True, "kind": "lstm"}}, "model.document_mask is for gpt"),
+        ({"model": {"kind": "lstm"}, "train": {"recompute": True}}, "train.recompute is for gpt and transformer"),
         ({"train": {"max_steps": 0}}, "train.max_steps = 0; expected 1 or more"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr = nan; expected 0 or more"),
         ({"train": {"precision": "int8"}}, "train.precision = 'int8'; expected one of fp32, bf16, fp16, fp64"),
@@ -71,6 +86,15 @@ def test_overrides_are_read_as_toml(tmp_path):
         load_config(path)
     with pytest.raises(mr.ConfigError, match="cannot be read"):
         load_config(tmp_path / "no.toml")
+
+
+@pytest.mark.parametrize("store", ["back\\slash", "both 'and\"", "s3://bucket/store", "a\nb"])
+def test_a_store_is_taken_as_it_is_given(tmp_path, store):
+    path = tmp_path / "c.toml"
+    path.write_text("[data]\nlength = 5\n")
+    config = load_config(path, (), {"store": store})
+    assert (config.data.store, config.data.length) == (store, 5)
+    assert store_path(config, tmp_path / "run") == store
 
 
 def test_values_cannot_be_changed_afterwards():

@@ -81,8 +81,11 @@ def run(
 
     from millrace.cli.console import print_json, print_line
     from millrace.cli.demo_run import Demo
+    from millrace.errors import ConfigError
 
     folder = out or free_name("demo-output")
+    if os.path.exists(os.path.join(folder, "gpt")):
+        raise ConfigError(f"{folder} holds a demo already; remove it, or give another --out")
     os.makedirs(folder, exist_ok=True)
     say = (lambda text="": None) if as_json else print_line
     started = time.perf_counter()

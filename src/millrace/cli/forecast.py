@@ -15,6 +15,10 @@ def run(
     windows: Annotated[int, typer.Option(min=1, help="How many horizons, the last of the entity.")] = 4,
     out: Annotated[str | None, typer.Option(help="The picture.", show_default="RUN/forecast.png")] = None,
     checkpoint: Annotated[str, typer.Option(help="latest or best.")] = "latest",
+    store: Annotated[str | None, typer.Option(help="The run's store, if it was moved.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODULE:CALLABLE", help="The run's own model, if you trust it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines; draws nothing.")] = False,
 ) -> None:
     """Draw forecasts of an entity against what happened."""
@@ -24,7 +28,7 @@ def run(
     from millrace.train.forecast import forecast, plot_forecast
     from millrace.train.load import load_model
 
-    trained = load_model(Path(path), checkpoint)
+    trained = load_model(Path(path), checkpoint, own=model, store=store)
     found = forecast(trained, entity, windows=windows)
     if as_json:
         values = {name: getattr(found, name).tolist() for name in ("rows", "truth", "forecast")}

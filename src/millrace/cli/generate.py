@@ -17,6 +17,10 @@ def run(
     top_k: Annotated[int, typer.Option(min=0, help="Choose among this many; 0 for all.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the choices.")] = 0,
     checkpoint: Annotated[str, typer.Option(help="latest or best.")] = "latest",
+    store: Annotated[str | None, typer.Option(help="The run's store, if it was moved.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODULE:CALLABLE", help="The run's own model, if you trust it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Continue a prompt with a trained GPT."""
@@ -26,7 +30,7 @@ def run(
     from millrace.train.generate import generate
     from millrace.train.load import load_model
 
-    trained = load_model(Path(path), checkpoint)
+    trained = load_model(Path(path), checkpoint, own=model, store=store)
     text = generate(trained, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
     if as_json:
         print_json({"step": trained.step, "prompt": prompt, "text": text})

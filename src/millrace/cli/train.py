@@ -23,7 +23,7 @@ def run(
 ) -> None:
     """Train a model, or continue where it was killed.
 
-    Also under torchrun as is: torchrun --nproc-per-node 4 -m millrace train CONFIG.toml ...
+    Also under torchrun as is: torchrun --nproc-per-node 4 -m -- millrace train CONFIG.toml ...
     """
     import shlex
     import signal
@@ -33,7 +33,7 @@ def run(
     from millrace.cli.train_console import TrainConsole
     from millrace.errors import ConfigError
 
-    given = [f"data.{key}={value!r}" for key, value in (("store", store), ("input", input_)) if value is not None]
+    given = {key: value for key, value in (("store", store), ("input", input_)) if value is not None}
     if len(given) == 2:
         raise ConfigError(
             f"--store {store} and --input {input_}: give one; --store for prepared data, --input for a small file to be "
@@ -47,7 +47,7 @@ def run(
             raise
         raise ConfigError(f"training needs {error.name}: pip install 'millrace[torch]'") from error
     folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
-    loaded = load_config(config, [*given, *(changes or [])])
+    loaded = load_config(config, changes or [], given)
     stopped_by = train(loaded, folder, resume=resume, console=TrainConsole())
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 
@@ -20,6 +21,7 @@ class TrainConsole:
         if not self._is_terminal:
             self.say(text)
             return
+        text = text[: max(20, shutil.get_terminal_size().columns - 1)]  # a line that wraps is not replaced
         self._write(text, "")
         self._width = len(text)
 

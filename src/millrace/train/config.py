@@ -136,23 +136,34 @@ FROM_ZERO = (
     "optimizer.weight_decay", "optimizer.momentum", "checkpoint.every", "checkpoint.every_minutes", "evaluation.every",
     "evaluation.batches",
 )  # fmt: skip
+BELOW = {
+    "model.dropout": 1,
+    "train.batch": 2**31,
+    "train.threads": 4096,
+    "checkpoint.every_minutes": 1e9,
+    "optimizer.lr": 1e9,
+}
 OWN_MODELS = ("gpt", "lstm", "transformer")
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a TOML file, changed by ``key=value`` overrides."""
+def load_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), data: Mapping[str, str] | None = None
+) -> Config:
+    """The configuration in a TOML file, changed by ``key=value`` overrides and by what ``data`` gives for that section."""
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
             values = tomllib.load(file)
     except OSError as error:
         raise ConfigError(
-            f"{name} cannot be read: {error.strerror}; give a TOML file, e.g. configs/nano.toml"
+            f"{name} cannot be read: {error.strerror}; give a TOML file, e.g. one of the folder configs of the repository"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     for override in overrides:
         _override(values, override)
+    if data:
+        values["data"] = {**values.get("data", {}), **data}
     return parse_config(values, name)
 
 
@@ -162,12 +173,12 @@ def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> 
     for section, given in values.items():
         if not isinstance(given, Mapping):
             raise ConfigError(f"{name}: {section} = {given!r}; expected a table [{section}]")
-        known = dataclasses.fields(SECTIONS[section].default_factory)  # type: ignore[arg-type]
-        _check_keys(given, {each.name: each for each in known}, f"{section}.", name)
+        _check_keys(given, dict.fromkeys(_names(SECTIONS[section])), f"{section}.", name)
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        what, _, key = str(error).partition(" - at `$.")
+        raise ConfigError(f"{name}: {key.rstrip('`')}: {what[:1].lower()}{what[1:]}") from error
     _check_values(config, name)
     return config
 
@@ -185,10 +196,14 @@ def value_of(config: Config, key: str) -> Any:
 def _check_keys(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str, name: str) -> None:
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"{name}: unknown key {prefix}{key}; did you mean {prefix}{near}? ({', '.join(sorted(known))})"
-            )
+            others = [section for section in SECTIONS.values() if prefix and key in _names(section)]
+            near = prefix + difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            near = f"{others[0].name}.{key}" if others else near
+            raise ConfigError(f"{name}: unknown key {prefix}{key}; did you mean {near}? ({', '.join(sorted(known))})")
+
+
+def _names(section: dataclasses.Field[Any]) -> set[str]:
+    return {each.name for each in dataclasses.fields(section.default_factory)}  # type: ignore[arg-type]
 
 
 def _check_values(config: Config, name: str) -> None:
@@ -199,11 +214,24 @@ def _check_values(config: Config, name: str) -> None:
         for key in keys:
             if not value_of(config, key) >= least:
                 raise ConfigError(f"{name}: {key} = {value_of(config, key)}; expected {least} or more")
+    for key, limit in BELOW.items():
+        if not value_of(config, key) < limit:
+            raise ConfigError(f"{name}: {key} = {value_of(config, key)}; expected less than {limit:g}")
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise ConfigError(
+            f"{name}: optimizer.betas = {list(config.optimizer.betas)}; expected two numbers from 0 to below 1"
+        )
+    for key in ("data.prepare", "model.options"):
+        _check_plain(value_of(config, key), key, name)
     kind, heads, width = config.model.kind, config.model.heads, config.model.width
     if kind not in OWN_MODELS and ":" not in kind:
         raise ConfigError(f"{name}: model.kind = {kind!r}; expected {', '.join(OWN_MODELS)} or module:callable")
     if kind in ("gpt", "transformer") and width % heads:
         raise ConfigError(f"{name}: model.width = {width} is not a multiple of model.heads = {heads}")
+    if config.model.document_mask and kind in ("lstm", "transformer"):
+        raise ConfigError(f"{name}: model.document_mask is for gpt; leave it out for {kind}")
+    if config.train.recompute and kind == "lstm":
+        raise ConfigError(f"{name}: train.recompute is for gpt and transformer; leave it out for lstm")
     if config.data.store and config.data.input:
         raise ConfigError(
             f"{name}: both a store ({config.data.store}) and an input ({config.data.input}) are given; give one: "
@@ -215,6 +243,15 @@ def _check_values(config: Config, name: str) -> None:
         )
     if config.train.precision == "fp16" and config.train.parallel == "fsdp2":
         raise ConfigError(f"{name}: fp16 with its gradient scaler is for ddp; with fsdp2 take precision = 'bf16'")
+
+
+def _check_plain(value: Any, key: str, name: str) -> None:
+    """What is saved with a run is JSON, which has no dates."""
+    if isinstance(value, (dict, list)):
+        for part, each in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_plain(each, f"{key}.{part}", name)
+    elif not isinstance(value, (str, int, float)):
+        raise ConfigError(f"{name}: {key} is a {type(value).__name__}; expected text or a number: put it in quotes")
 
 
 def _override(values: dict[str, Any], text: str) -> None:

@@ -20,6 +20,7 @@ from millrace.train.config import Config, Data
 from millrace.train.models.blocks import Blocks as RunBlocks
 from millrace.train.models.forecast import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
+from millrace.train.run import DATA
 from millrace.view.blocks import Blocks
 from millrace.view.records import Records
 from millrace.view.view import View
@@ -27,27 +28,32 @@ from millrace.view.windows import Windows
 
 KINDS = {"gpt": "text", "lstm": "series", "transformer": "series"}
 ROUND = 64  # a vocabulary is rounded up to this: matrix products are faster on such sizes
-MAX_SCAN = 200_000_000  # tokens looked at where a store does not say its vocabulary
+MAX_SCAN = 200_000_000  # tokens looked at where a store keeps no tokenizer: a tenth of a second
 
 
-def store_path(config: Config, run: Path) -> Path:
+def store_path(config: Config, run: Path) -> str:
     """Where the store of a run lies: that of ``data.store``, or the one ``data.input`` is prepared into."""
     if not config.data.store and not config.data.input:
         raise ConfigError("no data: give --store DIR for prepared data, or --input FILE for a small file")
-    return Path(config.data.store or run / "data")
+    if config.data.store and os.path.realpath(config.data.store) == os.path.realpath(run):
+        raise ConfigError(f"{run} is the store itself; give the run a folder of its own with --run")
+    return config.data.store or str(run / DATA)
 
 
 def prepare_input(config: Config, run: Path) -> None:
     """Prepares ``data.input`` within the run, by the code behind ``millrace prepare``; done once, restartable."""
-    if not config.data.input:
-        return
+    if not config.data.input or (run / DATA / "store.json").exists():
+        return  # a run goes on with what it began with, whatever became of the file
     kind = KINDS.get(config.model.kind)
-    if kind == "text":
-        prepare_text(config.data.input, run / "data", **config.data.prepare)
-    elif kind == "series":
-        prepare_table(config.data.input, run / "data", **config.data.prepare)
-    else:
+    if kind is None:
         raise ConfigError(f"--input is prepared for gpt, lstm and transformer; prepare a store for {config.model.kind}")
+    prepare = prepare_text if kind == "text" else prepare_table
+    try:
+        prepare(config.data.input, run / DATA, **config.data.prepare)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--input {config.data.input}: {error} (options of the preparation: [data.prepare])"
+        ) from error
 
 
 def open_pinned(path: str | os.PathLike[str], fingerprint: str | None) -> Store:
@@ -115,7 +121,7 @@ def vocabulary(store: Store, config: Config) -> int:
     wanted = config.model.vocabulary
     if known is None and not wanted:
         raise ConfigError(f"{store.path} does not say its vocabulary; set model.vocabulary, e.g. 50304 for GPT-2's")
-    needed = int(known) if known is not None else _largest_token(store) + 1
+    needed = int(known or 0) if described else max(int(known or 0), _largest_token(store) + 1)
     if wanted and needed > wanted:
         raise ConfigError(
             f"model.vocabulary = {wanted} is smaller than the vocabulary of {store.path}, which has ids up to {needed - 1}; "
@@ -125,7 +131,7 @@ def vocabulary(store: Store, config: Config) -> int:
 
 
 def _largest_token(store: Store) -> int:
-    """The largest id of a store that does not say its vocabulary, as far as it is looked at."""
+    """The largest id of a store that keeps no tokenizer, as far as it is looked at."""
     column: Any = store.columns["tokens" if "tokens" in store.columns else next(iter(store.layout.columns))]
     largest, seen = 0, 0
     for _, piece in column.pieces():

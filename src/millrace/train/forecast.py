@@ -102,4 +102,7 @@ def plot_forecast(found: Forecasts, path: Path) -> None:
     axes.set_ylabel(found.targets[0])
     axes.set_title(f"{found.entity}: {len(found.rows)} forecasts of {found.rows.shape[1]} rows")
     axes.legend(frameon=False)
-    drawn.savefig(path, dpi=120)
+    try:
+        drawn.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # no such folder, or a format that nobody draws
+        raise ConfigError(f"{path} cannot be drawn: {error}; give a .png in a folder that is there") from error

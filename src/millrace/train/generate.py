@@ -20,12 +20,14 @@ def generate(
     if not isinstance(trained.model, GPT):
         raise ConfigError(f"the run trained {trained.config.model.kind!r}, which writes no text; see millrace forecast")
     tokenizer = trained.store.tokenizer
-    ids = tokenizer.encode(prompt).astype(np.int64).tolist() or [tokenizer.end]
+    begin = tokenizer.encode(prompt).astype(np.int64).tolist()
+    ids = begin or [tokenizer.end]  # as a document begins: behind the end of another
+    most = len(ids) + tokens
     for token in _sample(trained.model, ids, tokenizer.vocab_size, temperature, top_k, seed):
-        if token == tokenizer.end or len(ids) >= tokens + len(tokenizer.encode(prompt)):
+        if token == tokenizer.end or len(ids) >= most:
             break
         ids.append(token)
-    text: str = tokenizer.decode(ids)
+    text: str = tokenizer.decode(ids if begin else ids[1:])
     return text
 
 
@@ -40,5 +42,7 @@ def _sample(model: GPT, ids: list[int], known: int, temperature: float, top_k: i
             yield int(scores.argmax())
             continue
         best, places = scores.topk(min(top_k or known, known))
-        chances = torch.softmax(best / temperature, -1)
+        chances = torch.softmax(
+            (best - best[0]).double() / temperature, -1
+        )  # differences: no temperature makes them inf
         yield int(places[torch.multinomial(chances, 1, generator=dice)])

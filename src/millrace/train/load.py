@@ -25,17 +25,27 @@ class Trained:
     step: int
 
 
-def load_model(run: Path, checkpoint: str = "latest") -> Trained:
-    """The model of a run at its ``latest`` or ``best`` checkpoint, on the CPU, whole even if it was saved in shards."""
+def load_model(run: Path, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None) -> Trained:
+    """The model of a run at its ``latest`` or ``best`` checkpoint, on the CPU, whole even if it was saved in shards.
+
+    A run folder may come from elsewhere: a model of one's own, which is code, is only made where ``own`` names it.
+    ``store`` says where the store lies if it was moved.
+    """
     found = existing_run(run)
+    kind = found.config.model.kind
+    if ":" in kind and own != kind:
+        raise ConfigError(
+            f"{run} was trained with {kind!r}, which is code that would be imported and called; if you trust it, name it: "
+            f"--model {kind}"
+        )
     checkpoints = Checkpoints(run / "checkpoints")
     if checkpoint not in ("latest", "best"):
         raise ConfigError(f"checkpoint {checkpoint!r}; expected latest or best")
     name = checkpoints.named(checkpoint)
     if name is None:
         raise ConfigError(f"{run} has no {checkpoint} checkpoint yet; run millrace train until its first one")
-    store = data.open_pinned(found.store, found.fingerprint)
-    model = data.build_model(found.config, store, data.training_view(store, found.config))
+    opened = data.open_pinned(store or found.store, found.fingerprint)
+    model = data.build_model(found.config, opened, data.training_view(opened, found.config))
     saved = checkpoints.check(name)
     state.load(checkpoints.folder / name, saved, model, None)
-    return Trained(model.eval(), found.config, store, saved.step)
+    return Trained(model.eval(), found.config, opened, saved.step)

@@ -42,6 +42,6 @@ def gpu_facts(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
     facts = {"gpu_memory": float(torch.cuda.max_memory_allocated(device))}
-    with contextlib.suppress(ImportError, RuntimeError):  # nvidia-ml-py is an extra of its own
+    with contextlib.suppress(Exception):  # no NVML, which is an extra of its own, or a GPU that does not tell (MIG)
         facts["gpu_utilization"] = torch.cuda.utilization(device) / 100
     return facts

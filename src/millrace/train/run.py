@@ -27,7 +27,7 @@ from millrace.store.store import Store
 from millrace.train.config import Config, as_dict, parse_config
 from millrace.train.dist import World
 
-NAME = "run.json"
+NAME, DATA = "run.json", "data"
 # What a run cannot change on its way: the state would not fit, or it would be another line of samples.
 FIXED = ("model", "data")
 FREE = {"data.store", "data.input", "data.prepare", "data.val_split"}
@@ -49,7 +49,9 @@ def read_run(folder: Path) -> Run | None:
     try:
         values = json.loads(path.read_bytes())
         config = parse_config(values["config"], str(path))
-        return Run(config, values["store"]["path"], values["store"]["fingerprint"], values["threads"])
+        # One within the run goes where the run goes.
+        store = str(folder / DATA) if config.data.input else values["store"]["path"]
+        return Run(config, store, values["store"]["fingerprint"], values["threads"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
