@@ -12,7 +12,9 @@ from millrace.text.words import character, words_of
 
 PIECE_BYTES = 64 << 10  # given to the trainer at once: it buffers 256, and needs 140 bytes for every byte it splits
 WORD_CHARS = 1 << 10  # longer words are cut, since each merge looks at all of them again
-DISTINCT_BYTES = 6 << 20  # of different words, which the trainer keeps: about 110 bytes of memory for every byte
+DISTINCT_BYTES = (
+    4 << 20
+)  # of different words, which the trainer keeps: 130 bytes for every byte (64 MiB of code have 1.1)
 WORD = re.compile(rb"[A-Za-z]+|[0-9]+|[\x80-\xff]+|[^\sA-Za-z0-9\x80-\xff]+")  # nearly
 SPACE = re.compile(rb"(?<=[!-~])[ \n]")  # at which GPT-2's pattern always begins a word
 

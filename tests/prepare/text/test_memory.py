@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -25,7 +26,7 @@ def anonymous(process):
     return total
 
 
-def peak(source, out, *arguments):
+def peak(source, out, *arguments, expected=0):
     """The most memory ``millrace prepare text`` had, looked at all the time."""
     command = [sys.executable, "-m", "millrace", "prepare", "text", str(source), "--out", str(out), *arguments]
     most = 0
@@ -37,7 +38,7 @@ def peak(source, out, *arguments):
                 running.wait(0.02)
             except subprocess.TimeoutExpired:
                 continue
-    assert running.returncode == 0
+    assert running.returncode == expected
     return most
 
 
@@ -103,3 +104,50 @@ def test_a_long_document_on_the_slow_engine_stays_under_the_limit(disk_path):
     found = peak(source, disk_path / "out", "--val", "0", "--tokenizer", str(disk_path / "tokenizer.json"))
     print(found)
     assert found < LIMIT
+
+
+def chinese(size):
+    """One word of ``size`` bytes, in which characters occur as unevenly as in a text."""
+    numbers = np.minimum((np.random.default_rng(1).pareto(1.0, size // 3) * 20).astype(np.int64), 5000)
+    return (0x4E00 + numbers).astype("<u4").tobytes().decode("utf-32-le").encode()
+
+
+LONG = {  # bytes of a document, the ending of its file, options
+    "one word": (chinese, "txt", ()),
+    "spaces": (lambda size: b" " * size, "py", ("--no-normalize",)),
+    "short lines": (lambda size: b"ab\n" * (size // 3), "md", ()),
+    "short words": (lambda size: b"ab " * (size // 3), "md", ("--dedup", "near")),
+    "a vocabulary": (lambda size: (WORDS * (size // len(WORDS) + 1))[:size], "md", ("--tokenizer", "train:500")),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_memory_is_a_few_times_the_size_of_a_document(disk_path, kind):
+    """16 MiB more of it cost 30 to 80 bytes of memory for every byte where all of it was looked at together."""
+    content, ending, arguments = LONG[kind]
+    peaks = []
+    for megabytes in (4, 20):
+        source = disk_path / f"{megabytes}.{ending}"
+        source.write_bytes(content(megabytes << 20))
+        peaks.append(peak(source, disk_path / f"{megabytes}", "--val", "0", "--workers", "1", *arguments))
+    print(peaks)
+    assert peaks[1] - peaks[0] < 10 * (16 << 20)
+
+
+def test_rows_of_few_long_values_stop_in_bounded_memory(disk_path, capfd):
+    """A file of 400 bytes of which the rows are 20 GB."""
+    import pyarrow
+    from pyarrow import parquet
+
+    column = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * 20_000, pyarrow.int32()), pyarrow.array(["x" * 1_000_000])
+    )
+    parquet.write_table(
+        pyarrow.table({"text": column}), disk_path / "a.parquet", compression="zstd", store_schema=False,
+        dictionary_pagesize_limit=1 << 24,
+    )  # fmt: skip
+    assert (disk_path / "a.parquet").stat().st_size < 1000
+    found = peak(disk_path / "a.parquet", disk_path / "out", "--tokenizer", "bytes", expected=1)
+    print(found)
+    assert found < 300_000_000
+    assert "row group 0: it expands to more than 1073741824 bytes" in capfd.readouterr().err.replace("\n", " ")
