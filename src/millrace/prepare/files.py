@@ -104,7 +104,7 @@ class _Finder:
         self.files: list[InputFile] = []
         self._known: dict[object, tuple[str, bool]] = {}  # identity or name -> (name, whether the user named it)
         self._endings: Counter[str] = Counter()
-        self._left: dict[str, list[str]] = {}
+        self._left: dict[str, dict[str, None]] = {}  # by reason, names in their order
 
     def take_all(self, argument: str, depth: int) -> None:
         is_named = os.path.lexists(argument) and not os.path.isdir(argument)
@@ -128,7 +128,7 @@ class _Finder:
             if is_named and was_named:
                 raise _twice(before, name)
             self._known[identity] = before, is_named or was_named
-            self._leave("met again under another name, and taken once", path)
+            self._leave("met again, and taken once", path)
             return
         if name in self._known:
             raise _twice(self._known[name][0], name)
@@ -139,27 +139,59 @@ class _Finder:
     def _expand(self, argument: str) -> list[str]:
         if os.path.isdir(argument):
             return list(self._walk(argument, self._real(argument)))
-        matches = sorted(glob.glob(argument, recursive=True), key=os.fsencode)
+        matches = sorted(set(self._matches(argument)), key=os.fsencode)
         if not matches:
             raise ConfigError(f"{argument!r} does not exist and matches nothing; check the path")
-        paths: dict[str, None] = {}  # ** matches a folder as well as what is in it
+        paths: dict[str, None] = {}  # a folder may be matched as well as what is in it
         for match in matches:
-            if os.path.isdir(match):
-                paths.update(dict.fromkeys(self._inside(match, self._real(match))))
-            elif not self._is_avoided(self._real(os.path.dirname(match))):
+            mode = self._mode(match)
+            if mode is not None and stat.S_ISDIR(mode):
+                if self._is_source(match, self._real(match)):
+                    paths.update(dict.fromkeys(self._walk(match, self._real(match))))
+            elif mode is not None and not self._is_avoided(self._real(os.path.dirname(match))):
                 paths[match] = None
         return list(paths)
+
+    def _matches(self, pattern: str) -> Iterator[str]:
+        """As glob has it, but ``**`` goes into no link, which could be a loop."""
+        parts = pattern.split(os.sep)
+        if "**" not in parts:
+            yield from glob.glob(pattern)
+            return
+        k = parts.index("**")
+        above = os.sep.join(parts[:k]) or os.sep
+        tops = [top for top in glob.glob(above) if os.path.isdir(top)] if k else [""]
+        for top in tops if not glob.has_magic(above) else [top for top in tops if self._mode(top) is not None]:
+            for folder in self._folders(top):
+                found = self._matches(os.path.join(glob.escape(folder), *(parts[k + 1 :] or ["*"])))
+                # At its end ** stands for files: it comes to those of each folder by itself.
+                yield from found if parts[k + 1 :] else (path for path in found if not os.path.isdir(path))
+
+    def _folders(self, folder: str) -> Iterator[str]:
+        if not self._is_source(folder, self._real(folder)):
+            return
+        yield folder
+        for name in _names(folder):
+            path = os.path.join(folder, name)
+            mode = None if name.startswith(".") else self._mode(path)
+            if mode is not None and stat.S_ISDIR(mode):
+                yield from self._folders(path)
 
     def _is_avoided(self, place: str) -> bool:
         return any(place == folder or place.startswith(folder + os.sep) for folder in self._avoid)
 
+    def _is_source(self, folder: str, place: str) -> bool:
+        """Whether a folder that was not named itself is looked into."""
+        if self._is_avoided(place):
+            return False
+        if os.path.exists(os.path.join(folder, "store.json")) and os.path.isdir(os.path.join(folder, "snapshots")):
+            self._leave("a store, which is no source", folder)
+            return False
+        return True
+
     def _walk(self, folder: str, place: str) -> Iterator[str]:
         """Files below a folder whose ending is known, by name; ``place`` is its real path."""
-        try:
-            names = sorted(os.listdir(folder), key=os.fsencode)
-        except OSError as error:
-            raise SourceError(f"{folder!r} cannot be read: {error.strerror}", source=printable(folder)) from error
-        for name in names:
+        for name in _names(folder):
             if name.startswith("."):
                 continue
             path = os.path.join(folder, name)
@@ -167,7 +199,8 @@ class _Finder:
             if mode is None:
                 continue
             if stat.S_ISDIR(mode):
-                yield from self._inside(path, os.path.join(place, name))
+                if self._is_source(path, os.path.join(place, name)):
+                    yield from self._walk(path, os.path.join(place, name))
             elif not self._is_known(path):
                 self._endings[ending(path)] += 1
             elif stat.S_ISREG(mode):
@@ -177,15 +210,6 @@ class _Finder:
                     f"{path!r} is not a plain file (a pipe, socket or device); remove it from the folder",
                     source=printable(path),
                 )
-
-    def _inside(self, folder: str, place: str) -> Iterator[str]:
-        if self._is_avoided(place):
-            return
-        if os.path.exists(os.path.join(folder, "store.json")) and os.path.isdir(os.path.join(folder, "snapshots")):
-            self._leave("a store, which is no source", folder)
-            self._avoid.add(place)  # also where ** matches what is in it
-            return
-        yield from self._walk(folder, place)
 
     def _mode(self, path: str) -> int | None:
         """What a name in a folder is; None: a link that is not followed."""
@@ -201,11 +225,11 @@ class _Finder:
         return os.stat(path).st_mode
 
     def _leave(self, why: str, path: str) -> None:
-        self._left.setdefault(why, []).append(printable(path))
+        self._left.setdefault(why, {})[printable(path)] = None
 
     def notes(self) -> list[str]:
         notes = [
-            f"{paths[0]!r}{f' and {len(paths) - 1:,} more' if len(paths) > 1 else ''} left out: {why}"
+            f"{next(iter(paths))!r}{f' and {len(paths) - 1:,} more' if len(paths) > 1 else ''} left out: {why}"
             for why, paths in sorted(self._left.items())
         ]
         if self._endings:
@@ -214,6 +238,13 @@ class _Finder:
             more = f" and {rest:,} more endings" if rest > 0 else ""
             notes.append(f"files of other endings left out: {', '.join(shown)}{more}")
         return notes
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder or "."), key=os.fsencode)
+    except OSError as error:
+        raise SourceError(f"{folder!r} cannot be read: {error.strerror}", source=printable(folder)) from error
 
 
 def _twice(first: str, second: str) -> ConfigError:

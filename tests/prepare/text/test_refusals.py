@@ -122,6 +122,21 @@ def test_what_an_error_recommends_continues_the_run(source, out, tmp_path, monke
     assert list(out.glob("quarantine.jsonl"))
 
 
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+def test_a_larger_limit_continues_where_nothing_too_long_was_set_aside(tmp_path, monkeypatch, ending):
+    """Records that were are in no finished part any more: those would be missed."""
+    source = tmp_path / f"a.{ending}"
+    lines = [f"{k} " + "word " * (k % 9) for k in range(60)]
+    source.write_text("\n\n".join([json.dumps({"text": line}) if ending == "jsonl" else line for line in lines]))
+    interrupt(monkeypatch, str(source), tmp_path / "out", on_error="skip", max_document=70)
+    given = {**OPTIONS, "on_error": "skip", "max_document": 80}
+    if ending == "jsonl":
+        with pytest.raises(mr.ConfigError, match="max_document was 70, now 80"):
+            mr.prepare_text(str(source), tmp_path / "out", **given)
+    else:
+        assert mr.prepare_text(str(source), tmp_path / "out", **given).documents == {"train": 60}
+
+
 def test_a_call_that_could_not_begin_leaves_nothing_in_the_way(source, out):
     with pytest.raises(mr.ConfigError, match="neither gpt2"):
         mr.prepare_text(source, out, **{**OPTIONS, "tokenizer": "gpt5"})

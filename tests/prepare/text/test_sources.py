@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_a_walk_takes_a_file_once_and_names_what_it_left_out(make):
     sources, notes = find_sources(["d"], None)
     assert [source.path for source in sources] == ["d/a.txt", "d/b.txt"]
     assert notes == [
-        "'d/c.txt' and 1 more left out: met again under another name, and taken once",
+        "'d/c.txt' and 1 more left out: met again, and taken once",
         "files of other endings left out: 2 .png, 1 without one, 1 .tar.gz",
     ]
 
@@ -136,6 +137,30 @@ def test_links_that_are_broken_or_lead_to_folders_are_left_out_by_name(make, nam
     assert note.startswith(f"'d/{name}' left out: a link ")
     if target == ".":
         assert found("d/up") == ["d/up/a.txt"]  # named, it is followed
+
+
+@pytest.mark.parametrize("pattern", ["d/**", "./d/**", "d/**/*", "d/*", "**/*.txt", "**"])
+def test_patterns_do_not_go_round_in_loops(make, pattern):
+    make("d/a.txt", "d/e/b.txt", "d/e/f/c.txt", "d/.hidden/g.txt")
+    for folder in ("d", "d/e", "d/e/f"):
+        for k in range(12):  # each within each: glob would go through thousands of millions of names
+            os.symlink("..", f"{folder}/up{k}")
+    os.symlink("nowhere.txt", "d/gone.txt")
+    sources, notes = find_sources([pattern], None)
+    assert [source.path.removeprefix("./") for source in sources] == ["d/a.txt", "d/e/b.txt", "d/e/f/c.txt"]
+    assert all(source.path.startswith("./") == pattern.startswith("./") for source in sources)
+    assert [note for note in notes if "gone.txt' left out: a link that leads nowhere" in note]
+    assert [note for note in notes if "left out: a link to a folder" in note]
+
+
+def test_two_stars_match_as_they_do_for_glob(make):
+    make("d/a.txt", "d/e/b.txt", "d/e/f/c.dat", "d/e/f/a.txt", "x/d/a.txt", "a.txt", "d/e f/[a].txt")
+    for pattern in ("**", "**/*.txt", "d/**", "d/**/*.txt", "**/d/*", "d/**/f/**", "**/e*/*", "*/**/a.txt", "d/e f/**"):
+        files = {path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)}
+        assert {source.path for source in find_sources([pattern], None)[0]} >= files
+        folders = [path for path in glob.glob(pattern, recursive=True) if os.path.isdir(path)]
+        if not folders or pattern.endswith("**"):
+            assert {source.path for source in find_sources([pattern], None)[0]} == files
 
 
 def test_a_file_that_is_no_text_is_refused_by_name(make):

@@ -164,3 +164,16 @@ def test_a_worker_tells_its_parent_how_far_it_is(tmp_path, monkeypatch):
         workers.close()
     assert results == {0: 3, 1: 4}
     assert sorted(moved) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+def test_what_an_interrupted_run_left_in_the_folder_is_no_source(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "bad.jsonl").write_text("{no json\n")
+    options = {"tokenizer": "bytes", "workers": 1, "on_error": "skip"}
+    for pattern in ("", "**"):
+        source, out = str(tmp_path / pattern), tmp_path / f"out{len(pattern)}"
+        with pytest.raises(mr.ConfigError, match=r"'val' would be empty.*what was read is kept"):
+            mr.prepare_text(source, out, val=1e-9, **options)
+        assert list(out.with_name(out.name + ".partial").rglob("quarantine.jsonl"))
+        report = mr.prepare_text(source, out, val=0, **options)
+        assert (report.documents, report.dropped) == ({"train": 2}, {"unreadable: not JSON": 1})

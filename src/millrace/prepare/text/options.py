@@ -75,13 +75,18 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return (*(("signatures.bin",) if self.dedup == "near" else ()), *lines, *masks)
 
 
-def loosened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The old options with those changes to the new ones that only stop at less: what was read stays as it is."""
+def loosened(old: Mapping[str, Any], new: Mapping[str, Any], *, has_records: bool) -> dict[str, Any]:
+    """The old options with those changes to the new ones that only stop at less: what was read stays as it is.
+
+    Records that were too long may have been set aside, where documents of plain text stopped the run.
+    """
     kept = dict(old)
     if old["on_error"] == "stop":
         kept["on_error"] = new["on_error"]
-    if old["long_documents"] == old["on_error"] == "stop" and new["max_document"] >= old["max_document"]:
-        kept["max_document"], kept["long_documents"] = new["max_document"], new["long_documents"]
+    if old["long_documents"] == "stop" and new["max_document"] >= old["max_document"]:
+        kept["long_documents"] = new["long_documents"]
+        if old["on_error"] == "stop" or not has_records:
+            kept["max_document"] = new["max_document"]
     kept["max_ratio"] = max(old["max_ratio"], new["max_ratio"])
     return kept
 

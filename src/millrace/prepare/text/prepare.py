@@ -157,7 +157,7 @@ class _Preparation:
             is_current = made.get("fingerprint") == existing.manifest.fingerprint
             if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
                 return self._already(existing, made["report"])  # also where it was killed at its very end
-        check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, _loosened)
+        check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, self._loosened(sources))
         self._is_mine = True
         if self._reading.normalize and (note := code_note(sources)):
             self._progress("note", 0, 0, {"note": note})  # now, since the work may take hours, and when it is done
@@ -184,6 +184,16 @@ class _Preparation:
         if existing is None or self._reading.dedup_unit != "line":
             return self._plan(sources)
         return {**self._plan(sources), "appended to": existing.manifest.fingerprint}
+
+    def _loosened(self, sources: Sequence[Source]) -> Callable[[Any, Any], Any]:
+        has_records = any(source.format != "text" for source in sources)
+
+        def allow(old: Any, new: Any) -> Any:
+            if old.get("version") != PLAN_VERSION:
+                return old
+            return {**old, "options": loosened(old["options"], new["options"], has_records=has_records)}
+
+        return allow
 
     def _tokenizer(self, sources: list[Source], parts: Sequence[Part], existing: Existing | None) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""
@@ -321,9 +331,3 @@ class _Preparation:
                 for k, pieces in enumerate(shards)
             ]
         return tasks
-
-
-def _loosened(old: Any, new: Any) -> Any:
-    if old.get("version") != PLAN_VERSION:
-        return old
-    return {**old, "options": loosened(old["options"], new["options"])}
