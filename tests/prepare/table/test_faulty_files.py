@@ -151,8 +151,36 @@ def test_csv_with_broken_rows(tmp_path, body, said):
 def test_a_value_far_down_a_csv_file_that_is_no_number_is_named_with_its_row(tmp_path):
     lines = ["t,x", *(f"{k},{k}.5" for k in range(200_000)), "200000,abc"]
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    with pytest.raises(mr.SourceError, match=r"a\.csv' cannot be read: .*Row #200002: .*invalid value 'abc'"):
+    said = r"a\.csv', line 200002: column 'x' holds 'abc', but is of type double; mend it, or leave the column or the file out"
+    with pytest.raises(mr.SourceError, match=said):
         prepare(tmp_path / "a.csv", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "what"),
+    [
+        ("1", "2.5", "of type int64"),
+        ("1", "A7", "of type int64"),
+        ("", "3", "empty"),
+        ("2020-01-01", "soon", r"of type date32\[day\]"),
+        ("true", "maybe", "of type bool"),
+    ],
+)
+def test_before_a_transform_the_beginning_of_a_csv_file_fixes_its_types(tmp_path, monkeypatch, first, later, what):
+    """Only the function knows what its columns are: a later value of another type is named with its line, and what to do."""
+    (tmp_path / "untouched.py").write_text("def same(table): return table")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [f"{k},{k}.5,{first}" for k in range(100_000)]
+    (tmp_path / "a.csv").write_text("\n".join(["t,x,note", *rows, f"100000,1.5,{later}"]))
+    said = (
+        rf"a\.csv', line 100002: column 'note' holds '{later}', but is {what}; before --transform a CSV column has the type of "
+        r"its values in the first 1 MiB of the file: write the file as Parquet"
+    )
+    with pytest.raises(mr.SourceError, match=said) as caught:
+        prepare(tmp_path / "a.csv", tmp_path / "out", features="x", transform="untouched:same", workers=2)
+    assert caught.value.row == 100_002
+    if first:  # without one, a column that nobody asks for is not read
+        assert prepare(tmp_path / "a.csv", tmp_path / "out2", features="x").rows_read == 100_001
 
 
 def test_latin_1_and_truncated_gzip(tmp_path):

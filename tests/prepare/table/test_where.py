@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import millrace as mr
+from millrace.prepare.table import csv_files
 from millrace.prepare.table.where import check, columns_of
 
 SCHEMA = pa.schema(
@@ -194,6 +195,31 @@ def test_conditions_on_text_paths_and_csv(twin, tmp_path):
         kept = frame.query(where)
         assert report.rows == {"train": len(kept)}
         assert np.asarray(report.open().columns["name"][:]).tolist() == sorted(set(kept["name"]))
+
+
+def test_csv_files_whose_path_is_ruled_out_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_files, "CSV_BLOCK", 64)
+    for year in (2014, 2015, 2016):
+        venue = "a" if year == 2016 else "__HIVE_DEFAULT_PARTITION__"
+        folder = tmp_path / "in" / f"year={year}" / f"venue={venue}"
+        folder.mkdir(parents=True)
+        lines = ["t,x", *(f"{k},{k}.5" for k in range(40)), *(["40,damaged"] if year == 2014 else [])]
+        (folder / f"A{year}.csv").write_text("\n".join(lines))
+
+    def prepared(where):
+        out = tmp_path / f"out{len(list(tmp_path.glob('out*')))}"
+        return mr.prepare_table(str(tmp_path / "in"), out, workers=1, time="t", features="x", where=where)
+
+    for where in ("year >= 2015", "year != 2014 and x >= 0", "venue == 'a' or year > 2014"):
+        report = prepared(where)
+        assert (report.rows, report.rows_read) == ({"train": 80}, 80)
+        assert "CSV files not read, since --where rules out their paths: 1" in report.notes
+    report = prepared("year == 2015 and x > 20")
+    assert (report.rows_read, report.dropped) == (40, {"where": 20})
+    with pytest.raises(mr.SourceError, match=r"A2014\.csv', line 42: column 'x' holds 'damaged'"):
+        prepared("year >= 2015 or x > 3")
+    with pytest.raises(mr.SourceError, match="no rows are left"):
+        prepared("year > 2020")
 
 
 def test_categories_are_those_of_the_rows_that_were_taken(tmp_path):

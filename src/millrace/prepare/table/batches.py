@@ -12,9 +12,11 @@ import numpy as np
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
+from millrace.prepare.table.csv_files import misfit, open_csv
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, is_number, logical, type_of, without_null_types
-from millrace.prepare.table.sources import TableSource, Unit, arrow, native, open_csv, partition_type
+from millrace.prepare.table.source import TableSource, arrow, native, partition_type
+from millrace.prepare.table.sources import Unit
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
 
@@ -75,6 +77,9 @@ class Reader:
                 if len(batch.time):
                     yield batch
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            told = misfit(source, error, is_guessed=self._transform is not None) if source.format == "csv" else None
+            if told is not None:
+                raise told from error
             message = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise SourceError(
                 f"{path!r}{self._place(source, unit)} cannot be read: {message}; write the file again, or leave it out",

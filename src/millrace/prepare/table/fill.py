@@ -112,3 +112,29 @@ class Filler:
         share = (rows.time[gaps] - time[left]) / (time[right] - time[left])
         line = value[left] + share * (value[right] - value[left])
         column[gaps[~crossed]] = line[~crossed]
+
+
+def fill_block(
+    policies: Sequence[tuple[str, float]], values: Array, offsets: Int64s, centers: Array
+) -> tuple[Array, Int64s, Int64s]:
+    """What ``Filler`` does to each of some whole entities, all at once; no policy is to interpolate.
+
+    ``values`` are filled; returns what was observed as 0 and 1, and how many were filled and leading in each column.
+    ``centers`` are those of each entity, or one for all.
+    """
+    observed = ~np.isnan(values)
+    filled = (~observed).sum(axis=0)
+    leading = np.zeros(len(policies), np.int64)
+    for k in np.flatnonzero(filled).tolist():
+        kind, constant = policies[k]
+        gaps = np.flatnonzero(~observed[:, k])
+        entity = np.searchsorted(offsets, gaps, side="right") - 1
+        center = np.broadcast_to(centers, (len(offsets) - 1, centers.shape[-1]))[entity, k]
+        if kind == "ffill":
+            last = np.maximum.accumulate(np.where(observed[:, k], np.arange(len(values)), -1))[gaps]
+            has_none = last < offsets[entity]
+            leading[k] = has_none.sum()
+            values[gaps, k] = np.where(has_none, center, values[last, k])
+        else:
+            values[gaps, k] = constant if kind == "value" else center
+    return observed.astype(np.uint8), filled, leading

@@ -21,7 +21,8 @@ from millrace.prepare.files import check_unchanged
 from millrace.prepare.table.batches import Batch, Reader
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
-from millrace.prepare.table.sources import TableSource, Unit
+from millrace.prepare.table.source import TableSource
+from millrace.prepare.table.sources import Unit
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
@@ -126,6 +127,7 @@ class _Maker:
         self._pending_rows = 0
         self._runs: list[Array] = []
         self._rows = self._sorted = 0
+        self._space = np.empty((0, len(role.features)), self._raw)
         self._nulls = np.zeros(len(role.features), np.int64)
         self._infinite = np.zeros(len(role.features), np.int64)
         self._unlabelled = np.zeros(len(role.categorical), np.int64)
@@ -184,50 +186,61 @@ class _Maker:
         codes = np.concatenate([codes for _, codes in self._pending])
         time = np.concatenate([batch.time for batch, _ in self._pending])
         order, starts = _order(codes, time)
-        values, finite = self._values()
         labels = [self._codes(name) for name in self._role.categorical]
         categorical = np.stack(labels, axis=1) if labels else np.zeros((len(time), 0), np.int32)
         self._unlabelled += (categorical < 0).sum(axis=0)
         static = [np.concatenate([batch.numbers(name) for batch, _ in self._pending]) for name in self._role.static]
         static += [_with_nan(self._codes(name)) for name in self._role.static_categorical]
+        is_missing = self._write_values(order)
         self._pending, self._pending_rows = [], 0
         if order is not None:
             self._sorted += len(order)
-            codes, time, values, categorical = codes[order], time[order], values[order], categorical[order]
+            codes, time, categorical, is_missing = codes[order], time[order], categorical[order], is_missing[order]
             static = [column[order] for column in static]
         self._note_static(codes[starts], starts, static)
-        gaps = np.zeros(len(starts), bool) if finite else self._gaps(values, starts)
-        self._note_runs(codes, time, starts, gaps)
-        self._files["values"].write(values)
+        self._note_runs(codes, time, starts, np.logical_or.reduceat(is_missing, starts))
         self._files["time"].write(np.ascontiguousarray(time, f"<{np.dtype(self._task.schema.time_dtype).str[1:]}"))
         if labels:
             self._files["categorical"].write(np.ascontiguousarray(categorical, "<i4"))
         self._rows += len(time)
 
-    def _values(self) -> tuple[Array, bool]:
-        """The features of the pending rows, row after row, and whether all of them are finite."""
-        features = self._role.features
-        values = np.empty((self._pending_rows, len(features)), self._raw)
-        at, finite = 0, True
+    def _write_values(self, order: Int64s | None) -> Array:
+        """Writes the features of the pending rows, row after row; says in which of them one is missing."""
+        is_missing = np.zeros(self._pending_rows, bool)
+        whole = self._buffer(self._pending_rows) if order is not None else None
+        at = 0
         for batch, _ in self._pending:
-            columns = [self._as_raw(batch.numbers(name)) for name in features]
-            finite &= turned(columns, values[at : at + len(batch.time)])
-            at += len(batch.time)
-        return values, finite
+            rows = slice(at, at + len(batch.time))
+            # Rows that stay in their order go through one small buffer, which stays in cache.
+            values = self._buffer(len(batch.time)) if whole is None else whole[rows]
+            columns = [self._as_raw(batch.numbers(name)) for name in self._role.features]
+            if not turned(columns, values):
+                is_missing[rows] = self._note_missing(values)
+            if whole is None:
+                self._files["values"].write(values)
+            at = rows.stop
+        if whole is not None:
+            self._files["values"].write(whole[order])
+        return is_missing
+
+    def _buffer(self, rows: int) -> Array:
+        if len(self._space) < rows:
+            self._space = np.empty((rows, self._space.shape[1]), self._raw)
+        return self._space[:rows]
 
     def _as_raw(self, column: Array) -> Array:
         is_float = column.dtype in (np.float32, np.float64) and column.itemsize <= self._raw.itemsize
         return column if is_float and column.flags.c_contiguous else np.ascontiguousarray(column, self._raw)
 
-    def _gaps(self, values: Array, starts: Int64s) -> Array:
-        """Per run, whether values are missing; what is infinite counts as missing from here on."""
+    def _note_missing(self, values: Array) -> Array:
+        """Of each row, whether values are missing; what is infinite counts as missing from here on."""
         finite = np.isfinite(values)
         infinite = np.isinf(values)
         counts = infinite.sum(axis=0)
         self._infinite += counts
         self._nulls += (~finite).sum(axis=0) - counts
         values[infinite] = np.nan
-        return np.logical_or.reduceat(~finite.all(axis=1), starts)
+        return np.asarray(~finite.all(axis=1))
 
     def _note_runs(self, codes: Array, time: Array, starts: Int64s, gaps: Array) -> None:
         ends = np.append(starts[1:], len(time))

@@ -155,9 +155,10 @@ class Preparation:
             fit.save_index(self._folder, index)
             fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index)
             self._check(index, fitted)
-            index = train_first(index, fitted, found.schema.role)
-            fit.save_index(self._folder, index)
-            return self._write(pool, found, index, done, fitted)
+            renumbered = train_first(index, fitted, found.schema.role)
+            if renumbered.categories != index.categories:
+                fit.save_index(self._folder, renumbered)
+            return self._write(pool, found, renumbered, done, fitted)
 
     def _mended(self, old: Any, new: Any) -> Any:
         """The old plan with what may change once the rows are read; what was made of the rows goes, the parts stay.

@@ -18,7 +18,8 @@ def estimate(found: Survey, options: TableOptions) -> tuple[int, int]:
     columns = layout_columns(options, schema, has_mask=needs_mask(options, schema))
     stored = sum(column.item_bytes for column in columns.values() if column.axis is not None)
     read = np.dtype(schema.raw_dtype).itemsize * len(role.features) + 8 + 4 * len(role.categorical)
-    texts = [source.file for source in found.sources if source.format == "csv"]
+    used = [found.sources[number] for number in sorted({unit.source for part in found.parts for unit in part})]
+    texts = [source.file for source in used if source.format == "csv"]
     text = sum(file.size * (EXPANSION if file.path.lower().endswith((".gz", ".zst")) else 1) for file in texts)
     likely = (found.num_rows + text // (CELL_BYTES * len(role.needed))) * (read + stored)
     keeps_all = (

@@ -12,7 +12,7 @@ import numpy as np
 
 from millrace.prepare.table.clean import Cleaner, calendar
 from millrace.prepare.table.copied import Copied
-from millrace.prepare.table.fill import Filler
+from millrace.prepare.table.fill import Filler, fill_block
 from millrace.prepare.table.fit import Opened, opened
 from millrace.prepare.table.index import Block, Slice, together
 from millrace.prepare.table.options import TableOptions
@@ -150,7 +150,9 @@ class _Maker:
         writer.end_record(*self._records([entity]))
 
     def _write_block(self, writer: ShardWriter, entities: Sequence[Entity], block: Block) -> None:
-        is_plain = self._cleaner.plain(block) & ~block.gaps
+        is_plain = self._cleaner.plain(block)
+        if any(kind == "interpolate" for kind, _ in self._policies):
+            is_plain &= ~block.gaps
         edges = [0, *(np.flatnonzero(is_plain[1:] != is_plain[:-1]) + 1).tolist(), len(entities)]
         for first, last in pairwise(edges):
             if not is_plain[first]:
@@ -158,9 +160,20 @@ class _Maker:
                     self._write_one(writer, entity)
                 continue
             offsets = block.offsets[first : last + 1] - block.offsets[first]
-            rows = self._columns(0, block.slice(first, last), None, entities[first:last], offsets)
+            part, mask = block.slice(first, last), None
+            if part.has_gaps:
+                part = part._replace(values=part.values.astype(np.float64))
+                centers = np.array([self._of(entity)[0] for entity in self._scaled_apart(entities[first:last])])
+                mask, filled, leading = fill_block(self._policies, part.values, offsets, centers)
+                self.filled += filled
+                self.leading += leading
+            rows = self._columns(part, mask, entities[first:last], offsets)
             columns, names = self._records(entities[first:last])
             writer.write({**rows, **columns}, {self._axis: offsets, **names})
+
+    def _scaled_apart(self, entities: Sequence[Entity]) -> Sequence[Entity]:
+        """The entities, or the first of them where one scaling is for all."""
+        return entities if entities[0].scaling else entities[:1]
 
     def _rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
         """The row columns of an entity, slice by slice: those it has in the store, then the new ones."""
@@ -178,7 +191,13 @@ class _Maker:
         if filler is not None and filler.needs_ahead:
             filler.look_ahead(self._slices(entity))
         for number, part in enumerate(self._slices(entity)):
-            yield self._columns(number, part, filler, [entity], np.array([0, len(part.time)]))
+            mask = None
+            if filler is not None and part.has_gaps:
+                part = part._replace(values=part.values.astype(np.float64))
+                mask = filler.fill(number, part, part.values)
+            elif filler is not None:
+                filler.skip(part, part.values)
+            yield self._columns(part, mask, [entity], np.array([0, len(part.time)]))
         if filler is not None:
             self.filled += filler.filled
             self.leading += filler.leading
@@ -195,17 +214,11 @@ class _Maker:
         return self._cleaner.rows(entity.name, self._index.slices(entity.number), after)
 
     def _columns(
-        self, number: int, part: Slice, filler: Filler | None, entities: Sequence[Entity], offsets: Int64s
+        self, part: Slice, mask: Array | None, entities: Sequence[Entity], offsets: Int64s
     ) -> dict[str, Array]:
         """The row columns of a slice, in which the entities have the rows between the offsets."""
-        values, mask = part.values, None
-        if filler is not None and part.has_gaps:
-            values = values.astype(np.float64)
-            mask = filler.fill(number, part, values)
-        elif filler is not None:
-            filler.skip(part, values)
         columns = {
-            "values": self._scaled(values, part.time, entities, offsets),
+            "values": self._scaled(part.values, part.time, entities, offsets),
             "time": np.ascontiguousarray(part.time, part.time.dtype.newbyteorder("<")),
         }
         if "mask" in self._task.columns:
@@ -223,9 +236,9 @@ class _Maker:
         out = np.empty(
             (len(values), self._task.columns["values"][1][0]), "<f4" if is_bits else np.dtype(self._options.dtype)
         )
-        if not entities[0].scaling:  # one for all
-            offsets = offsets[[0, -1]]
-        for entity, (first, last) in zip(entities, pairwise(offsets.tolist()), strict=False):
+        apart = self._scaled_apart(entities)
+        edges = offsets if len(apart) == len(entities) else offsets[[0, -1]]
+        for entity, (first, last) in zip(apart, pairwise(edges.tolist()), strict=True):
             center, scale = self._of(entity)
             self._scaling.rows_into(values[first:last], out[first:last, :width], center[:width], scale[:width])
         if self._options.calendar:

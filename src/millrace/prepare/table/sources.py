@@ -7,39 +7,20 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.files import InputFile, ending, find_files
+from millrace.prepare.files import find_files
 from millrace.prepare.functions import load_function
+from millrace.prepare.table import csv_files
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, agree, type_of, without_null_types
+from millrace.prepare.table.source import TableSource, arrow, format_of, native, partition_type, with_partitions
 from millrace.prepare.table.where import check, expression
 
 PART_BYTES = 32 << 20  # of decoded columns, about
 LARGE_GROUP_BYTES = 128 << 20  # row groups above this are named: reading one needs memory for its columns
-CSV_BLOCK = 1 << 20
-ENDINGS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
-NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-
-
-class TableSource(msgspec.Struct, frozen=True):
-    """One file of the table, with the columns its path names (``year=2015/``)."""
-
-    file: InputFile
-    format: str
-    partition: tuple[tuple[str, str | int | None], ...] = ()
-
-    @property
-    def stem(self) -> str:
-        """What the file is called without its endings: the entity, where each file is one."""
-        name = Path(self.file.path).name
-        for last in (".gz", ".zst", *ENDINGS):
-            if name.lower().endswith(last):
-                name = name[: -len(last)]
-        return name
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -67,13 +48,14 @@ class _Look(msgspec.Struct):
     groups: list[tuple[int, int, int]]
     pruned: int = 0
     has_rows: bool = True
+    is_wanted: bool = True  # False: its path says that --where asks for none of its rows
 
 
 def survey(paths: Sequence[str], options: TableOptions, avoid: Collection[Path] = ()) -> Survey:
     """Finds the files, but in folders to ``avoid``, reads all footers and agrees on a schema."""
     arrow()
-    found = find_files(paths, lambda path: _format(path) is not None, "Parquet or CSV", avoid=avoid)
-    sources = _with_partitions(found.files)
+    found = find_files(paths, lambda path: format_of(path) is not None, "Parquet or CSV", avoid=avoid)
+    sources = with_partitions(found.files)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
     looks = _look_at_all(sources)
@@ -99,6 +81,8 @@ def survey(paths: Sequence[str], options: TableOptions, avoid: Collection[Path] 
             for source, look in zip(sources, looks, strict=True):
                 if look.groups:
                     pruned += _prune(source, look, options.where, named[source.file.path])
+                elif source.format == "csv" and look.has_rows and source.partition:
+                    look.is_wanted = _may_hold(source, options.where, named[source.file.path])
     columns = None if transform is not None else set(schema.role.needed)
     parts, notes = _cut(sources, looks, columns)
     empty = [source.file.path for source, look in zip(sources, looks, strict=True) if not look.has_rows]
@@ -107,56 +91,10 @@ def survey(paths: Sequence[str], options: TableOptions, avoid: Collection[Path] 
         if options.strict:
             raise SourceError(f"{told}; remove them, or leave --strict out", source=empty[0])
         notes.append(told)
+    if skipped := sum(not look.is_wanted for look in looks):
+        notes.append(f"CSV files not read, since --where rules out their paths: {skipped:,}")
     rows = sum(rows for look in looks for _, rows, _ in look.groups)
     return Survey(tuple(sources), schema, parts, rows, pruned, (*found.notes, *notes))
-
-
-def arrow() -> Any:
-    """pyarrow, which tables need."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ConfigError("tables need pyarrow; pip install millrace[table]") from error
-    return pyarrow
-
-
-def _format(path: str) -> str | None:
-    name = path.lower()
-    for last in (".gz", ".zst"):
-        name = name.removesuffix(last)
-    found = ENDINGS.get(Path(name).suffix)
-    return None if found == "parquet" and name != path.lower() else found
-
-
-def _with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
-    """Sources with the columns of their paths; a column is of integers where every value of it is one."""
-    raw = []
-    for file in files:
-        if (kind := _format(file.path)) is None:
-            if ending(file.path) in (".parquet.gz", ".parquet.zst"):
-                raise ConfigError(f"{file.path!r}: Parquet is compressed inside; unpack it first")
-            raise ConfigError(
-                f"{file.path!r} has an unknown ending; expected {', '.join(ENDINGS)}, CSV also .gz or .zst"
-            )
-        pairs = [part.partition("=")[::2] for part in file.folders if "=" in part]
-        raw.append((file, kind, {unquote(name): unquote(value) for name, value in pairs if name}))
-    values: dict[str, set[str]] = {}
-    for _, _, found_pairs in raw:
-        for name, value in found_pairs.items():
-            values.setdefault(name, set()).add(value)
-    whole = {name for name, found in values.items() if all(_is_integer(value) for value in found - {NO_VALUE})}
-
-    def typed(name: str, value: str) -> str | int | None:
-        return None if value == NO_VALUE else int(value) if name in whole else value
-
-    return [
-        TableSource(file, kind, tuple((name, typed(name, value)) for name, value in pairs.items()))
-        for file, kind, pairs in raw
-    ]
-
-
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
 
 
 def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
@@ -184,7 +122,8 @@ def _look(source: TableSource) -> _Look:
         return _Look(None, [], has_rows=False)  # no schema to compare; told in a note
     try:
         if source.format == "csv":
-            return _look_at_csv(source)
+            schema, has_rows = csv_files.look_at_csv(source)
+            return _Look(schema, [], has_rows=has_rows)
         from pyarrow import parquet
 
         with native(source) as raw, parquet.ParquetFile(raw) as file:
@@ -207,25 +146,6 @@ def _look(source: TableSource) -> _Look:
         ) from error
 
 
-def _look_at_csv(source: TableSource) -> _Look:
-    pyarrow = arrow()
-    nothing = _Look(None, [], has_rows=False)
-    if source.file.size < CSV_BLOCK and Path(source.file.location).read_bytes().isspace():
-        return nothing
-    try:
-        with open_csv(source, None) as reader:
-            return _Look(reader.schema, [], has_rows=bool(next((len(batch) for batch in reader), 0)))
-    except pyarrow.ArrowInvalid as error:
-        if "Empty CSV file" in str(error):
-            return nothing
-        raise
-
-
-def native(source: TableSource) -> Any:
-    """A file opened by pyarrow, whose names need not be utf-8 only as bytes."""
-    return arrow().OSFile(os.fsencode(source.file.location))
-
-
 def _check_claims(path: str, size: int, look: _Look) -> None:
     """A footer that claims what the file cannot hold is damaged, or made to exhaust memory."""
     for k, rows, num_bytes in look.groups:
@@ -240,42 +160,14 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def open_csv(source: TableSource, types: dict[str, Any] | None) -> Any:
-    """A streaming reader of a CSV file; ``types`` are those agreed on, else they are guessed from its beginning."""
-    pyarrow = arrow()
-    from pyarrow import csv
-
-    delimiter = "\t" if ".tsv" in Path(source.file.path).name.lower() else ","
-    options = csv.ConvertOptions(column_types=types, include_columns=list(types)) if types else csv.ConvertOptions()
-    stream = native(source)
-    for last, codec in ((".gz", "gzip"), (".zst", "zstd")):
-        if source.file.path.lower().endswith(last):
-            stream = pyarrow.CompressedInputStream(stream, codec)
-    return csv.open_csv(
-        stream, read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
-        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True), convert_options=options,
-    )  # fmt: skip
-
-
 def _type_csv(sources: Sequence[TableSource], looks: Sequence[_Look], options: TableOptions) -> None:
-    """Types guessed from the beginning of a CSV file are no types: names are read as text, numbers as floats."""
     pyarrow = arrow()
     both = [(source.format, look) for source, look in zip(sources, looks, strict=True) if look.schema is not None]
     fields = (field for form, look in both if form != "csv" for field in look.schema)
     whole = {field.name: field.type for field in fields if pyarrow.types.is_integer(field.type)}
-
-    def kind(field: Any) -> Any:
-        if pyarrow.types.is_null(field.type) or field.name == options.time:
-            return field.type
-        if field.name in (*options.entity, *options.categorical):
-            return pyarrow.string()
-        if not pyarrow.types.is_integer(field.type):
-            return field.type
-        return whole.get(field.name, pyarrow.float64())  # as in the Parquet files beside it
-
     for form, look in both:
         if form == "csv":
-            look.schema = pyarrow.schema([pyarrow.field(field.name, kind(field)) for field in look.schema])
+            look.schema = csv_files.typed(look.schema, options, whole)
 
 
 def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
@@ -302,28 +194,39 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
     return made.schema.remove_metadata()
 
 
-def partition_type(value: str | int | None) -> Any:
-    """The type of a column of the path, as far as one file tells it."""
-    pyarrow = arrow()
-    return pyarrow.null() if value is None else pyarrow.int64() if isinstance(value, int) else pyarrow.string()
-
-
-def _prune(source: TableSource, look: _Look, where: str, schema: Any) -> int:
-    """Drops the row groups whose statistics, or the file's path, say that no row of them is asked for; returns their rows."""
-    from pyarrow import compute, dataset
+def _said_by_path(source: TableSource) -> Any:
+    """What the path says of every row of the file, as an expression; None where it says nothing."""
+    from pyarrow import compute
 
     field: Any = compute.field
-    wanted = expression(where, {column.name: column.type for column in schema})
     known: Any = None
     for name, value in source.partition:
         says = field(name).is_null() if value is None else field(name) == value
         known = says if known is None else known & says
+    return known
+
+
+def _prune(source: TableSource, look: _Look, where: str, schema: Any) -> int:
+    """Drops the row groups whose statistics, or the file's path, say that no row of them is asked for; returns their rows."""
+    from pyarrow import dataset
+
+    wanted = expression(where, {column.name: column.type for column in schema})
     with native(source) as raw:
-        fragment = dataset.ParquetFileFormat().make_fragment(raw, partition_expression=known)
+        fragment = dataset.ParquetFileFormat().make_fragment(raw, partition_expression=_said_by_path(source))
         kept = {group.id for piece in fragment.split_by_row_group(wanted, schema) for group in piece.row_groups}
     look.pruned = sum(rows for k, rows, _ in look.groups if k not in kept)
     look.groups = [group for group in look.groups if group[0] in kept]
     return look.pruned
+
+
+def _may_hold(source: TableSource, where: str, schema: Any) -> bool:
+    """Whether the path of a CSV file, which states no statistics, leaves rows to ask for."""
+    from pyarrow import dataset, fs
+
+    form, here = dataset.CsvFileFormat(), fs.LocalFileSystem()
+    fragment = form.make_fragment("never opened", here, partition_expression=_said_by_path(source))
+    wanted = expression(where, {column.name: column.type for column in schema})
+    return any(True for _ in dataset.FileSystemDataset([fragment], schema, form, here).get_fragments(filter=wanted))
 
 
 def _cut(
@@ -344,8 +247,8 @@ def _cut(
     for number, (source, look) in enumerate(zip(sources, looks, strict=True)):
         width = 0 if look.schema is None else _row_bytes(look.schema, columns)
         pieces: list[tuple[tuple[int, ...], int]] = [((k,), rows * width) for k, rows, _ in look.groups if rows]
-        if source.format == "csv":
-            pieces = [((), source.file.size)] if look.has_rows else []
+        if source.format == "csv" and look.has_rows and look.is_wanted:
+            pieces = [((), source.file.size)]
         for groups, num_bytes in pieces:
             if source.format == "parquet" and num_bytes > LARGE_GROUP_BYTES:
                 large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB decoded)")

@@ -1,0 +1,93 @@
+"""One file of a table: its format, the columns its path names, and how pyarrow opens it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from millrace.errors import ConfigError
+from millrace.prepare.files import InputFile, ending
+
+ENDINGS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+class TableSource(msgspec.Struct, frozen=True):
+    """One file of the table, with the columns its path names (``year=2015/``)."""
+
+    file: InputFile
+    format: str
+    partition: tuple[tuple[str, str | int | None], ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """What the file is called without its endings: the entity, where each file is one."""
+        name = Path(self.file.path).name
+        for last in (".gz", ".zst", *ENDINGS):
+            if name.lower().endswith(last):
+                name = name[: -len(last)]
+        return name
+
+
+def arrow() -> Any:
+    """pyarrow, which tables need."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ConfigError("tables need pyarrow; pip install millrace[table]") from error
+    return pyarrow
+
+
+def native(source: TableSource) -> Any:
+    """A file opened by pyarrow, whose names need not be utf-8 only as bytes."""
+    return arrow().OSFile(os.fsencode(source.file.location))
+
+
+def format_of(path: str) -> str | None:
+    name = path.lower()
+    for last in (".gz", ".zst"):
+        name = name.removesuffix(last)
+    found = ENDINGS.get(Path(name).suffix)
+    return None if found == "parquet" and name != path.lower() else found
+
+
+def with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
+    """Sources with the columns of their paths; a column is of integers where every value of it is one."""
+    raw = []
+    for file in files:
+        if (kind := format_of(file.path)) is None:
+            if ending(file.path) in (".parquet.gz", ".parquet.zst"):
+                raise ConfigError(f"{file.path!r}: Parquet is compressed inside; unpack it first")
+            raise ConfigError(
+                f"{file.path!r} has an unknown ending; expected {', '.join(ENDINGS)}, CSV also .gz or .zst"
+            )
+        pairs = [part.partition("=")[::2] for part in file.folders if "=" in part]
+        raw.append((file, kind, {unquote(name): unquote(value) for name, value in pairs if name}))
+    values: dict[str, set[str]] = {}
+    for _, _, found_pairs in raw:
+        for name, value in found_pairs.items():
+            values.setdefault(name, set()).add(value)
+    whole = {name for name, found in values.items() if all(_is_integer(value) for value in found - {NO_VALUE})}
+
+    def typed(name: str, value: str) -> str | int | None:
+        return None if value == NO_VALUE else int(value) if name in whole else value
+
+    return [
+        TableSource(file, kind, tuple((name, typed(name, value)) for name, value in pairs.items()))
+        for file, kind, pairs in raw
+    ]
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
+
+
+def partition_type(value: str | int | None) -> Any:
+    """The type of a column of the path, as far as one file tells it."""
+    pyarrow = arrow()
+    return pyarrow.null() if value is None else pyarrow.int64() if isinstance(value, int) else pyarrow.string()
