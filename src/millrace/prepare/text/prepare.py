@@ -40,7 +40,17 @@ from millrace.store.publish import Partial
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
-SCRATCH = ("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json")
+SCRATCH = (
+    "parts",
+    "lines",
+    "repeats.bin",
+    "plan.json",
+    "cut.json",
+    "stdin.txt",
+    "partitions",
+    "vocabulary.json",
+    "alone",
+)
 PLAN_VERSION = 1  # of what parts hold: another one does not continue them
 STDIN = "-"
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
