@@ -123,6 +123,8 @@ def parquet_documents(source: Source, unit: Unit, options: ReadOptions) -> Itera
                     row += 1
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{source.path!r}, row group {unit.start}: {error}", source=source.path) from error
+    finally:
+        pyarrow.default_memory_pool().release_unused()  # which it keeps for itself: 370 MB after three rows of 55
 
 
 def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) -> int:
