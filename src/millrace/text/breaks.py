@@ -17,7 +17,7 @@ from millrace.errors import SourceError
 from millrace.text.words import Words, character
 
 PIECE_BYTES = 1 << 20
-WHOLE_BYTES = 8 << 20  # a stretch without a place to cut that is still encoded at once
+WHOLE_BYTES = 4 << 20  # a stretch without a place to cut that is still encoded at once
 AROUND = 512  # characters on either side on which a cut is proven
 TRIES = 64  # in each stretch
 # Between words, before or at a space or a line end: whichever the tokenizer splits at.

@@ -168,10 +168,8 @@ def test_rows_of_few_long_values_are_read_few_at_a_time(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     repeated_values(path, 1024, 10_000)
     monkeypatch.setattr(records, "BATCH_BYTES", 200_000)
-    sizes, real = [], records._texts
-    monkeypatch.setattr(
-        records, "_texts", lambda source, column, *rest: sizes.append(column.nbytes) or real(source, column, *rest)
-    )
+    sizes, real = [], records._values
+    monkeypatch.setattr(records, "_values", lambda column: sizes.append(column.nbytes) or real(column))
     assert len(read(path)) == 1024
     assert max(sizes) < 250_000
 

@@ -113,7 +113,7 @@ class _Maker:
         self._task, self._options, self._folder = task, task.options, folder
         self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer), task.engine)
         self._spills: dict[str, Spill] = {}
-        self._reader = Reader(task.options, lambda line: self._spill("quarantine.jsonl").write_bytes(line))
+        self._reader = Reader(task.options, lambda line: self._spill("quarantine.jsonl").write_bytes(line), task.folder)
         self._dropped = self._reader.dropped
         self._num_documents = self._num_tokens = 0
         self._seen: set[bytes] = set()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
+from millrace.prepare.text.alone import alone, is_heavy
 from millrace.prepare.text.clean import clean, clean_many
 from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
 from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
@@ -24,10 +27,15 @@ Texts = tuple[list[int], list[bytes]]  # where documents stand, and what they sa
 
 
 class Reader:
-    """The documents of parts; ``quarantine`` is told of each that is set aside, as a line of JSON."""
+    """The documents of parts; ``quarantine`` is told of each that is set aside, as a line of JSON.
 
-    def __init__(self, options: ReadOptions, quarantine: Callable[[bytes], None]) -> None:
-        self._options, self._quarantine = options, quarantine
+    What needs much memory is read by one reader of a ``folder`` at a time.
+    """
+
+    def __init__(
+        self, options: ReadOptions, quarantine: Callable[[bytes], None], folder: str | Path | None = None
+    ) -> None:
+        self._options, self._quarantine, self._folder = options, quarantine, folder
         self._filter = load_function(options.filter, "--filter")
         self._looks_at_each = self._filter is not None or options.min_chars > 1
         self.bytes_read = 0
@@ -37,9 +45,17 @@ class Reader:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
+<<<<<<< HEAD
             for offsets, texts in self._gathered(self._read(source, unit)):
                 yield unit.source, offsets, texts
                 alive(bytes=sum(map(len, texts)))
+=======
+            heavy = self._folder is not None and is_heavy(source, unit)
+            with alone(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
+                for offsets, texts in _gathered(self._read(source, unit)):
+                    yield unit.source, offsets, texts
+                    alive()
+>>>>>>> wt-mem
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:

@@ -31,7 +31,7 @@ def scan_part(task: PartTask) -> int:
         with platform.writing(path):
             platform.remove(aside)
             with contextlib.closing(Spill(aside)) as spill:
-                reader = Reader(task.options, lambda line: None)  # the second reading sets aside
+                reader = Reader(task.options, lambda line: None, task.folder)  # the second reading sets aside
                 for _, _, texts in reader.chunks(task.part, task.sources):
                     for text in texts:
                         spill.write_bytes(line_hashes(text))
