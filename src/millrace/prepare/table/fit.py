@@ -79,13 +79,13 @@ class HistogramTask(msgspec.Struct, frozen=True):
 
 
 def save_index(folder: Path, index: Index) -> None:
-    """What workers need to know of all parts."""
+    """What workers need to know of all parts; every run saves its own, so that it need not be durable."""
+    names = msgspec.json.encode({"names": index.names, "categories": index.categories})
+    offsets = index.offsets.astype("<i8").tobytes()
     with platform.writing(folder):
         platform.make_dir(folder / "index")
-        platform.write_file(folder / "index" / "runs.bin", index.runs.tobytes(), mode=0o644)
-        platform.write_file(folder / "index" / "offsets.bin", index.offsets.astype("<i8").tobytes(), mode=0o644)
-        names = msgspec.json.encode({"names": index.names, "categories": index.categories})
-        platform.write_file(folder / "index" / "names.json", names, mode=0o644)
+        for name, data in (("runs.bin", index.runs.tobytes()), ("offsets.bin", offsets), ("names.json", names)):
+            platform.write_file(folder / "index" / name, data, mode=0o644, durable=False)
 
 
 class Opened:
