@@ -67,7 +67,10 @@ class FakeDriver:
         return self.current()
 
     def cuEventDestroy_v2(self, event):
-        return self.current(self.events.pop(event))
+        code = self.current(self.events[event])
+        if code == 0:
+            del self.events[event]
+        return code
 
     def cuEventRecord(self, event, stream):
         return self.current(self.events[event], self.stream_owner(stream))
