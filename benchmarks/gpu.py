@@ -5,6 +5,8 @@
 W1 windows (see benchmarks/feed.py): an LSTM and a transformer at batch 512 and 4096. Each pair measures the limit and
 the feed one after the other, in turn first; the ratio of a pair is the feed's steps/s over the limit's. The median is
 held against 0.97, and every pair is reported. ``--baseline`` adds a DataLoader of whole batches with pinned memory.
+"behind" is a run of 600 tiny steps with long kernels and no synchronisation, so that the loop is ahead of the GPU all the
+time, with and without a transform: what next() costs then, and how much pinned memory there is.
 
 From a bare checkout, without installing: the first line builds the core in place.
 
@@ -20,7 +22,9 @@ import json
 import shutil
 import statistics
 import tempfile
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import millrace as mr
 from benchmarks.common import machine, verdict
+from millrace.feed.cuda import CudaLanes
 from millrace.native import core
 
 LOOKBACK, HORIZON, TARGET, FEATURES = 64, 8, 3, 16
@@ -81,6 +86,30 @@ def check(view: mr.View) -> None:
             assert np.array_equal(one.x.cpu().numpy(), wanted["x"])
             assert np.array_equal(one.y.cpu().numpy(), wanted["y"])
     print("40 batches on the GPU are those of the view")
+
+
+def check_threads(view: mr.View) -> None:
+    """Also in a thread that has no context of its own, on every GPU, with and without a transform."""
+    problems: list[BaseException] = []
+
+    def take(device: str, transform: Any) -> None:
+        try:
+            feed = mr.Feed(view, batch=512, seed=1, device=device, transform=transform)
+            for _, batch in zip(range(20), feed, strict=False):
+                assert str(batch.x.device) == device
+                assert np.array_equal(batch.x.cpu().numpy(), view[batch.samples]["x"])
+            feed.close()
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            problems.append(error)
+
+    for index in range(torch.cuda.device_count()):
+        for transform in (None, lambda batch, rng: batch):
+            thread = threading.Thread(target=take, args=(f"cuda:{index}", transform))
+            thread.start()
+            thread.join()
+            if problems:
+                raise problems[0]
+    print(f"the same in threads of their own, on {torch.cuda.device_count()} GPUs")
 
 
 class Steps:
@@ -142,6 +171,61 @@ def next_cost(batches: Iterator[Any], count: int = 100) -> float:
     return 1e6 * statistics.median(times)
 
 
+class Pinned:
+    """Counts the pinned memory that feeds ask for."""
+
+    def __init__(self) -> None:
+        self.asked, self.alive, self.most, self._ask = 0, 0, 0, CudaLanes.host_memory
+
+    def __enter__(self) -> Pinned:
+        CudaLanes.host_memory = lambda lanes, num_bytes: self.ask(lanes, num_bytes)  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        CudaLanes.host_memory = self._ask  # type: ignore[method-assign]
+
+    def ask(self, lanes: CudaLanes, num_bytes: int) -> Any:
+        memory = self._ask(lanes, num_bytes)
+        self.asked, self.alive = self.asked + 1, self.alive + num_bytes
+        self.most = max(self.most, self.alive)
+        weakref.finalize(memory, self.freed, num_bytes)
+        return memory
+
+    def freed(self, num_bytes: int) -> None:
+        self.alive -= num_bytes
+
+
+def behind(view: mr.View, size: int, *, transform: bool, count: int = 600) -> dict[str, Any]:
+    """The loop queues ``count`` steps of about a millisecond each, and never waits for them by itself."""
+    square, total = torch.randn(2048, 2048, device="cuda"), torch.zeros((), device="cuda", dtype=torch.float64)
+    own = (lambda batch, rng: batch) if transform else None
+    with Pinned() as pinned, mr.Feed(view, batch=size, seed=7, device="cuda", transform=own) as feed:
+        wanted, times = 0.0, []
+        for _, batch in zip(range(count), feed, strict=False):
+            started = time.perf_counter()
+            for _ in range(6):
+                square @ square
+            total += batch.x.double().sum()
+            del batch
+            times.append(time.perf_counter() - started)
+        torch.cuda.synchronize()
+        report = feed.report()
+        for _, batch in zip(range(count), mr.Feed(view, batch=size, seed=7, device="numpy"), strict=False):
+            wanted += float(batch.x.sum(dtype=np.float64))
+    assert report is not None
+    assert abs(total.item() - wanted) < 1e-6 * count * size, (total.item(), wanted)
+    found = {
+        "batch": size, "transform": transform, "steps": count, "get_us": 1e6 * report.get_s / report.batches,
+        "queue_us": 1e6 * statistics.median(times), "step_us": 1e6 * report.seconds / report.batches,
+        "pinned_asked": pinned.asked, "pinned_bytes": pinned.most, "report": report.as_dict(),
+    }  # fmt: skip
+    print(
+        f"  {count} steps without a wait, batch {size}{', transform' if transform else ''}: next() {found['get_us']:.0f} us of "
+        f"{found['step_us']:.0f} us a step; {pinned.asked} pinned slots, {pinned.most:,} bytes"
+    )
+    return found
+
+
 def bench(view: mr.View, model: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
     steps = Steps(model)
     with mr.Feed(view, batch=size, seed=7, device="cuda") as feed:
@@ -187,11 +271,13 @@ def main() -> None:
     try:
         view = make_store(folder)
         check(view)
+        check_threads(view)
+        late = [behind(view, size, transform=transform) for size in (512, 4096) for transform in (False, True)]
         found = [bench(view, model, size, options) for model in MODELS for size in (512, 4096)]
     finally:
         shutil.rmtree(folder)
     where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **machine()}
-    options.out.write_text(json.dumps({"machine": where, "figures": found}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"machine": where, "figures": found, "behind": late}, indent=1) + "\n")
     print(f"saved {options.out}")
 
 

@@ -1,8 +1,4 @@
-"""Batches on a device, against a device that is as slow as it may be: copies and kernels run when somebody waits for them.
-
-Two streams are queues of work; an event is a place in one. Nothing runs before it must, so that memory that is used
-again too early is seen as wrong numbers.
-"""
+"""Batches on a device, against one that is as slow as it may be."""
 
 import ctypes
 import gc
@@ -15,83 +11,12 @@ import torch
 import millrace as mr
 from millrace.feed.device import DeviceRing
 from millrace.feed.native import NativeRing
+from millrace.feed.parcel import NativeParcels
 from millrace.feed.program import Program
 
+from .lanes import SlowLanes
+
 pytestmark = pytest.mark.needs_core
-
-
-class Event:
-    stream = place = None
-
-
-class SlowLanes:
-    """A loop's stream that runs as late as it may, and a copy stream that runs as late or, if ``eager``, as early as it may."""
-
-    def __init__(self, eager=False):
-        self.queues, self.done = {"loop": [], "copies": []}, {"loop": 0, "copies": 0}
-        self.allocated, self.eager = [], eager
-
-    def run(self, stream, until):
-        """Runs a stream up to a place, and of the other what it waits for."""
-        while self.done[stream] < until:
-            event, work = self.queues[stream][self.done[stream]]
-            if event is not None and event.stream is not None:
-                self.run(event.stream, event.place)
-            self._step(stream, work)
-
-    def _step(self, stream, work):
-        self.queues[stream][self.done[stream]] = None  # what ran holds nothing
-        self.done[stream] += 1
-        if work is not None:
-            work()
-
-    def _hurry(self):
-        while self.eager and self.done["copies"] < len(self.queues["copies"]):
-            event, work = self.queues["copies"][self.done["copies"]]
-            if event is not None and not self.is_done(event):
-                return
-            self._step("copies", work)
-
-    def queue(self, stream, work):
-        self.queues[stream].append((None, work))
-        self._hurry()
-
-    def record(self, event, stream):
-        event.stream, event.place = stream, len(self.queues[stream])
-
-    def wait(self, stream, event):
-        at = Event()
-        at.stream, at.place = event.stream, event.place
-        self.queues[stream].append((at, None))
-        self._hurry()
-
-    # What the feed asks for.
-
-    def new_memory(self, num_bytes):
-        # Kept, since a GPU's allocator too gives memory away only after the work that was queued on it.
-        self.allocated.append(torch.full((num_bytes,), 77, dtype=torch.uint8))
-        return self.allocated[-1]
-
-    def event(self):
-        return Event()
-
-    def mark(self, event):
-        self.record(event, "loop")
-
-    def copy(self, source, target, num_bytes, after, done):
-        self.wait("copies", after)
-        # By address, as on a GPU: a copy under way keeps neither end alive.
-        self.queue("copies", lambda: ctypes.memmove(target, source, num_bytes))
-        self.record(done, "copies")
-
-    def use(self, done):
-        self.wait("loop", done)
-
-    def is_done(self, event):
-        return event.stream is None or self.done[event.stream] >= event.place
-
-    def finish(self):
-        self.run("copies", len(self.queues["copies"]))
 
 
 def dense_view():
@@ -106,13 +31,15 @@ def ragged_view():
 
 
 VIEWS = {"dense": dense_view(), "ragged": ragged_view()}
+DEPTH = 3
 
 
 def on_device(view, lanes, count=None):
     feed = mr.Feed(VIEWS[view], batch=8, seed=3, device="numpy", epochs=None if count is None else count)
     program = Program.of(feed.line(0, feed.stop))
     total = feed.line(0, feed.stop).num_batches
-    return DeviceRing(NativeRing(program, count=total, depth=3, workers=2), program.layout, lanes), feed
+    host = NativeRing(program, count=total, depth=DEPTH, workers=2, held=DEPTH + 1, new_memory=lanes.host_memory)
+    return DeviceRing(NativeParcels(host), lanes, depth=DEPTH), feed
 
 
 def flat(value):
@@ -171,6 +98,35 @@ def test_memory_of_the_device_is_used_again():
         assert batch.x.shape == (8, 4, 3)
         lanes.run("loop", len(lanes.queues["loop"]))
     assert len(lanes.allocated) <= 6
+    ring.close()
+
+
+@pytest.mark.parametrize("lag", [0, 3, 5, 20, 1000])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager):
+    """The loop queues 300 steps; each is run as many steps later as the GPU is behind."""
+    lanes = SlowLanes(eager)
+    ring, feed = on_device("dense", lanes)
+    wanted, read, ends, most = expected(feed, 300), [], [], 0
+    for number in range(300):
+        batch = ring.take(number)
+        low, high = np.lib.array_utils.byte_bounds(np.asarray(batch.x))
+        lanes.queue("loop", lambda low=low, high=high: read.append(peek(low, high, (8, 4, 3), np.float32)))
+        ends.append(len(lanes.queues["loop"]))
+        del batch
+        if number >= lag:
+            lanes.run("loop", ends[number - lag])
+        most = max(most, lanes.num_alive)
+        assert number - len(read) <= DEPTH + 4  # no further ahead than copies and slots of the device
+        if number == 150:
+            before = len(lanes.host)
+    lanes.run("loop", len(lanes.queues["loop"]))
+    assert all(np.array_equal(one, other["x"][0]) for one, other in zip(read, wanted, strict=True))
+    assert len(lanes.host) == before
+    assert len(lanes.host) == most <= 2 * DEPTH + 1
+    assert len(lanes.allocated) <= 3
+    if eager:  # the loop waits where the GPU is further behind than copies are queued, and only there
+        assert (lanes.num_waits == 0) == (lag <= DEPTH)
     ring.close()
 
 

@@ -289,25 +289,6 @@ def test_an_error_in_a_thread_reaches_the_loop_at_its_batch(always_ahead, tmp_pa
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("millrace-")]
 
 
-def test_two_threads_on_one_iterator_are_refused_not_mixed_up(always_ahead):
-    found, errors = [], []
-
-    def take(iterator):
-        try:
-            found.extend(int(batch.positions[0]) for batch in itertools.islice(iterator, 300))
-        except mr.FeedError as error:
-            errors.append(str(error))
-
-    iterator = iter(small_feed())
-    threads = [threading.Thread(target=take, args=(iterator,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == len(set(found))
-    assert all("two threads" in error for error in errors)
-
-
 def test_a_thousand_feeds_leave_nothing(always_ahead):
     def resources():
         gc.collect()

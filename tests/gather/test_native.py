@@ -117,7 +117,8 @@ def test_a_wrong_record_is_an_error(record):
 def test_any_number_of_threads_gives_the_same(rows, threads, count, seed):
     rng = np.random.default_rng(seed)
     offsets = np.concatenate(([0], np.sort(rng.integers(0, rows + 1, 20)), [rows]))
-    store = mr.from_arrays({"hits": np.arange(rows * 2).reshape(rows, 2), "label": np.arange(21)}, offsets)
+    columns = {"hits": np.arange(rows * 2).reshape(rows, 2), "label": np.arange(21)}
+    store = mr.from_arrays(columns, offsets, per={"label": "record"})
     samples = rng.integers(0, 21, count)
     several = {"THREAD_BYTES": 1, "MAX_THREADS": threads}
     with mock.patch.multiple(native, **several), mock.patch("os.cpu_count", return_value=threads):

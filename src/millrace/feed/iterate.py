@@ -13,9 +13,11 @@ import numpy as np
 from millrace.errors import ConfigError, FeedError, StageFailed
 from millrace.feed import native
 from millrace.feed.batch import Batch, check_names
-from millrace.feed.device import CudaLanes, DeviceRing, pinned_memory, to_device
+from millrace.feed.cuda import CudaLanes
+from millrace.feed.device import DeviceRing
 from millrace.feed.line import Line, Plan
 from millrace.feed.native import NativeRing
+from millrace.feed.parcel import InLineParcels, NativeParcels, Packer, Parcel
 from millrace.feed.program import MARKS, Program, Unmapped
 from millrace.feed.report import Report
 from millrace.feed.ring import Slot, Slots
@@ -38,21 +40,45 @@ class Iteration:
         self._process = os.getpid()
         self._convert = _torch_converter() if feed.device != "numpy" else None
         self.is_closed = False
+        self._taking = threading.Lock()
         self._began, self._get_s = time.perf_counter(), 0.0
         program = Program.of(line)
         self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
+        self._lanes = CudaLanes(feed.device) if feed.device.startswith("cuda") else None
         self._stage: Stage | NativeRing | DeviceRing | None = None
+        self._stage = self._start() if self._lanes is None else self._start_on_device()
+
+    def _start(self) -> Stage | NativeRing | None:
+        feed, program = self._feed, self._maker.program
         if feed.transform is not None:
             workers = min(feed.workers, feed.depth)
-            self._stage = Stage(self._maker.make, workers=workers, depth=feed.depth, count=self.total)
-        elif program is not None and feed.device.startswith("cuda"):
-            # Always ahead: the training thread only queues copies.
-            lanes, workers = CudaLanes(feed.device), min(feed.fillers, feed.depth)
-            host = NativeRing(program, count=self.total, depth=feed.depth, workers=workers, new_memory=pinned_memory)
-            self._stage, self._convert = DeviceRing(host, program.layout, lanes), None
-        elif program is not None:
-            workers = min(feed.fillers, feed.depth) if program.batch_bytes >= native.IN_LINE_BYTES else 0
-            self._stage = NativeRing(program, count=self.total, depth=feed.depth, workers=workers)
+            return Stage(self._maker.make, workers=workers, depth=feed.depth, count=self.total)
+        if program is None:
+            return None
+        workers = min(feed.fillers, feed.depth) if program.batch_bytes >= native.IN_LINE_BYTES else 0
+        return NativeRing(program, count=self.total, depth=feed.depth, workers=workers)
+
+    def _start_on_device(self) -> DeviceRing:
+        """Always ahead, and in pinned memory: the training thread only queues copies."""
+        feed, program, lanes, depth = self._feed, self._maker.program, self._lanes, self._feed.depth
+        assert lanes is not None
+        assert self._convert is not None
+        if program is not None and feed.transform is None:
+            host = NativeRing(
+                program, count=self.total, depth=depth, workers=min(feed.fillers, depth), held=depth + 1,
+                new_memory=lanes.host_memory,
+            )  # fmt: skip
+            return DeviceRing(NativeParcels(host), lanes, depth=depth)
+        # Ready or being made, under way, and one in hand.
+        pack, convert, make = Packer(lanes, 2 * depth + 1).pack, self._convert, self._maker.make
+
+        def parcel(batch: int) -> Parcel:  # it holds no iterator: threads run it
+            return pack(convert(make(batch)))
+
+        if feed.transform is None:
+            return DeviceRing(InLineParcels(parcel), lanes, depth=depth)
+        stage = Stage(parcel, workers=min(feed.workers, depth), depth=depth, count=self.total)
+        return DeviceRing(stage, lanes, depth=depth)
 
     def __iter__(self) -> Iteration:
         return self
@@ -65,16 +91,22 @@ class Iteration:
     def __next__(self) -> Batch:
         if self._process != os.getpid():
             raise FeedError("this feed was started in another process; a forked child must make its own")
+        if not self._taking.acquire(blocking=False):  # whoever has it goes on undisturbed
+            raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
+        try:
+            return self._next()
+        finally:
+            self._taking.release()
+
+    def _next(self) -> Batch:
         if self.is_closed or self._count == self.total:
             self.close()
             raise StopIteration
         began = time.perf_counter()
         try:
             batch = self._take()
-            if self._convert is not None:
+            if self._convert is not None and self._lanes is None:
                 batch = self._convert(batch)
-                if self._feed.device.startswith("cuda"):
-                    batch = to_device(batch, self._feed.device)
         except BaseException:
             self.close()
             raise
@@ -91,16 +123,16 @@ class Iteration:
             except Unmapped:  # too many shards to map: numpy reads them
                 self._stage.close()
                 self._stage, self._maker.program = None, None
-                self._convert = None if self._feed.device == "numpy" else _torch_converter()
+            if self._lanes is not None:
+                self._stage = self._start_on_device()
+                return self._stage.take(self._count)
         return self._maker.make(self._count)
 
     def report(self) -> Report:
-        way, workers, counted = "numpy" if self._maker.program is None else "in line", 0, {}
-        if isinstance(self._stage, NativeRing | DeviceRing):
-            counted, workers = self._stage.report(), self._stage.num_workers
-            way = "ring" if workers else "in line"
-        elif self._stage is not None:
-            way, workers = "transform", self._stage.num_workers
+        stage = self._stage
+        workers, counted = (0, {}) if stage is None else (stage.num_workers, stage.report())
+        way = "transform" if self._feed.transform is not None else "numpy" if self._maker.program is None else None
+        way = way or ("ring" if workers else "in line")
         samples = min(self.line.end(self._count) - self.line.start, self._count * self.line.size)
         return Report(way, workers, self._count, samples, time.perf_counter() - self._began, self._get_s, **counted)
 

@@ -50,11 +50,13 @@ class NativeRing:
         count: int | None,
         depth: int,
         workers: int,
+        held: int = 2,
         new_memory: Callable[[int], Array] | None = None,
     ) -> None:
+        """``held`` is how many batches are in use at a time; where there are more, each takes new memory."""
         in_line = workers == 0
         depth = 1 if in_line else depth
-        slots = depth + (1 if in_line else 2)
+        slots = depth + (1 if in_line else held)
         self.memory = Memory(program.layout, slots, new_memory or ring.new_memory)
         self._ring = core.Ring(
             program.core, self.memory.allocate, -1 if count is None else count, depth, slots, workers

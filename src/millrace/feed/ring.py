@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ def new_memory(num_bytes: int) -> Array:
 class Slot:
     """One buffer per field, grown as needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_memory: Callable[[int], Array]) -> None:
+        self._new_memory = new_memory
         self._buffers: dict[str, Array] = {}
         self.is_filling = False
 
@@ -34,7 +36,7 @@ class Slot:
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
             # A quarter more where a ragged field outgrew its buffer: the next one will be about as large.
-            buffer = self._buffers[name] = new_memory(size if buffer is None else size + size // 4)
+            buffer = self._buffers[name] = self._new_memory(size if buffer is None else size + size // 4)
         return buffer[:size].view(dtype).reshape(shape)
 
     def holders(self) -> int:
@@ -44,7 +46,7 @@ class Slot:
 
 def _idle_holders() -> int:
     """What ``holders`` says when nobody holds a slot; it differs between Python versions."""
-    slot = Slot()
+    slot = Slot(new_memory)
     slot.array("x", (1,), np.dtype(np.uint8))
     return slot.holders()
 
@@ -55,8 +57,9 @@ _IDLE = _idle_holders()
 class Slots:
     """A few slots. Where all are held, one is left to its holders and a new one takes its place."""
 
-    def __init__(self, count: int) -> None:
-        self._slots = [Slot() for _ in range(count)]
+    def __init__(self, count: int, new_memory: Callable[[int], Array] = new_memory) -> None:
+        self._new_memory = new_memory
+        self._slots = [Slot(new_memory) for _ in range(count)]
         self._next = 0
         self._lock = threading.Lock()
 
@@ -68,7 +71,7 @@ class Slots:
                 if not slot.is_filling and slot.holders() <= _IDLE:
                     break
             else:
-                slot = self._slots[self._next] = Slot()
+                slot = self._slots[self._next] = Slot(self._new_memory)
                 self._next = (self._next + 1) % len(self._slots)
             slot.is_filling = True
             return slot

@@ -40,11 +40,18 @@ class Stage:
 
     def take(self, batch: int) -> Any:
         """The next batch, which is number ``batch``; raises what its transform raised."""
+        found = self.poll(batch, True)
+        if found is None:
+            raise FeedError("the feed was closed while a batch was awaited")
+        return found
+
+    def poll(self, batch: int, wait: bool) -> Any:
+        """The same; None where it is not ready and ``wait`` is false, or there is none."""
         shared = self._shared
         with shared.changed:
             while batch not in shared.done:
-                if shared.is_closed:
-                    raise FeedError("the feed was closed while a batch was awaited")
+                if shared.is_closed or not wait or (shared.count is not None and batch >= shared.count):
+                    return None
                 shared.changed.wait(timeout=1.0)  # a bounded wait, so that Ctrl-C is seen on every platform
             result, error = shared.done.pop(batch)
             shared.taken = batch + 1
@@ -52,6 +59,9 @@ class Stage:
         if error is not None:
             raise error
         return result
+
+    def report(self) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None:
         self._finish()

@@ -1,0 +1,189 @@
+"""Whole feeds on a device: every way of making batches, through pinned memory, against the same feed on the host."""
+
+import ctypes
+import itertools
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.feed import iterate
+
+from .lanes import SlowLanes
+
+pytestmark = pytest.mark.needs_core
+DEPTH = 3
+
+
+@pytest.fixture(params=[False, True], ids=["late", "eager"])
+def lanes(request, monkeypatch):
+    found = SlowLanes(request.param)
+    monkeypatch.setattr(iterate, "CudaLanes", lambda device: found)
+    return found
+
+
+class OwnWindows(mr.Windows):
+    """Without a plan: only Python knows it."""
+
+    def spans(self, samples, axis=None):
+        return super().spans(samples, axis)
+
+
+def augment(batch, rng):
+    """Columns of many types; the sizes of some change from batch to batch."""
+    count = int(batch.positions[0]) % 5
+    lengths = np.arange(len(batch.x)) % (count + 1)
+    return {
+        "x": batch.x * 2,
+        "flipped": batch.x[:, ::-1],
+        "tensor": torch.from_numpy(batch.y).to(torch.bfloat16),
+        "wide": np.ones((len(batch.x), count), bool),
+        "ragged": mr.Ragged(rng.uniform(int(lengths.max()) + 1)[:, 0].repeat(lengths), np.cumsum([0, *lengths])),
+        "name": [f"sample {sample}" for sample in batch.samples],
+    }
+
+
+def windows(kind=mr.Windows):
+    values = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    return kind(mr.from_arrays({"values": values}), lookback=4, horizon=1)
+
+
+def records():
+    offsets = np.concatenate(([0], np.cumsum(np.random.default_rng(1).integers(0, 30, 200))))
+    return mr.Records(mr.from_arrays({"hits": np.arange(offsets[-1]), "label": np.arange(200)}, offsets))
+
+
+HOWS = {
+    "ring": {"view": windows()},
+    "ragged": {"view": records()},
+    "transform": {"view": windows(), "transform": augment, "workers": 2},
+    "numpy": {"view": windows(OwnWindows)},
+}
+
+
+def feed_of(how, device, **options):
+    return mr.Feed(**HOWS[how], batch=8, seed=3, depth=DEPTH, device=device, **options)
+
+
+def flat(batch):
+    found = {}
+    for name, value in batch.items():
+        if isinstance(value, mr.Ragged):
+            found |= {f"{name}.values": value.values, f"{name}.offsets": value.offsets}
+        else:
+            found[name] = value
+    return found
+
+
+def snapshot(batch):
+    return {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in flat(batch).items()}
+
+
+def check_equal(found, wanted):
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        if isinstance(value, torch.Tensor):
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name], value)
+        else:
+            assert found[name] == value
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("lag", [0, 20])
+def test_every_way_gives_the_batches_of_the_host(how, lag, lanes):
+    """Kernels read their batch as many steps late as the GPU is behind; nothing but the kernel knows where it lies."""
+    read, ends, most = [], [], 0
+    wanted = [(b.positions.tolist(), snapshot(b)) for b in itertools.islice(feed_of(how, "cpu"), 120)]
+    feed = feed_of(how, "cuda")
+    for number, batch in enumerate(itertools.islice(feed, 120)):
+        assert batch.positions.tolist() == wanted[number][0]
+        tensors, rest = flat(batch), {k: v for k, v in flat(batch).items() if not isinstance(v, torch.Tensor)}
+        bare = {k: (v.data_ptr(), v.dtype, v.shape) for k, v in tensors.items() if k not in rest}
+        lanes.queue("loop", lambda bare=bare, rest=rest: read.append({k: peek(*b) for k, b in bare.items()} | rest))
+        ends.append(len(lanes.queues["loop"]))
+        del batch, tensors
+        if number >= lag:
+            lanes.run("loop", ends[number - lag])
+        most = max(most, lanes.num_alive)
+        if number == 60:
+            before = len(lanes.host)
+    lanes.run("loop", len(lanes.queues["loop"]))
+    for found, (_, other) in zip(read, wanted, strict=True):
+        check_equal({name: found[name] for name in other}, other)
+    assert most <= 2 * DEPTH + 1
+    assert how != "numpy" or before <= DEPTH + 1
+    assert len(lanes.host) <= before + (most if how in ("ragged", "transform") else 0)  # those may still grow
+    feed.close()
+
+
+def peek(address, dtype, shape):
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = bytearray((ctypes.c_char * count).from_address(address)) if count else bytearray()
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_held_batches_stay_as_they_were(how, lanes):
+    held = list(itertools.islice(feed_of(how, "cuda"), 40))
+    lanes.run("loop", len(lanes.queues["loop"]))
+    for batch, other in zip(held, feed_of(how, "cpu"), strict=False):
+        check_equal(flat(batch), snapshot(other))
+
+
+def test_a_transform_is_packed_by_its_threads(lanes):
+    """The loop's own thread asks for no memory of the host."""
+    threads, ask = set(), lanes.host_memory
+
+    def host_memory(num_bytes):
+        threads.add(threading.current_thread().name.rsplit("-", 1)[0])
+        return ask(num_bytes)
+
+    lanes.host_memory = host_memory
+    for _ in itertools.islice(feed_of("transform", "cuda"), 30):
+        pass
+    assert threads == {"millrace-transform"}
+
+
+def test_an_error_comes_with_its_own_batch(lanes, tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
+        for k in range(8):
+            writer.append({"tokens": np.full(32, k, np.uint16)})
+    view = mr.Blocks(mr.open_store(tmp_path / "store"), length=4)
+    victim = sorted((tmp_path / "store" / "shards").iterdir())[3] / "tokens.u16"
+    os.chmod(victim, 0o644)
+    os.truncate(victim, 10)
+    got = []
+    with pytest.raises(mr.StoreCorrupt, match=r"tokens\.u16"):
+        got.extend(b.positions[0] for b in mr.Feed(view, batch=4, order=mr.Sequential(63), device="cuda", workers=2))
+    assert got == [0, 4, 8, 12, 16]  # the fifth reaches one row into the shard
+
+
+def test_an_error_of_a_transform_comes_with_its_own_batch(lanes):
+    def fail(batch, rng):
+        if batch.positions[0] == 40:
+            raise KeyError("my bug")
+        return batch
+
+    got = []
+    with pytest.raises(mr.StageFailed, match="my bug"):
+        got.extend(b.positions[0] for b in mr.Feed(windows(), batch=8, device="cuda", transform=fail, workers=2))
+    assert got == [0, 8, 16, 24, 32]
+
+
+def test_more_shards_than_may_be_mapped_are_read_instead(lanes, tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
+        for k in range(50):
+            writer.append({"tokens": np.full(32, k, np.uint16)})
+    view = mr.Blocks(mr.open_store(tmp_path / "store"), length=4)
+    expected = [batch.x.copy() for batch in mr.Feed(view, batch=16, epochs=2, device="numpy")]
+    store = mr.open_store(tmp_path / "store")
+    store._shards._max_maps = 20
+    feed = mr.Feed(mr.Blocks(store, length=4), batch=16, epochs=2, device="cuda")
+    found = list(feed)
+    lanes.run("loop", len(lanes.queues["loop"]))
+    assert feed.report().way == "numpy"
+    assert all(np.array_equal(one.x.numpy(), other) for one, other in zip(found, expected, strict=True))

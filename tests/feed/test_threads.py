@@ -1,0 +1,97 @@
+"""Several threads on one iterator: whoever comes second is refused, and the first goes on, whichever way batches are made."""
+
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.feed import iterate, ring
+from millrace.native import core
+
+from .lanes import SlowLanes
+
+
+class Gate:
+    """Holds whoever makes a batch until it is opened."""
+
+    def __init__(self):
+        self.is_open = threading.Event()
+
+    def through(self, function):
+        def waits(*args, **options):
+            self.is_open.wait()
+            return function(*args, **options)
+
+        return waits
+
+
+def held_feed(how, gate, monkeypatch):
+    """A feed whose first batch is not made before the gate is opened."""
+    options = {"batch": 8, "device": "numpy"}
+    kind = mr.Windows
+    if how == "core":
+        monkeypatch.setattr(ring, "new_memory", gate.through(ring.new_memory))
+    elif how == "transform":
+        options["transform"] = gate.through(lambda batch, rng: batch)
+    elif how == "numpy":
+        kind = type("Own", (mr.Windows,), {"spans": gate.through(mr.Windows.spans)})
+    else:
+        lanes = SlowLanes()
+        lanes.host_memory = gate.through(lanes.host_memory)
+        monkeypatch.setattr(iterate, "CudaLanes", lambda device: lanes)
+        options["device"] = "cuda"
+    return mr.Feed(kind(mr.from_arrays({"values": np.arange(300.0)}), lookback=4, horizon=1), **options)
+
+
+HOWS = ["transform", "numpy", *(["core", "device"] if core is not None else [])]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_second_thread_is_refused_and_the_first_goes_on(how, monkeypatch):
+    gate, got = Gate(), []
+    iterator = iter(held_feed(how, gate, monkeypatch))
+    first = threading.Thread(target=lambda: got.append(next(iterator)))
+    first.start()
+    while not iterator._taking.locked():
+        time.sleep(0.001)
+    for _ in range(3):
+        with pytest.raises(mr.FeedError, match="two threads take batches from one iterator"):
+            next(iterator)
+    gate.is_open.set()
+    first.join()
+    assert got[0].positions.tolist() == list(range(8))
+    assert next(iterator).positions.tolist() == list(range(8, 16))
+    iterator.close()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_threads_that_try_again_share_all_batches(how, monkeypatch):
+    gate, got, errors = Gate(), [], []
+    gate.is_open.set()
+    feed = held_feed(how, gate, monkeypatch)
+    iterator = iter(feed)
+
+    def take():
+        while len(got) < 200:
+            try:
+                got.append(int(next(iterator).positions[0]))
+            except mr.FeedError as error:
+                errors.append(str(error))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(got) == list(range(0, 8 * len(got), 8))
+    assert feed.position == 8 * len(got)
+    assert all("two threads" in error for error in errors)
+    feed.close()
