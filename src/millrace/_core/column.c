@@ -30,7 +30,7 @@ static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Column *self = (Column *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
     int64_t count;
-    self->starts = core_int64s(starts, &self->starts_buffer, &count);
+    self->starts = core_copied_int64s(starts, &count);
     if (self->starts == NULL) goto fail;
     int is_rising = count > 0 && self->starts[0] == 0 && row_bytes >= 0;
     for (int64_t k = 1; k < count && is_rising; k++) is_rising = self->starts[k] >= self->starts[k - 1];
@@ -59,7 +59,7 @@ static void column_dealloc(PyObject *object) {
         if (self->addresses[k] != NULL) PyBuffer_Release(&self->shards[k]);
     free(self->addresses);
     free(self->shards);
-    if (self->starts != NULL) PyBuffer_Release(&self->starts_buffer);
+    free(self->starts);
     core_free(object);
 }
 

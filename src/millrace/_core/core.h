@@ -12,6 +12,8 @@ int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept);
 void core_free(PyObject *object); /* frees an object of a heap type */
 /* Borrows int64 numbers of a contiguous buffer; *count is how many. NULL with an exception. */
 const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count);
+/* A copy of them, for what is checked once and used ever after; free() it. */
+int64_t *core_copied_int64s(PyObject *object, int64_t *count);
 /* Raises a class of millrace.errors by its name. */
 PyObject *core_raise(const char *kind, const char *format, ...);
 
@@ -36,9 +38,9 @@ int core_add_permute(PyObject *module);
 typedef struct {
     PyObject_HEAD
     int64_t num_shards, num_rows, row_bytes;
-    const int64_t *starts;  /* the first row of each shard, and the end */
+    int64_t *starts;        /* the first row of each shard, and the end */
     const char **addresses; /* of each shard, NULL until it is given */
-    Py_buffer starts_buffer, *shards;
+    Py_buffer *shards;
 } Column;
 
 extern PyTypeObject *Column_Type;
@@ -52,7 +54,7 @@ int core_add_column(PyObject *module);
 
 enum { DENSE, RAGGED, PADDED, RECORD };
 enum { COPY, FROM_I8, FROM_U8, FROM_I16, FROM_U16, FROM_I32, FROM_U32, FROM_F16, FROM_BF16 };
-enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED };
+enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED, TOO_LARGE };
 
 typedef struct { /* one entry of a batch */
     Column *column;
@@ -75,6 +77,8 @@ typedef struct { /* what went wrong, where, with its numbers */
     int64_t a, b, c;
 } Problem;
 
+/* The bytes of so many rows of a field in all its samples; -1 where they pass 2^63 - 1. */
+int64_t core_out_bytes(const Field *field, int64_t samples, int64_t rows);
 int64_t core_piece_rows(const Pieces *pieces, int64_t i);
 /* Copies sample i of a field, which has room for so many rows. */
 int core_gather(const Field *field, const Pieces *axes, const int64_t *records, int64_t i, int64_t room, char *to,
@@ -114,6 +118,7 @@ typedef struct {
     int kind, next, part, num_axes;
     int64_t count, stride, rows;
     const int64_t *numbers[MAX_AXES];
+    int64_t *own[2]; /* of concat: copies, since they are indices that were checked */
 } Step;
 
 typedef struct {

@@ -124,6 +124,12 @@ static int copy_pieces(const Field *field, const Pieces *pieces, int64_t i, int6
     return FINE;
 }
 
+int64_t core_out_bytes(const Field *field, int64_t samples, int64_t rows) {
+    int64_t bytes;
+    if (__builtin_mul_overflow(samples, rows, &bytes) || __builtin_mul_overflow(bytes, field->out_row_bytes, &bytes)) return -1;
+    return bytes;
+}
+
 int64_t core_piece_rows(const Pieces *pieces, int64_t i) {
     int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i];
     int64_t high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
@@ -134,7 +140,7 @@ int64_t core_piece_rows(const Pieces *pieces, int64_t i) {
 
 int core_gather(const Field *field, const Pieces *axes, const int64_t *records, int64_t i, int64_t room, char *to,
                 Problem *problem) {
-    if (field->kind == RECORD) return copy_span(field, records[i], records[i] + 1, to, problem);
+    if (field->kind == RECORD) return copy_span(field, records[i], (int64_t)((uint64_t)records[i] + 1), to, problem);
     int64_t copied, skip = field->kind == DENSE ? field->first : 0;
     if (copy_pieces(field, &axes[field->axis], i, skip, room, to, &copied, problem)) return problem->code;
     if (field->kind == PADDED)
@@ -157,6 +163,8 @@ PyObject *core_raise_problem(const Problem *problem) {
     case BEYOND:
         return core_raise("ConfigError", "sample %lld is beyond the %lld of its view, in a plan of it", a, b);
     case PASSED: return core_raise("ConfigError", "batch %lld passes position 2^63 - 1, where every line ends", a);
+    case TOO_LARGE:
+        return core_raise("ConfigError", "a batch holds more rows of %s than memory can; lower batch, or its view is wrong", name);
     default: return core_raise("FeedError", "shard %lld for %s was not given", a, name);
     }
 }

@@ -34,11 +34,13 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
     int is_plain = field->kind >= DENSE && field->kind <= RECORD && field->cast >= COPY && field->cast <= FROM_BF16;
     is_plain = is_plain && first >= 0 && length >= 0 && row_items >= 0 && group >= 1 && row_items % group == 0;
     is_plain = is_plain && field->axis >= 0 && field->axis < MAX_AXES && item_bytes >= 1;
-    if (!is_plain || row_items * (field->item_bytes = stored_bytes(field->cast, item_bytes)) != field->column->row_bytes) {
+    int64_t row_bytes, out_items = row_items, out_bytes = field->cast == COPY ? item_bytes : field->cast >= FROM_F16 ? 4 : 8;
+    field->item_bytes = is_plain ? stored_bytes(field->cast, item_bytes) : 0;
+    is_plain = is_plain && !__builtin_mul_overflow(row_items, field->item_bytes, &row_bytes);
+    if (!is_plain || row_bytes != field->column->row_bytes) {
         PyErr_Format(PyExc_ValueError, "field %s is not one that can be gathered", name);
         return -1;
     }
-    int64_t out_items = row_items, out_bytes = field->cast == COPY ? item_bytes : field->cast >= FROM_F16 ? 4 : 8;
     if (items != Py_None) {
         field->num_items = PyTuple_Size(items);
         if (field->num_items <= 0) {
@@ -58,13 +60,16 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
             PyErr_NoMemory();
             return -1;
         }
-        out_items = row_items / group * field->num_items;
+        if (__builtin_mul_overflow(row_items / group, field->num_items, &out_items)) out_items = -1;
+    }
+    if (out_items < 0 || __builtin_mul_overflow(out_items, out_bytes, &field->out_row_bytes)) {
+        PyErr_Format(PyExc_ValueError, "field %s has rows larger than memory", name);
+        return -1;
     }
     field->is_run = 1;
     for (int64_t k = 1; k < field->num_items; k++) field->is_run &= field->items[k] == field->items[k - 1] + 1;
     field->num_groups = row_items / group;
     field->out_item_bytes = out_bytes;
-    field->out_row_bytes = out_items * out_bytes;
     return 0;
 }
 
@@ -218,7 +223,7 @@ static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places) {
     int64_t samples = task->last - task->first;
     for (int f = 0; f < task->gather->num_fields; f++) {
         const Field *field = &task->gather->fields[f];
-        int64_t rows = samples * (field->kind == RECORD ? 1 : field->length), count;
+        int64_t rows = field->kind == RECORD ? 1 : field->length, count;
         if (field->kind == RAGGED) {
             if ((task->places[f] = hold_int64s(held, PyTuple_GetItem(places, f), &count)) == NULL) return -1;
             if (count != samples + 1 || task->places[f][0] != 0) return wrong("places");
@@ -229,7 +234,7 @@ static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places) {
         Py_buffer *buffer = &held->held[held->count];
         if (PyObject_GetBuffer(PyTuple_GetItem(outs, f), buffer, PyBUF_WRITABLE) < 0) return -1;
         held->count++;
-        if (buffer->len != rows * field->out_row_bytes) return wrong("outputs");
+        if (buffer->len != core_out_bytes(field, field->kind == RAGGED ? 1 : samples, rows)) return wrong("outputs");
         task->outs[f] = buffer->buf;
     }
     return 0;

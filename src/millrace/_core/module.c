@@ -1,6 +1,8 @@
 /* The module object, and what the other files share. Every function has a numpy twin that gives the same bytes. */
 #include "ring.h"
 
+#include <stdlib.h>
+
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept) {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
     if (type == NULL) return -1;
@@ -28,6 +30,17 @@ const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count) 
     }
     *count = buffer->len / 8;
     return buffer->buf;
+}
+
+int64_t *core_copied_int64s(PyObject *object, int64_t *count) {
+    Py_buffer buffer;
+    const int64_t *numbers = core_int64s(object, &buffer, count);
+    if (numbers == NULL) return NULL;
+    int64_t *copy = malloc((size_t)buffer.len + sizeof *copy);
+    if (copy == NULL) PyErr_NoMemory();
+    else if (buffer.len) memcpy(copy, numbers, (size_t)buffer.len);
+    PyBuffer_Release(&buffer);
+    return copy;
 }
 
 PyObject *core_raise(const char *kind, const char *format, ...) {

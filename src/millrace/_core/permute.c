@@ -110,11 +110,11 @@ static PyObject *permute(PyObject *module, PyObject *args) {
     int is_backward;
     if (!PyArg_ParseTuple(args, "w*Ky*p", &values, &n, &keys, &is_backward)) return NULL;
     size_t count = (size_t)values.len / sizeof(uint64_t);
-    Sides sides = core_sides(n ? n : 1);
+    Sides sides = core_sides(n == 0 || n > INT64_MAX ? 1 : n);
     size_t row = (size_t)sides.rounds * sizeof(uint32_t);
     uint64_t *numbers = values.buf;
     const char *rows = keys.buf;
-    int is_wrong = n == 0 || ((size_t)keys.len != row && (size_t)keys.len != row * count);
+    int is_wrong = n == 0 || n > INT64_MAX || ((size_t)keys.len != row && (size_t)keys.len != row * count);
     for (size_t i = 0; i < count && !is_wrong; i++) is_wrong = numbers[i] >= n;
     if (is_wrong) {
         PyErr_Format(PyExc_ValueError, "permute: values below n=%llu and %d keys, for all or for each", n, sides.rounds);

@@ -32,9 +32,9 @@ int core_step_init(Program *self, Step *step, PyObject *plan) {
     } else if (!PyUnicode_CompareWithASCIIString(name, "concat")) {
         step->kind = CONCAT;
         if (!PyArg_ParseTuple(plan, "OOO", &name, &numbers, &more)) return -1;
-        step->numbers[0] = hold(self, numbers, &step->count);
         int64_t others = 0;
-        if (step->numbers[0] != NULL) step->numbers[1] = hold(self, more, &others);
+        step->numbers[0] = step->own[0] = core_copied_int64s(numbers, &step->count);
+        if (step->numbers[0] != NULL) step->numbers[1] = step->own[1] = core_copied_int64s(more, &others);
         if (step->numbers[1] != NULL && others != step->count) PyErr_SetString(PyExc_ValueError, "a step of concat");
     } else if (!PyUnicode_CompareWithASCIIString(name, "stride")) {
         step->kind = STRIDE;
@@ -54,6 +54,7 @@ int core_step_init(Program *self, Step *step, PyObject *plan) {
     } else {
         step->kind = OFFSETS;
         if (!PyArg_ParseTuple(plan, "OiO!", &name, &step->part, &PyTuple_Type, &more)) return -1;
+        if (PyTuple_Size(more) > MAX_AXES) PyErr_SetString(PyExc_ValueError, "a step of offsets");
         for (Py_ssize_t k = 0; k < PyTuple_Size(more) && k < MAX_AXES; k++) {
             int64_t others;
             step->numbers[k] = hold(self, PyTuple_GetItem(more, k), &others);
@@ -79,6 +80,7 @@ int core_steps_check(const Program *self) {
         else is_fine = step->part >= 0 && step->part < self->num_parts;
         if (is_fine && step->kind == OFFSETS) {
             const Gather *gather = self->gathers[step->part];
+            is_fine = step->num_axes <= self->num_axes; /* as many as the work area has room for */
             for (int f = 0; f < gather->num_fields; f++)
                 is_fine &= gather->fields[f].kind == RECORD || gather->fields[f].axis < step->num_axes;
         } else if (is_fine && step->kind != TAKE && step->kind != CONCAT) {
@@ -92,6 +94,11 @@ int core_steps_check(const Program *self) {
         }
     }
     return 0;
+}
+
+static int beyond(Problem *problem, int64_t x, int64_t limit) {
+    *problem = (Problem){BEYOND, NULL, x, limit, 0};
+    return BEYOND;
 }
 
 static int64_t first_beyond(const int64_t *ends, int64_t count, int64_t x) {
@@ -111,16 +118,14 @@ static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem
     for (;;) {
         int64_t limit = step->kind == CONCAT || step->kind == LOCATE ? (step->count ? step->numbers[0][step->count - 1] : 0)
                                                                      : step->count;
-        if (x < 0 || x >= limit) {
-            *problem = (Problem){BEYOND, NULL, x, limit, 0};
-            return BEYOND;
-        }
+        if (x < 0 || x >= limit) return beyond(problem, x, limit);
         if (step->kind == TAKE) {
             x = step->numbers[0][x];
             step = &self->steps[step->next];
         } else if (step->kind == CONCAT) {
             int64_t k = first_beyond(step->numbers[0], step->count, x);
-            x -= k ? step->numbers[0][k - 1] : 0;
+            if (k == step->count) return beyond(problem, x, limit);
+            x = (int64_t)((uint64_t)x - (uint64_t)(k ? step->numbers[0][k - 1] : 0));
             step = &self->steps[step->numbers[1][k]];
         } else break;
     }
@@ -136,7 +141,8 @@ static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem
     if (step->kind == STRIDE) start = (int64_t)((uint64_t)x * (uint64_t)step->stride);
     else {
         record = first_beyond(step->numbers[0], step->count, x);
-        x -= record ? step->numbers[0][record - 1] : 0;
+        if (record >= step->count) return beyond(problem, x, record); /* someone wrote into the array */
+        x = (int64_t)((uint64_t)x - (uint64_t)(record ? step->numbers[0][record - 1] : 0));
         start = (int64_t)((uint64_t)step->numbers[1][record] + (uint64_t)x * (uint64_t)step->stride);
     }
     work->starts[i] = start;
@@ -181,23 +187,29 @@ static void pieces_of(const Program *self, const Work *work, Pieces *axes) {
         axes[k] = (Pieces){work->starts + k * self->size, work->stops + k * self->size, NULL};
 }
 
-/* Where every ragged field's samples begin, and where its values lie; the bytes of the slot in all. */
-static int64_t measure(const Program *self, const Work *work, const Pieces *axes, char *memory, int64_t *values_at,
-                       int64_t capacity) {
-    int64_t used = self->fixed_bytes;
+/* Where every ragged field's samples begin, and where its values lie; *used is the bytes of the slot in all. */
+static int measure(const Program *self, const Work *work, char *memory, int64_t *values_at, int64_t capacity, int64_t *used,
+                   Problem *problem) {
+    *used = self->fixed_bytes;
     for (int f = 0; f < self->num_fields; f++) {
         if (self->gathers[0]->fields[f].kind != RAGGED) continue;
         int64_t rows = 0, *offsets = capacity < self->fixed_bytes ? NULL : (int64_t *)(memory + self->places[f]);
         for (int64_t i = 0; i <= self->size; i++) {
             if (offsets != NULL) offsets[i] = rows;
             if (i == self->size) break;
-            int64_t own = core_piece_rows(&axes[self->gathers[work->parts[i]]->fields[f].axis], i);
-            rows += own < 0 ? 0 : own;
+            const Field *field = &self->gathers[work->parts[i]]->fields[f];
+            int64_t at = field->axis * self->size + i, start = work->starts[at], stop = work->stops[at];
+            if (start < 0 || stop < start || stop > field->column->num_rows)
+                return (*problem = (Problem){OUTSIDE, field, start, stop, field->column->num_rows}).code;
+            if (__builtin_add_overflow(rows, stop - start, &rows)) rows = INT64_MAX;
         }
-        values_at[f] = used;
-        used += (rows * self->gathers[0]->fields[f].out_row_bytes + ALIGN - 1) / ALIGN * ALIGN;
+        const Field *first = &self->gathers[0]->fields[f];
+        int64_t bytes = core_out_bytes(first, 1, rows);
+        values_at[f] = *used;
+        if (bytes < 0 || bytes > INT64_MAX - ALIGN || __builtin_add_overflow(*used, (bytes + ALIGN - 1) / ALIGN * ALIGN, used))
+            return (*problem = (Problem){TOO_LARGE, first, 0, 0, 0}).code;
     }
-    return used;
+    return FINE;
 }
 
 int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
@@ -207,7 +219,7 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
     problem->code = FINE;
     if (core_find(self, batch, work, problem)) return problem->code;
     pieces_of(self, work, axes);
-    *used = measure(self, work, axes, memory, values_at, capacity);
+    if (measure(self, work, memory, values_at, capacity, used, problem)) return problem->code;
     if (*used > capacity) {
         *problem = (Problem){SPACE, NULL, *used, 0, 0};
         return SPACE;

@@ -40,17 +40,18 @@ static int layout_init(Program *self, PyObject *marks, PyObject *places, long lo
     long long at[3];
     if (!PyArg_ParseTuple(marks, "LLL", &at[0], &at[1], &at[2])) return -1;
     self->fixed_bytes = fixed_bytes;
-    int is_fine = PyTuple_Size(places) == self->num_fields && fixed_bytes % ALIGN == 0;
+    int is_fine = PyTuple_Size(places) == self->num_fields && fixed_bytes >= 0 && fixed_bytes % ALIGN == 0;
     for (int k = 0; k < 3; k++) {
         self->marks[k] = at[k];
-        is_fine &= at[k] >= 0 && at[k] % 8 == 0 && at[k] + self->size * (k < 2 ? 8 : 1) <= fixed_bytes;
+        is_fine &= at[k] >= 0 && at[k] % 8 == 0 && at[k] <= fixed_bytes - self->size * (k < 2 ? 8 : 1);
     }
     for (int f = 0; f < self->num_fields && is_fine; f++) {
         const Field *field = &self->gathers[0]->fields[f];
-        int64_t bytes = self->size * (field->kind == RECORD ? 1 : field->length) * field->out_row_bytes;
+        int64_t bytes = core_out_bytes(field, self->size, field->kind == RECORD ? 1 : field->length);
         if (field->kind == RAGGED) bytes = (self->size + 1) * 8;
         self->places[f] = PyLong_AsLongLong(PyTuple_GetItem(places, f));
-        is_fine = self->places[f] >= 0 && self->places[f] % 8 == 0 && self->places[f] + bytes <= fixed_bytes;
+        is_fine = bytes >= 0 && bytes <= fixed_bytes && self->places[f] >= 0 && self->places[f] % 8 == 0;
+        is_fine = is_fine && self->places[f] <= fixed_bytes - bytes;
     }
     if (!is_fine && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "fields do not fit in the slot");
     return PyErr_Occurred() ? -1 : 0;
@@ -97,6 +98,10 @@ static void program_dealloc(PyObject *object) {
     Program *self = (Program *)object;
     for (int k = 0; k < self->num_held; k++) PyBuffer_Release(&self->held[k]);
     free(self->held);
+    for (int k = 0; self->steps != NULL && k < self->num_steps; k++) {
+        free(self->steps[k].own[0]);
+        free(self->steps[k].own[1]);
+    }
     free(self->steps);
     free(self->gathers);
     Py_XDECREF(self->parts);

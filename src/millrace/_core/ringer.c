@@ -33,9 +33,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->slots = calloc((size_t)num_slots, sizeof(Slot));
     self->workers = calloc((size_t)num_workers + 1, sizeof(Worker));
     /* No line passes position 2^63 - 1. */
-    int64_t most = (INT64_MAX - self->program->start) / self->program->batch - 1;
+    self->most = (INT64_MAX - self->program->start) / self->program->batch - 1;
     self->count = count;
-    self->most = most < 0 ? 0 : most;
     if (self->lock == NULL || self->signal == NULL || self->work == NULL || self->slots == NULL || self->workers == NULL)
         goto fail;
     self->num_slots = num_slots;

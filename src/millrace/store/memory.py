@@ -126,7 +126,7 @@ def from_arrays(
     meta: Mapping[str, Any] | None = None,
     cuts: Cuts | None = None,
 ) -> Store:
-    """A store in memory over these arrays, which are not copied and must not be changed afterwards.
+    """A store in memory over these arrays, which are not copied (offsets are) and must not be changed afterwards.
 
     As many items as rows make a row column, as many as records a record column; where both fit it is a row
     column unless ``per`` says otherwise. A ``Ragged`` brings its own axis. Without ``offsets`` all rows are
@@ -166,7 +166,10 @@ def from_arrays(
     if meta is not None:
         manifests.check_json(dict(meta), "meta")
     layout = Layout(normaliser.columns())
-    files = [stored[file.column] if file.column is not None else all_offsets[str(file.axis)] for file in layout.files]
+    # Offsets were checked and say where rows lie: a copy of them, which nobody writes into.
+    files = [
+        stored[file.column] if file.column is not None else all_offsets[str(file.axis)].copy() for file in layout.files
+    ]
     return array_store(layout, [("memory", files)], kind=kind, meta=meta, cuts=cuts)
 
 
