@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import time
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import millrace as mr
+from millrace.store import platform
 from millrace.testing import Fault, NotPossibleHere, count_steps, iofault, run_forked, small_disk
 from millrace.train.checkpoint import Checkpoints, State, name_of
 from millrace.train.load import load_model
 from millrace.train.tensors import NAMES, hash_file, read_tensors, write_tensors
 
-from .conftest import config_of, lines, nano
+from .conftest import config_of, lines, losses, nano
 
 
 def parts_of(step: int, size: int = 50) -> dict[str, dict[str, torch.Tensor]]:
@@ -28,9 +30,10 @@ def parts_of(step: int, size: int = 50) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def save(checkpoints: Checkpoints, step: int, val_loss: float | None = None, size: int = 50) -> None:
-    checkpoints.publish(
-        State(step=step, feed={"position": step}, precision={}, val_loss=val_loss), parts_of(step, size)
-    )
+    checkpoints.publish(State(step=step, feed={"position": step}, precision={}), parts_of(step, size))
+    before = checkpoints.best_loss()
+    if val_loss is not None and (before is None or val_loss < before):
+        checkpoints.note_best(step, val_loss)
 
 
 def loaded(checkpoints: Checkpoints) -> int:
@@ -149,15 +152,78 @@ def test_going_back_to_an_earlier_one(tmp_path):
     assert checkpoints.named("best") == name_of(3)
 
 
+def test_without_latest_the_newest_whole_one_is_taken_and_nothing_is_removed(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    for step in (1, 2, 3):
+        save(checkpoints, step, 10.0 - step)
+    flip(tmp_path / name_of(3) / "model.safetensors")
+    (tmp_path / "latest").unlink()
+    said = checkpoints.sweep()
+    assert loaded(checkpoints) == 2
+    assert "was missing; it now names step-00000002" in said[0]
+    assert "removed step-00000003" in said[1]
+    (tmp_path / "latest").unlink()
+    for step in (1, 2):
+        flip(tmp_path / name_of(step) / "model.safetensors")
+    with pytest.raises(
+        mr.TrainError, match=r"has no latest, and no checkpoint in it is whole: .*step-00000002 is damaged"
+    ):
+        checkpoints.sweep()
+    assert checkpoints.names() == [name_of(1), name_of(2)]
+
+
+def test_a_run_whose_latest_is_lost_goes_on(tokens, tmp_path):
+    from millrace.train.trainer import train
+
+    run = tmp_path / "run"
+    train(config_of(tokens, train__max_steps=6), run)
+    (run / "checkpoints" / "latest").unlink()
+    with pytest.raises(mr.ConfigError, match="holds a run already"):
+        train(config_of(tokens, train__max_steps=8), run, resume="never")
+    train(config_of(tokens, train__max_steps=8), run)
+    assert sorted(losses(run)) == list(range(1, 9))
+    assert [json.loads(line)["step"] for line in (run / "feed.jsonl").read_text().splitlines()] == [1, 7]
+
+
+def test_latest_never_names_what_cannot_be_read_back(tmp_path):
+    """A disk that keeps other bytes than were written: the new checkpoint is refused, ``latest`` stays."""
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+
+    def damage(operation: str, path: str) -> None:
+        if (operation, path) == ("fsync", str(tmp_path)) and (tmp_path / name_of(2)).exists():
+            platform.before_write = None
+            flip(tmp_path / name_of(2) / "model.safetensors")
+
+    platform.before_write = damage
+    try:
+        with pytest.raises(mr.TrainError, match=r"step-00000002 is damaged \(model.safetensors has hash"):
+            save(checkpoints, 2)
+    finally:
+        platform.before_write = None
+    assert loaded(checkpoints) == 1
+
+
+def test_every_file_is_durable_before_the_checkpoint_has_its_name(tmp_path):
+    with count_steps() as steps:
+        save(Checkpoints(tmp_path), 1)
+    renamed = steps.index(("rename", str(tmp_path / name_of(1))))
+    synced = {Path(path).name for operation, path in steps[:renamed] if operation == "fsync"}
+    assert synced >= {"model.safetensors", "optimizer.safetensors", "state.json", f"{name_of(1)}.partial"}
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
 def test_a_flipped_bit_is_found_and_named(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)
     save(checkpoints, 2)
-    victim = tmp_path / name_of(2) / "model.safetensors"
-    data = bytearray(victim.read_bytes())
-    data[-3] ^= 4
-    victim.chmod(0o644)
-    victim.write_bytes(data)
+    flip(tmp_path / name_of(2) / "model.safetensors")
     with pytest.raises(
         mr.TrainError, match=r"step-00000002 is damaged \(model.safetensors has hash .* others: step-00000001"
     ):

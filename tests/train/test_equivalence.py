@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import millrace as mr
 from millrace.feed.batch import Batch
 from millrace.train.config import parse_config
 from millrace.train.dist import World
 from millrace.train.evaluate import evaluate
+from millrace.train.load import load_model
 from millrace.train.models.gpt import GPT
 from millrace.train.optimizers import build_optimizer
+from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
 from millrace.train.stepper import Stepper, micro_batches
 from millrace.train.trainer import Trainer, train
@@ -104,6 +107,74 @@ def test_recomputed_activations_give_the_same_gradient():
     close(gradients(plain), gradients(again), 1e-12)
 
 
+def test_recomputing_is_switched_on_by_its_key(tokens, tmp_path):
+    """Each block then runs twice in a step, once of them in the backward pass."""
+    for recompute in (False, True):
+        trainer = Trainer(config_of(tokens, train__recompute=recompute), tmp_path / str(recompute), ALONE)
+        runs = []
+        trainer.model.blocks[0].register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        trainer.stepper.step(trainer.to_device(next(iter(trainer.feed))), 1)
+        trainer.close()
+        assert len(runs) == 1 + recompute
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own, of its compiler
+def test_compiling_is_switched_on_by_its_key():
+    """Without running the compiler, which takes a minute: a call of the model would go through it."""
+    for compiled in (False, True):
+        model = nn.Linear(2, 2)
+        assert distribute(model, parse_config({"train": {"compile": compiled}}), ALONE) is model
+        assert (model._compiled_call_impl is not None) == compiled
+
+
+def test_gradients_are_clipped_as_a_plain_loop_does():
+    """Against gradients scaled by hand; the limit is below every norm."""
+    limit = 0.05
+    config = parse_config({
+        "train": {"batch": 12, "precision": "fp64", "clip": limit},
+        "optimizer": {"name": "sgd", "lr": 0.5, "schedule": "constant", "weight_decay": 0.0},
+    })  # fmt: skip
+    plain = stepper_of(0, "fp64").model
+    clipped = stepper_of(0, "fp64")
+    clipped._config = config
+    rng = np.random.default_rng(1)
+    for step in range(1, 6):
+        batch = batch_of(rng, masked=False)
+        _, norm = clipped.step(batch, step)
+        plain.zero_grad()
+        plain(batch).backward()
+        whole = torch.cat([p.grad.flatten() for p in plain.parameters()]).norm()
+        assert whole > 2 * limit
+        torch.testing.assert_close(norm, whole, rtol=1e-9, atol=0)
+        with torch.no_grad():
+            for p in plain.parameters():
+                p -= 0.5 * p.grad * (limit / (whole + 1e-6))  # as torch has it
+        close(plain.state_dict(), clipped.model.state_dict(), 1e-9)
+
+
+def test_gradients_travel_once_per_step(tmp_path):
+    """DDP over one rank, three micro-batches: each bucket is reduced with the last alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        stepper = stepper_of(4, "fp64")
+        ddp = DistributedDataParallel(stepper.model)
+        reduced = []
+
+        def count(state, bucket):
+            reduced.append(bucket.is_last())
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        ddp.register_comm_hook(None, count)
+        stepper.forward = ddp
+        for step in (1, 2):
+            stepper.step(batch_of(np.random.default_rng(1), masked=False), step)
+            assert sum(reduced) == step
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_model_is_traced_whole_and_gives_the_same_gradient():
     """What ``torch.compile`` sees: no graph break, the batch included. Its code generator is not run, which takes a minute."""
     plain, traced = stepper_of(0, "fp64"), stepper_of(0, "fp64")
@@ -116,7 +187,7 @@ def test_a_model_is_traced_whole_and_gives_the_same_gradient():
 
 @pytest.mark.parametrize(
     ("batch", "size", "ranks", "expected"),
-    [(12, 0, 1, 1), (12, 5, 1, 3), (12, 3, 4, 1), (10, 1, 4, 2), (10, 2, 4, 2), (7, 3, 2, 2)],
+    [(12, 0, 1, 1), (12, 5, 1, 3), (12, 3, 4, 1), (10, 1, 4, 3), (10, 2, 4, 2), (7, 3, 2, 2), (5, 1, 4, 2)],
 )
 def test_every_rank_takes_the_same_number_of_micro_batches(batch, size, ranks, expected):
     assert micro_batches(batch, size, World(0, ranks, torch.device("cpu"))) == expected
@@ -131,8 +202,10 @@ def test_every_rank_takes_the_same_number_of_micro_batches(batch, size, ranks, e
         (2, {"train__batch": 10, "train__micro_batch": 2}),
         (4, {"model__kind": "own_models:Uneven", "model__options": {"features": 3, "targets": 3}, "train__batch": 10,
              "optimizer__name": "sgd", "optimizer__lr": 1e-3, "train__clip": 0.0}),
+        (3, {"train__batch": 5, "train__micro_batch": 1, "train__halve_on_oom": True}),  # one rank has a sample less
+        (3, {"train__batch": 5, "train__micro_batch": 1, "train__parallel": "fsdp2"}),
     ],
-    ids=["gpt-2", "uneven-4"],
+    ids=["gpt-2", "uneven-4", "late-3", "sharded-3"],
 )  # fmt: skip
 def test_ranks_are_one_process_in_float64(ranks, changes, tokens, waves, tmp_path, start):
     store = waves if "model__kind" in changes else tokens
@@ -143,7 +216,8 @@ def test_ranks_are_one_process_in_float64(ranks, changes, tokens, waves, tmp_pat
         one, several = ([line[key] for line in lines(tmp_path / run) if key in line] for run in ("one", "several"))
         assert len(one) == 10
         np.testing.assert_allclose(several, one, rtol=1e-9)
-    close(weights(tmp_path / "one"), weights(tmp_path / "several"), 1e-9)
+    if values["train"].get("parallel") != "fsdp2":
+        close(weights(tmp_path / "one"), weights(tmp_path / "several"), 1e-9)
     evaluations = [
         [line["val_loss"] for line in lines(tmp_path / run) if "val_loss" in line] for run in ("one", "several")
     ]
@@ -190,8 +264,6 @@ def test_sharded_training_is_one_process_and_its_checkpoint_loads_without_shards
     one, several = losses(tmp_path / "one"), losses(tmp_path / "run")
     assert sorted(several) == list(range(1, 13))
     np.testing.assert_allclose([several[step] for step in one], list(one.values()), rtol=1e-9)
-    from millrace.train.load import load_model
-
     loaded = load_model(tmp_path / "run").model
     close(weights(tmp_path / "one"), {name: value.double() for name, value in loaded.state_dict().items()}, 1e-6)
 
@@ -227,3 +299,15 @@ def test_every_val_sample_counts_once_on_any_number_of_ranks(ranks, waves, tmp_p
     np.testing.assert_allclose(
         baseline / total, (everything["x"][:, -1:] - everything["y"]).square().mean().item(), rtol=1e-9
     )
+
+
+def test_evaluation_draws_nothing(tokens, tmp_path):
+    """Dropout is off there: the loss is that of the saved model in evaluation mode, over the whole split."""
+    train(config_of(tokens, model__dropout=0.5, train__max_steps=3), tmp_path / "run")
+    (found,) = [line["val_loss"] for line in lines(tmp_path / "run") if "val_loss" in line]
+    model = load_model(tmp_path / "run").model
+    view = mr.Blocks(mr.open_store(tokens).split("val"), length=16)
+    batch = {name: torch.from_numpy(np.asarray(value)) for name, value in view[np.arange(len(view))].items()}
+    batch = {name: value.long() if name in "xy" else value for name, value in batch.items()}
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model(batch).item(), rtol=1e-5)

@@ -9,6 +9,7 @@ import torch
 import millrace as mr
 from millrace.testing import tiny_store
 from millrace.train.dist import World
+from millrace.train.load import load_model
 from millrace.train.trainer import Trainer, train
 
 from .conftest import config_of, lines, losses, nano
@@ -86,8 +87,6 @@ def test_a_nan_stops_with_the_step_the_samples_and_their_rows(tmp_path):
     assert "name=sensor-2" in str(stopped.value)
     assert f"millrace explain {tmp_path / 'run'} --step {step}" in str(stopped.value)
     assert not any(270 in range(*row["rows"]) for k in range(step - 1) for row in feed.explain(k).rows)
-    from millrace.train.load import load_model
-
     model = load_model(tmp_path / "run").model
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
 
@@ -97,6 +96,72 @@ def test_a_loss_that_explodes_says_lower_the_rate(waves, tmp_path):
                        optimizer__warmup=0, train__clip=0.0, train__max_steps=200)  # fmt: skip
     with pytest.raises(mr.TrainError, match=r"hold only finite values: lower optimizer.lr"):
         train(config, tmp_path / "run")
+
+
+def test_a_gradient_that_is_not_finite_is_the_error_of_its_step_and_not_saved(waves, tmp_path):
+    config = config_of(waves, model__kind="own_models:NoGradient", model__options={**LINEAR, "at": 5},
+                       train__log_every=50, evaluation__every=5, checkpoint__every=2)  # fmt: skip
+    with pytest.raises(
+        mr.TrainError,
+        match=r"the gradient of step 5 has norm nan, though its loss is \d.* hold only finite .* that of step 4",
+    ) as stopped:
+        train(config, tmp_path / "run")
+    view = mr.Windows(mr.open_store(waves).split("train"), lookback=16, horizon=4)
+    assert stopped.value.samples == mr.Feed(view, batch=12, seed=7, device="numpy").explain(4).samples.tolist()
+    assert "more hold only" not in str(stopped.value)  # the list of 12 is complete
+    trained = load_model(tmp_path / "run")
+    assert trained.step == 4
+    assert all(torch.isfinite(value).all() for value in trained.model.state_dict().values())
+
+
+def test_a_step_without_checkpoints_before_it_says_so(waves, tmp_path):
+    config = config_of(waves, model__kind="own_models:NoGradient", model__options={**LINEAR, "at": 2}, train__batch=25)
+    with pytest.raises(
+        mr.TrainError, match=r"the gradient of step 2 .* and 5 more hold only .* there is no checkpoint yet"
+    ):
+        train(config, tmp_path / "run")
+
+
+def holey(path, cut: int, row: int):
+    """A store whose sensor-2 has a NaN in one row; rows from ``cut`` on are the val split."""
+    rng = np.random.default_rng(0)
+    columns = {
+        "values": mr.Column("float32", (3,)),
+        "name": mr.Column("string", per="record"),
+        "cuts": mr.Column("int64", (1,), per="record"),
+    }
+    with mr.StoreWriter(path, kind="series", columns=columns, cuts=mr.Cuts(("train", "val"))) as writer:
+        for k in range(4):
+            values = rng.normal(size=(100, 3))
+            values[row, 1] = np.nan if k == 2 else 0
+            writer.append({"values": values, "name": f"sensor-{k}", "cuts": [cut]})
+    return path
+
+
+def test_an_evaluation_does_not_hide_where_a_nan_came_from(tmp_path):
+    """Evaluated after every step and looked at after 50: still the step and the samples of the train split."""
+    store = holey(tmp_path / "store", cut=80, row=40)
+    config = config_of(store, model__kind="lstm", train__max_steps=50, train__log_every=50, evaluation__every=1)
+    with pytest.raises(mr.TrainError, match=r"the loss of step \d+ is nan; samples \[.*name=sensor-2"):
+        train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_nan_in_the_val_split_is_said_and_training_goes_on(ranks, tmp_path, start):
+    store = holey(tmp_path / "store", cut=60, row=95)
+    process = start(nano(store, model__kind="lstm", evaluation__every=4), tmp_path / "run", ranks)
+    process.finish()
+    assert [line["val_loss"] for line in lines(tmp_path / "run") if "val_loss" in line] == [None, None, None]
+    view = mr.Windows(mr.open_store(store).split("val"), lookback=16, horizon=4)
+    bad = [k for k in range(len(view)) if not np.isfinite(view[np.array([k])]["x"]).all()]
+    bad += [k for k in range(len(view)) if not np.isfinite(view[np.array([k])]["y"]).all()]
+    assert process.output.count("warning: step") == 3
+    assert f"warning: step 4: no val_loss, it is not finite: samples [{min(bad)}, " in process.output
+    assert "name=sensor-2" in process.output
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 11))
+    assert load_model(tmp_path / "run").step == 10
+    with pytest.raises(mr.ConfigError, match="has no best checkpoint"):
+        load_model(tmp_path / "run", "best")
 
 
 def test_out_of_memory_says_which_micro_batch_and_keeps_the_checkpoint(waves, tmp_path):
@@ -120,6 +185,75 @@ def test_micro_batches_are_halved_where_asked_and_nothing_else_changes(waves, tm
     fitting = config_of(waves, model__kind="own_models:Hungry", train__micro_batch=3, **changes)
     train(fitting, tmp_path / "fitting")
     assert losses(tmp_path / "halved") == losses(tmp_path / "fitting")
+
+
+def test_ranks_halve_together_though_one_alone_runs_out(waves, tmp_path, start):
+    changes = {"model__kind": "own_models:Hungry", "train__precision": "fp64", "train__batch": 11}
+    halved = {"model__options": {**LINEAR, "most": 2, "rank": 1}, "train__halve_on_oom": True}
+    ranks = start(nano(waves, **changes, **halved), tmp_path / "halved", 2)
+    ranks.finish()
+    fitting = {"model__options": {**LINEAR, "most": 9}, "train__micro_batch": 2}
+    start(nano(waves, **changes, **fitting), tmp_path / "fitting", 2).finish()
+    one, other = losses(tmp_path / "halved"), losses(tmp_path / "fitting")
+    np.testing.assert_allclose([one[step] for step in other], list(other.values()), rtol=1e-9)
+
+
+def test_out_of_memory_elsewhere_says_where(waves, tmp_path):
+    """Real requests of a CPU that no machine can grant, and the optimiser's, which on a GPU is often the first to fail."""
+
+    def endless(training: bool):
+        return config_of(waves, model__kind="own_models:Endless", model__options={**LINEAR, "training": training})
+
+    with pytest.raises(mr.TrainError, match=r"out of memory at step 1 with micro-batches of 12 samples"):
+        train(endless(True), tmp_path / "training")
+    with pytest.raises(mr.TrainError, match=r"out of memory in the evaluation after step 10; set train.micro_batch"):
+        train(endless(False), tmp_path / "evaluation")
+    assert load_model(tmp_path / "evaluation").step == 10  # saved before it was evaluated
+    with pytest.raises(mr.TrainError, match=r"out of memory while building the model; take a smaller model"):
+        train(config_of(waves, model__kind="transformer", model__width=1 << 30), tmp_path / "building")
+    trainer = Trainer(
+        config_of(waves, model__kind="own_models:Linear", model__options=LINEAR), tmp_path / "state", ALONE
+    )
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 996 MiB")
+
+    trainer.optimizer.register_step_pre_hook(fail)
+    with pytest.raises(mr.TrainError, match=r"out of memory for the state of the optimiser at step 1; .*adafactor"):
+        trainer.run()
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("dict", "returned dict; expected the loss of the batch"),
+        ("vector", r"returned a tensor of shape \[1\]; expected"),
+        ("constant", "returned a loss that does not depend on its parameters"),
+        ("integer", "returned a loss of torch.int64"),
+        ("targets", r"targets\(batch\) returned shape \[4, 3\]; expected one number"),
+        ("complex", r"turns is torch.complex64, which a checkpoint cannot hold; register it with persistent=False"),
+    ],
+)
+def test_a_model_that_returns_no_loss(what, message, waves, tmp_path):
+    config = config_of(waves, model__kind="own_models:Returns", model__options={**LINEAR, "what": what})
+    with pytest.raises(mr.ConfigError, match=f"model.kind = 'own_models:Returns'.*{message}"):
+        train(config, tmp_path / "run")
+
+
+def test_own_models_may_count_targets_in_plain_numbers_and_hold_complex_ones(waves, tmp_path):
+    train(config_of(waves, model__kind="own_models:Returns", model__options={**LINEAR, "what": "loss"}), tmp_path / "a")
+    trainer = Trainer(config_of(waves, model__kind="own_models:Turning", model__options=LINEAR), tmp_path / "b", ALONE)
+    trainer.close()
+    assert trainer.model.turns.tolist() == [1j] * 3
+
+
+def test_options_that_a_model_does_not_take(waves, tmp_path):
+    for options in ({"feature": 3, "targets": 3}, {}):
+        with pytest.raises(mr.ConfigError, match=r"model.options = .*argument.* of own_models:Linear"):
+            train(config_of(waves, model__kind="own_models:Linear", model__options=options), tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match="'own_models:Untrained' has no parameters that can be trained"):
+        train(config_of(waves, model__kind="own_models:Untrained"), tmp_path / "run")
 
 
 def test_a_model_that_is_none(waves, tmp_path):

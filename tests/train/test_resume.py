@@ -158,6 +158,79 @@ def test_a_signal_to_one_rank_saves_all_at_one_step_and_ends(number, tokens, tmp
     assert sorted(losses(tmp_path / "run")) == list(range(1, last + 4))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(ranks, waves, tmp_path, start):
+    """Saved at that step, and the evaluation is done by the next life."""
+    from millrace.train.checkpoint import Checkpoints
+
+    log, run = tmp_path / "log", tmp_path / "run"
+    values = nano(
+        waves, model__kind="own_models:Terminated", evaluation__every=5, checkpoint__every=0, train__max_steps=8,
+        model__options={"features": 3, "targets": 3, "log": str(log)},
+    )  # fmt: skip
+    killed = start(values, run, ranks)
+    assert set(killed.wait()) == {signal.SIGTERM}, killed.output
+    assert len(log.read_text().splitlines()) <= ranks
+    assert Checkpoints(run / "checkpoints").names() == ["step-00000005"]
+    assert not any("val_loss" in line for line in lines(run))
+    start(values, run, ranks).finish()
+    start(values, tmp_path / "straight", ranks).finish()
+    found, expected = ([line for line in lines(path) if "val_loss" in line] for path in (run, tmp_path / "straight"))
+    assert [line["step"] for line in found] == [5, 8]
+    assert found == expected
+    assert losses(run) == losses(tmp_path / "straight")
+
+
+def test_best_is_the_best_of_all_evaluations(waves, tmp_path):
+    """Also of those that fall between checkpoints, and over several lives."""
+    from millrace.train.checkpoint import Checkpoints
+    from millrace.train.load import load_model
+    from millrace.train.trainer import train
+
+    run = tmp_path / "run"
+    options = {"features": 3, "targets": 3, "val_losses": [5.0, 3.0, 4.0, 2.0, 6.0, 3.5, 1.0, 7.0]}
+    for last, expected in ((3, (2, 3.0)), (6, (4, 2.0)), (8, (7, 1.0))):
+        config = config_of(
+            waves, model__kind="own_models:Scripted", model__options=options, evaluation__every=1, checkpoint__every=0,
+            checkpoint__keep=1, train__max_steps=last,
+        )  # fmt: skip
+        train(config, run)
+        checkpoints = Checkpoints(run / "checkpoints")
+        best = load_model(run, "best")
+        assert (best.step, checkpoints.best_loss()) == expected
+        assert best.model.steps == best.step
+        assert checkpoints.names() == [f"step-{step:08d}" for step in (best.step, last)]
+
+
+def test_the_pace_is_that_of_steps_alone(tokens, tmp_path, monkeypatch):
+    """By a clock that runs for an hour in each evaluation and each save."""
+    import time
+
+    from millrace.train import trainer
+    from millrace.train.saver import Saver
+
+    now = [0.0]
+
+    def hour_long(function):
+        def call(*args, **kwargs):
+            now[0] += 3600
+            return function(*args, **kwargs)
+
+        return call
+
+    def tick() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    monkeypatch.setattr(time, "perf_counter", tick)
+    monkeypatch.setattr(trainer, "evaluate", hour_long(trainer.evaluate))
+    monkeypatch.setattr(Saver, "save", hour_long(Saver.save))
+    trainer.train(config_of(tokens, evaluation__every=2, checkpoint__every=3), tmp_path / "run")
+    found = [line for line in lines(tmp_path / "run") if "loss" in line]
+    assert now[0] > 7 * 3600
+    assert all(line["step_s"] < 1 and line["eta_s"] < 10 and line["wait"] > 0.001 for line in found)
+
+
 def test_a_second_trainer_in_the_same_folder_is_refused(tokens, tmp_path, start):
     from millrace.train.trainer import train
 

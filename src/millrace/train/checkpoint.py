@@ -48,6 +48,10 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))
+
+
 class Checkpoints:
     """The checkpoints of a run."""
 
@@ -78,7 +82,6 @@ class Checkpoints:
                 raise
             self.check(target.name)
             self._name("latest", target.name)
-            self._note_best(state)
             self._forget_old()
 
     def _write_aside(self, aside: Path, state: State, parts: Parts, write: Callable[[Path], dict[str, str]]) -> None:
@@ -95,13 +98,20 @@ class Checkpoints:
         platform.write_file(self.folder / link, f"{name}\n".encode(), mode=0o644)
         platform.sync_dir(self.folder)
 
-    def _note_best(self, state: State) -> None:
-        if state.val_loss is None:
-            return
+    def note_best(self, step: int, val_loss: float) -> None:
+        """A checkpoint that is there turned out to be the best: ``best`` names it."""
+        name = name_of(step)
+        with platform.writing(self.folder / name, "saving"):
+            values = {**vars(self.read(name)), "val_loss": val_loss}
+            platform.write_file(self.folder / name / "state.json", json.dumps(values, allow_nan=False).encode())
+            platform.sync_dir(self.folder / name)
+            self._name("best", name)
+            self._forget_old()
+
+    def best_loss(self) -> float | None:
+        """The val_loss of ``best``."""
         best = self.named("best")
-        before = None if best is None else self.read(best).val_loss
-        if before is None or state.val_loss < before:
-            self._name("best", name_of(state.step))
+        return None if best is None else self.read(best).val_loss
 
     def _forget_old(self) -> None:
         kept = {self.named("latest"), self.named("best")}
@@ -122,7 +132,7 @@ class Checkpoints:
         """Every checkpoint that is there, oldest first."""
         if not self.folder.is_dir():
             return []
-        return sorted(path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name))
+        return sorted((path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)), key=_step)
 
     def named(self, link: str) -> str | None:
         """What ``latest`` or ``best`` names."""
@@ -161,15 +171,44 @@ class Checkpoints:
             f"{self.folder / 'latest'} to continue from it"
         )
 
-    def sweep(self) -> None:
-        """Removes what killed runs left half-written or half-removed, and steps that ``latest`` never came to name."""
+    def sweep(self) -> list[str]:
+        """Makes the folder one to continue from; returns what a person should know of it.
+
+        What killed runs left half-written or half-removed goes, and so do steps later than ``latest``. Where ``latest``
+        itself is missing it is made anew, on the newest checkpoint that is whole.
+        """
         if not self.folder.is_dir():
-            return
-        latest = self.named("latest")
+            return []
+        said = []
         for path in sorted(self.folder.iterdir()):
-            is_later = NAME.fullmatch(path.name) and (latest is None or path.name > latest)
-            if path.suffix in (".partial", ".gone", ".tmp") or is_later:
+            if path.suffix in (".partial", ".gone", ".tmp"):
                 platform.remove(path)
+        latest = self.named("latest")
+        if latest is None and self.names():
+            latest = self._newest_whole()
+            self._name("latest", latest)
+            said.append(
+                f"{self.folder / 'latest'} was missing; it now names {latest}, the newest checkpoint that is whole"
+            )
+        later = [name for name in self.names() if latest is not None and _step(name) > _step(latest)]
+        for name in later:
+            self._remove(name)
+        if later:
+            said.append(f"removed {', '.join(later)} from {self.folder}: later than {latest}, which is the latest")
         best = self.folder / "best"
         if best.exists() and not (self.folder / best.read_text().strip()).is_dir():
             platform.remove(best)  # it was among those
+        return said
+
+    def _newest_whole(self) -> str:
+        damages = []
+        for name in reversed(self.names()):
+            try:
+                self.check(name)
+                return name
+            except TrainError as error:
+                damages.append(str(error).partition(";")[0])
+        raise TrainError(
+            f"{self.folder} has no latest, and no checkpoint in it is whole: {'; '.join(damages)}; bring one back from a copy, "
+            "or start another with --run"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -208,6 +209,13 @@ def _own_model(name: str, options: dict[str, Any]) -> nn.Module:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"model.kind = {name!r}: {error}; expected module:callable") from error
+    if not isinstance(found, nn.Module):
+        try:
+            inspect.signature(found).bind(**options)
+        except TypeError as error:
+            raise ConfigError(
+                f"model.options = {options}: {error} of {name}; give the arguments that it takes"
+            ) from error
     built = found if isinstance(found, nn.Module) else found(**options)
     if not isinstance(built, nn.Module):
         raise ConfigError(

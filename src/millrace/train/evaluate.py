@@ -4,58 +4,93 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from millrace.feed.batch import Batch
 from millrace.feed.feed import Feed
 from millrace.order.orders import Sequential
 from millrace.train.config import Config
 from millrace.train.dist import World
+from millrace.train.nonfinite import tell_samples
 from millrace.train.stepper import Stepper
 from millrace.view.view import View
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found; a loss that is not finite is None, and ``problem`` says of which samples."""
+
+    val_loss: float | None
+    val_baseline: float | None = None  # where the model has one
+    problem: str = ""
+
+    def values(self) -> dict[str, float | None]:
+        baseline = {} if self.val_baseline is None else {"val_baseline": self.val_baseline}
+        return {"val_loss": self.val_loss, **baseline}
+
+
 def evaluate(
-    view: View, stepper: Stepper, config: Config, world: World, to_device: Callable[[Batch], Batch]
-) -> dict[str, float]:
-    """``val_loss`` over the view, and ``val_baseline`` where the model has one."""
+    view: View,
+    stepper: Stepper,
+    config: Config,
+    world: World,
+    to_device: Callable[[Batch], Batch],
+    is_asked_to_stop: Callable[[], int] = lambda: 0,
+) -> Evaluation | None:
+    """The loss over the view, or None where it was left: all ranks ask after each batch and get the same answer."""
     feed = Feed(
         view, batch=max(config.train.batch, world.size), order=Sequential(len(view)), epochs=1, rank=world.rank,
         world=world.size, device=str(world.device),
     )  # fmt: skip
     model = stepper.model
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    with torch.no_grad(), feed:
-        for number, whole in enumerate(feed):
-            if config.evaluation.batches and number >= config.evaluation.batches:
-                break
-            for batch in whole.micro(min(stepper.micro_batches, whole.num_samples)):
-                sums += _sums(batch, stepper, to_device)
-    model.train()
-    total, loss, baseline = world.add(sums).tolist()
-    found = {"val_loss": loss / max(total, 1.0)}
-    if math.isfinite(baseline):
-        found["val_baseline"] = baseline / max(total, 1.0)
-    return found
+    sums = []
+    try:
+        with torch.no_grad(), feed:
+            for number, whole in enumerate(feed):
+                if config.evaluation.batches and number >= config.evaluation.batches:
+                    break
+                if is_asked_to_stop():
+                    return None
+                parts = [_sums(part, stepper, to_device, counts) for part, counts in stepper.parts(whole)]
+                sums.append(torch.stack(parts).sum(0))
+    finally:
+        model.train()
+    each = torch.stack(sums)
+    total, loss, baseline = world.add(each.sum(0)).tolist()
+    if not math.isfinite(loss):
+        return Evaluation(None, problem=_problem(each[:, 1], feed, world))
+    total = max(total, 1.0)
+    return Evaluation(loss / total, baseline / total if math.isfinite(baseline) else None)
 
 
-def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch]) -> Any:
+def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch], counts: bool) -> Tensor:
     """Weight, loss times weight, baseline times weight of a batch without its padding."""
     valid = batch.num_samples if batch.valid is None else int(batch.valid.sum())
     # One row at least, since sharded models run together on all ranks; it then weighs nothing.
     real = to_device(_first(batch, max(valid, 1)))
+    loss = stepper.loss(stepper.model, real)
     with stepper.precision.autocast():
-        loss = stepper.model(real)
         measure = getattr(stepper.model, "baseline", None)
         measured = None if measure is None else measure(real)
         baseline = torch.full_like(loss, float("nan")) if measured is None else measured
-    weight = stepper.weight(real).double() * bool(valid)
+    weight = stepper.weight(real).double() * bool(valid and counts)
     return torch.stack([weight, loss.double() * weight, baseline.double() * weight])
 
 
 def _first(batch: Batch, rows: int) -> Batch:
     """The first rows of a batch: padding is at its end."""
     return Batch({name: value[:rows] for name, value in batch.items()})
+
+
+def _problem(losses: Tensor, feed: Feed, world: World) -> str:
+    """Which samples make the loss what it is, of the first batch on any rank that is not finite."""
+    bad = (~losses.isfinite()).nonzero().flatten().tolist()
+    found = -world.largest([-float(min(bad, default=math.inf))])[0]
+    if not math.isfinite(found):
+        return "the losses of all batches are finite, and their sum is not"
+    first = int(found) * feed.batch
+    return tell_samples(feed.view, feed.order, first, min(first + feed.batch, len(feed.view)))[1]

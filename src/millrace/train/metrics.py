@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import TrainError
+from millrace.store import platform
 
 NAME = "metrics.jsonl"
 
@@ -21,43 +22,56 @@ class Metrics:
     """Writes the lines of a run; TensorBoard gets the same numbers where it is installed and wanted."""
 
     def __init__(self, run: Path, *, step: int, tensorboard: bool) -> None:
-        self._file = open(run / NAME, "a+b")  # noqa: SIM115 - closed by close()
-        _cut(self._file, run / NAME, step)
+        self._path = run / NAME
         self._board: Any = None
-        if tensorboard and importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
+        with platform.writing(self._path):
+            # Without a buffer: a killed process loses nothing, and what does not fit on the disk is an error at once.
+            self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+            self.evaluated = _cut(self._path, step)
+            if tensorboard and importlib.util.find_spec("tensorboard") is not None:
+                from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+                self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n")
-        self._file.flush()  # into the kernel's hands: a killed process loses nothing of it
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    self._board.add_scalar(name, value, step)
+        with platform.writing(self._path):
+            line = json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n"
+            platform.write(self._file.fileno(), line, self._path)
+            if self._board is not None:
+                for name, value in values.items():
+                    if isinstance(value, (int, float)):
+                        self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._file.close()
         if self._board is not None:
-            self._board.close()
+            with platform.writing(self._path.with_name("tensorboard")):
+                self._board.close()
 
 
-def _cut(file: Any, path: Path, step: int) -> None:
-    """Leaves the whole lines of steps up to ``step``; lines are in the order of steps."""
-    file.seek(0)
-    end = 0
+def _cut(path: Path, step: int) -> int:
+    """Leaves the whole lines of steps up to ``step``, which are in order; returns the step of the last evaluation."""
+    with open(path, "r+b") as file:
+        end, evaluated = _kept(file, path, step)
+        file.truncate(end)
+    return evaluated
+
+
+def _kept(file: Any, path: Path, step: int) -> tuple[int, int]:
+    """Where the lines that stay end, and the step of the last evaluation among them."""
+    end = evaluated = 0
     for line in file:
         if not line.endswith(b"\n"):
             break
         try:
-            if json.loads(line)["step"] > step:
+            values = json.loads(line)
+            if values["step"] > step:
                 break
+            evaluated = values["step"] if "val_loss" in values else evaluated
         except (ValueError, KeyError, TypeError) as error:
             raise TrainError(f"{path} is damaged at byte {end} ({error}); move it away and run again") from error
         end += len(line)
-    file.truncate(end)
-    file.seek(0, 2)
+    return end, evaluated
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

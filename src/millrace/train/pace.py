@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,10 +39,25 @@ class Pace:
         self._tokens += x.numel() if x is not None and not x.is_floating_point() else 0
         self._flops += self._model.flops(batch) if hasattr(self._model, "flops") else 0.0  # type: ignore[operator]
 
-    def facts(self, step: int, skipped: int | None) -> dict[str, float]:
-        """What metrics.jsonl says of the steps since the last call; rates are over all ranks."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block the clocks stand: evaluations and saves are no steps."""
+        self._sync()
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._sync()
+            gone = time.perf_counter() - began
+            self._began, self._asked = self._began + gone, self._asked + gone
+
+    def _sync(self) -> None:
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
+
+    def facts(self, step: int, skipped: int | None) -> dict[str, float]:
+        """What metrics.jsonl says of the steps since the last call; rates are over all ranks."""
+        self._sync()
         now = time.perf_counter()
         seconds = max(now - self._asked, 1e-9)
         facts: dict[str, float] = {

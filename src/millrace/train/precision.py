@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch import nn
 from torch.amp import GradScaler
 
 from millrace.errors import ConfigError
@@ -23,6 +24,10 @@ class Precision:
         self.scaler = GradScaler(device.type, enabled=name == "fp16")
         self.dtype = torch.float64 if name == "fp64" else torch.float32
         self.skipped = 0
+
+    def cast(self, model: nn.Module) -> nn.Module:
+        """Floats in the precision of the weights; integers and complex numbers stay what they are."""
+        return model.double() if self.name == "fp64" else model.float()
 
     def autocast(self) -> Any:
         lowered = LOWERED.get(self.name)

@@ -108,10 +108,12 @@ def locked(folder: Path, world: World) -> Iterator[None]:
     if not world.is_first:
         yield
         return
-    with platform.writing(folder):
-        platform.make_dir(folder)
     lock = FolderLock(folder, folder, folder)
-    lock.acquire()
+    is_held = False
+    while not is_held:  # again where somebody renamed or removed the folder meanwhile
+        with platform.writing(folder):
+            platform.make_dir(folder)
+        is_held = lock.acquire()
     try:
         lock.write_owner()
         yield

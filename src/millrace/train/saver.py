@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +28,13 @@ class Saved:
 
 
 class Saver:
-    """Saves checkpoints, at most one at a time; a failed one raises at the next call."""
+    """Saves checkpoints, one after the other; a failed one raises at the next call."""
 
     def __init__(self, checkpoints: Checkpoints, world: World, *, asynchronous: bool) -> None:
         self._checkpoints, self._world, self._asynchronous = checkpoints, world, asynchronous
         self._copies: dict[str, dict[str, Tensor]] = {}
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="millrace-checkpoint")
+        self._jobs: list[Future[Saved | None]] = []
         self._done: list[Saved] = []
 
     def save(self, state: State, model: nn.Module, optimizer: Optimizer) -> None:
@@ -53,15 +54,22 @@ class Saver:
         snapshot(parts, self._copies)
         stall_s = time.perf_counter() - started
 
-        def write() -> None:
-            try:
-                self._checkpoints.publish(state, self._copies)
-                self._done.append(Saved(state.step, stall_s, time.perf_counter() - started - stall_s))
-            except BaseException as error:  # noqa: BLE001 - it is raised again where the training is
-                self._error = error
+        def write() -> Saved:
+            self._checkpoints.publish(state, self._copies)
+            return Saved(state.step, stall_s, time.perf_counter() - started - stall_s)
 
-        self._thread = threading.Thread(target=write, name="millrace-checkpoint")
-        self._thread.start()
+        self._do(write)
+
+    def note_best(self, step: int, val_loss: float) -> None:
+        """The checkpoint of a step, saved or being saved, is the best so far."""
+        if self._world.is_first:
+            self._do(lambda: self._checkpoints.note_best(step, val_loss))
+
+    def _do(self, job: Callable[[], Saved | None]) -> None:
+        if self._asynchronous:
+            self._jobs.append(self._thread.submit(job))
+        else:
+            job()
 
     def _save_sharded(self, state: State, parts: dict[str, dict[str, Tensor]]) -> None:
         """All ranks write into one folder aside; the first publishes it."""
@@ -85,24 +93,22 @@ class Saver:
         self._world.wait()
 
     def finish(self) -> None:
-        """Waits for the save under way; raises what it raised."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._raise()
+        """Waits for what is under way; raises what it raised."""
+        while self._jobs:
+            self._collect()
 
     def close(self) -> None:
-        """Waits for the save under way, however it ends."""
-        if self._thread is not None:
-            self._thread.join()
+        """Waits for what is under way, however it ends."""
+        self._thread.shutdown()
 
     def poll(self) -> list[Saved]:
         """The saves that ended since the last call."""
-        self._raise()
+        while self._jobs and self._jobs[0].done():
+            self._collect()
         done, self._done = self._done, []
         return done
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+    def _collect(self) -> None:
+        saved = self._jobs.pop(0).result()
+        if saved is not None:
+            self._done.append(saved)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from millrace.errors import ConfigError
 from millrace.store import platform
 from millrace.train.checkpoint import Parts, State
-from millrace.train.tensors import hash_file, read_tensors
+from millrace.train.tensors import NAMES, hash_file, read_tensors
 
 
 def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
@@ -34,6 +34,19 @@ def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Te
         if isinstance(value, Tensor)
     }
     return {"model": dict(model.state_dict()), "optimizer": state}
+
+
+def check_trainable(model: nn.Module, kind: str) -> None:
+    """Refuses, before the first step, a model with nothing to train or with something that cannot be saved."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"model.kind = {kind!r} has no parameters that can be trained; expected at least one")
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor) or value.dtype not in NAMES:
+            what = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(
+                f"model.kind = {kind!r}: {name} is {what}, which a checkpoint cannot hold; register it with persistent=False, "
+                "or as real numbers (torch.view_as_real)"
+            )
 
 
 def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> None:

@@ -7,6 +7,7 @@ that k micro-batches on W ranks give the gradient of one large batch, also where
 from __future__ import annotations
 
 import contextlib
+import traceback
 from typing import Any
 
 import torch
@@ -15,13 +16,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from millrace.errors import TrainError
+from millrace.errors import ConfigError, TrainError
 from millrace.feed.batch import Batch
 from millrace.order.share import share
 from millrace.train.config import Config
 from millrace.train.dist import World
+from millrace.train.oom import is_out_of_memory, memory_for
 from millrace.train.optimizers import learning_rate, set_learning_rate
 from millrace.train.precision import Precision
+from millrace.train.seeds import seed_step
+
+SMALLER_STATE = "take optimizer.name = 'adafactor', train.parallel = 'fsdp2' on several GPUs or a smaller model"
 
 
 class Stepper:
@@ -39,48 +44,97 @@ class Stepper:
         self.model, self.forward, self.optimizer, self.precision = model, forward, optimizer, precision
         self._config, self._world = config, world
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
+        # Ranks that may run out of memory one by one exchange gradients only when all have theirs.
+        self._exchanges_late = config.train.halve_on_oom and isinstance(forward, DistributedDataParallel)
 
     def step(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """This rank's part of the global loss, and the norm of the gradient; weights are changed."""
         set_learning_rate(self.optimizer, learning_rate(step, self._config))
         self.forward.train()
-        while True:
-            try:
-                loss = self._accumulate(batch)
-                break
-            except torch.OutOfMemoryError as error:
-                self._halve(batch.num_samples, step, error)
+        loss = self._accumulated(batch, step)
         scaler = self.precision.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
         limit = self._config.train.clip or float("inf")
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.precision.step(self.optimizer)
+        with memory_for(f"for the state of the optimiser at step {step}", SMALLER_STATE, step=step):
+            self.precision.step(self.optimizer)
         return loss, norm
+
+    def _accumulated(self, batch: Batch, step: int) -> Tensor:
+        """Gradients of a batch, in more and smaller parts where memory ends and that is asked for."""
+        while True:
+            failure: BaseException | None = None
+            seed_step(self._config.train.seed, step, self._world.rank)  # a repeated pass draws the same numbers
+            try:
+                loss = self._accumulate(batch)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failure = error
+            failed = failure is not None
+            if self._exchanges_late:
+                failed = bool(self._world.largest([float(failed)])[0])
+            if not failed:
+                break
+            self._halve(step, failure)
+        if self._exchanges_late:
+            self._exchange_gradients()
+        return loss
 
     def _accumulate(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        parts = batch.micro(self.micro_batches)
-        weights = [self.weight(part) for part in parts]
+        parts = self.parts(batch)
+        weights = [self.weight(part) * counts for part, counts in parts]
         total = self._world.add(torch.stack(weights).sum().double()).clamp(min=1)
         losses = []
-        for number, (part, weight) in enumerate(zip(parts, weights, strict=True), start=1):
-            with self._synced(number == len(parts)):
-                with self.precision.autocast():
-                    loss = self.forward(part)
+        for number, ((part, _), weight) in enumerate(zip(parts, weights, strict=True), start=1):
+            with self._synced(number == len(parts) and not self._exchanges_late):
+                loss = self.loss(self.forward, part)
                 of_all = (weight / total).to(loss.dtype)
                 # DDP and FSDP divide the sum of gradients by the number of ranks.
-                self.precision.scaler.scale(loss * (of_all * self._world.size)).backward()
+                scaled: Any = self.precision.scaler.scale(loss * (of_all * self._world.size))
+                scaled.backward()
             losses.append(loss.detach() * of_all)
         return torch.stack(losses).sum()
 
+    def parts(self, batch: Batch) -> list[tuple[Batch, bool]]:
+        """The micro-batches and whether they count: ranks pass through the model equally often, if need be for nothing."""
+        parts = batch.micro(min(self.micro_batches, batch.num_samples))
+        return [(part, True) for part in parts] + [(parts[-1], False)] * (self.micro_batches - len(parts))
+
+    def loss(self, forward: nn.Module, batch: Batch) -> Tensor:
+        """What the model says of a batch; a user's model may say anything."""
+        with self.precision.autocast():
+            loss = forward(batch)
+        if not isinstance(loss, Tensor):
+            wrong = f"returned {type(loss).__name__}"
+        elif loss.dim():
+            wrong = f"returned a tensor of shape {list(loss.shape)}"
+        elif not loss.is_floating_point():
+            wrong = f"returned a loss of {loss.dtype}"
+        elif torch.is_grad_enabled() and not loss.requires_grad:
+            wrong = "returned a loss that does not depend on its parameters"
+        else:
+            return loss
+        raise ConfigError(
+            f"model.kind = {self._config.model.kind!r} {wrong}; expected the loss of the batch: a floating-point tensor without "
+            "dimensions, such as a mean, computed with the model's parameters"
+        )
+
     def weight(self, batch: Batch) -> Tensor:
         """How much a batch counts: its targets where the model says, else its samples."""
-        targets = getattr(self.model, "targets", None)
-        if targets is not None:
-            found: Tensor = targets(batch)
-            return found
-        return torch.full((), batch.num_samples, device=self._world.device)
+        targets: Any = getattr(self.model, "targets", None)
+        found = batch.num_samples if targets is None else targets(batch)
+        if isinstance(found, (int, float)):
+            return torch.full((), found, device=self._world.device)
+        if not isinstance(found, Tensor) or found.dim():
+            what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(
+                f"model.kind = {self._config.model.kind!r}: targets(batch) returned {what}; expected one number, how many "
+                "targets the batch has"
+            )
+        return found
 
     @contextlib.contextmanager
     def _synced(self, is_last: bool) -> Any:
@@ -93,26 +147,39 @@ class Stepper:
             self.model.set_requires_gradient_sync(is_last)
         yield
 
-    def _halve(self, samples: int, step: int, error: BaseException) -> None:
+    def _exchange_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:  # another rank may have one
+                    parameter.grad = torch.zeros_like(parameter)
+                self._world.add(parameter.grad).div_(self._world.size)
+
+    def _halve(self, step: int, error: BaseException | None) -> None:
         """Twice as many micro-batches for the same batch; raises where that was not asked for or cannot be."""
-        size = -(-samples // self.micro_batches)
-        can = self._config.train.halve_on_oom and self._world.size == 1 and size > 1
-        if not can:
-            why = "" if self._world.size == 1 else " (halve_on_oom is for one process: ranks would wait for each other)"
+        most = largest_share(self._config.train.batch, self._world)
+        size = -(-most // self.micro_batches)
+        is_possible = self._world.size == 1 or self._exchanges_late
+        if not (self._config.train.halve_on_oom and is_possible and size > 1):
+            why = ""
+            if self._config.train.halve_on_oom and not is_possible:
+                why = " (halve_on_oom is not for fsdp2, whose ranks wait for each other within a pass)"
             raise TrainError(
                 f"out of memory at step {step} with micro-batches of {size} samples{why}; set train.micro_batch to "
                 f"{max(1, size // 2)} or less, train.recompute = true or a smaller model, then run the same command again",
                 step=step,
             ) from error
-        self.micro_batches = min(samples, self.micro_batches * 2)
+        self.micro_batches = min(most, self.micro_batches * 2)
         self.optimizer.zero_grad(set_to_none=True)
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
         if self._world.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
+def largest_share(batch: int, world: World) -> int:
+    return max(last - first for first, last in (share(batch, rank, world.size) for rank in range(world.size)))
+
+
 def micro_batches(batch: int, size: int, world: World) -> int:
     """How many forward passes a step takes: the same number on every rank."""
-    if size == 0:
-        return 1
-    sizes = [last - first for first, last in (share(batch, rank, world.size) for rank in range(world.size))]
-    return min(-(-max(sizes) // size), min(sizes))
+    return -(-largest_share(batch, world) // size) if size else 1

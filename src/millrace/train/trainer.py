@@ -6,6 +6,7 @@ not fit is said before the first step. ``run`` takes steps; each is one batch of
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,8 @@ from millrace.train.dist import World, end_world, of_ranks, start_world
 from millrace.train.evaluate import evaluate
 from millrace.train.memory import memory_by_part
 from millrace.train.metrics import Metrics
-from millrace.train.nonfinite import check_losses
+from millrace.train.nonfinite import check_steps
+from millrace.train.oom import memory_for
 from millrace.train.optimizers import build_optimizer
 from millrace.train.pace import Pace
 from millrace.train.parallel import distribute
@@ -41,13 +43,14 @@ def train(config: Config, folder: Path, *, resume: str = "auto", console: Consol
     world = start_world(config.train.device, config.train.timeout_s)
     try:
         with run.locked(folder, world):
-            trainer = Trainer(config, folder, world, resume=resume, console=console)
             try:
-                return trainer.run()
+                trainer = Trainer(config, folder, world, resume=resume, console=console)
+                try:
+                    return trainer.run()
+                finally:
+                    trainer.close()
             except RuntimeError as error:
                 raise of_ranks(error, world) from error
-            finally:
-                trainer.close()
     finally:
         end_world(world)
 
@@ -69,8 +72,13 @@ class Trainer:
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
         seed_step(config.train.seed, 0, 0)  # the same weights on every rank
-        self.model = data.build_model(config, self.store, self.view).to(world.device, self.precision.dtype)
-        forward = distribute(self.model, config, world)
+        with memory_for(
+            "while building the model", "take a smaller model, or train.parallel = 'fsdp2' on several GPUs"
+        ):
+            built = data.build_model(config, self.store, self.view)
+            state.check_trainable(built, config.model.kind)
+            self.model = self.precision.cast(built).to(world.device)
+            forward = distribute(self.model, config, world)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
         self.feed = Feed(
@@ -84,9 +92,11 @@ class Trainer:
             Metrics(folder, step=self.step, tensorboard=config.train.tensorboard) if world.is_first else None
         )
         self._saver = Saver(self.checkpoints, world, asynchronous=config.checkpoint.asynchronous)
-        self._losses: list[Tensor] = []  # of the steps since they were last looked at
+        self._signals = Signals()
+        self._steps: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of those not looked at yet
         self._saved_step = self.step
-        self._evaluated: dict[str, float] = {}
+        self._best = self.checkpoints.best_loss()
+        self._has_said_no_val = False
 
     # The start.
 
@@ -96,7 +106,7 @@ class Trainer:
         before = run.read_run(self.folder)
         if before is None:
             return None
-        if resume == "never" and self.checkpoints.named("latest") is not None:
+        if resume == "never" and self.checkpoints.names():
             raise ConfigError(
                 f"{self.folder} holds a run already; leave --resume never out to continue it, or give another --run"
             )
@@ -111,7 +121,8 @@ class Trainer:
     def _open(self, before: run.Run | None) -> Any:
         """The store, as it was when the run began; rank 0 prepares an input that is not prepared yet."""
         if self.world.is_first:
-            self.checkpoints.sweep()
+            for line in self.checkpoints.sweep():
+                self._console.say(line)
             data.prepare_input(self.config, self.folder)
         self.world.wait()
         path = data.store_path(self.config, self.folder)
@@ -135,26 +146,28 @@ class Trainer:
         """Steps to ``train.max_steps``, or until a signal; saves at the end. Returns the signal's number, or 0."""
         self._introduce()
         last = self.config.train.max_steps
-        pace = Pace(self.model, self.world, last)
-        stopped_by = 0
         saved_at = time.monotonic()
-        with self.feed, Signals() as signals:
-            batches = iter(self.feed) if self.step < last else iter(())
+        with self.feed, self._signals:
+            stopped_by = self.evaluate() if self._owes_evaluation() else 0
+            batches = iter(self.feed) if self.step < last and not stopped_by else iter(())
+            pace = Pace(self.model, self.world, last)
             while self.step < last and not stopped_by:
                 self.step += 1
                 pace.wait_begins()
                 batch = self.to_device(next(batches))
                 pace.wait_ends(batch)
-                seed_step(self.config.train.seed, self.step, self.world.rank)
-                loss, norm = self.stepper.step(batch, self.step)
-                self._losses.append(loss)
+                self._steps.append(self.stepper.step(batch, self.step))
                 is_due = self._minutes_due(saved_at)
-                asked, due = self.world.largest([float(signals.received), float(is_due)])
+                asked, due = self.world.largest([float(self._signals.received), float(is_due)])
                 stopped_by = int(asked)
-                self._after_step(pace, norm)
-                if due or stopped_by or self._every(self.config.checkpoint.every):
-                    self.save()
-                    saved_at = time.monotonic()
+                self._tell(pace)
+                with pace.paused():
+                    # Saved first: nobody waits for an evaluation when the machine is about to go.
+                    if due or stopped_by or self._every(self.config.checkpoint.every) or self.step == last:
+                        self.save()
+                        saved_at = time.monotonic()
+                    if self._evaluation_is_due() and not stopped_by:
+                        stopped_by = self.evaluate()
             self._finish(stopped_by)
         return stopped_by
 
@@ -165,61 +178,85 @@ class Trainer:
     def _every(self, steps: int) -> bool:
         return bool(steps) and self.step % steps == 0
 
-    def _after_step(self, pace: Pace, norm: Tensor) -> None:
-        config = self.config
+    def _evaluation_is_due(self) -> bool:
+        return self._every(self.config.evaluation.every) or self.step == self.config.train.max_steps
+
+    def _owes_evaluation(self) -> bool:
+        """Whether an earlier life ended between the checkpoint of this step and its evaluation."""
+        is_missing = self._metrics is not None and self._metrics.evaluated < self.step
+        return self._evaluation_is_due() and bool(self.world.largest([float(is_missing)])[0])
+
+    def _tell(self, pace: Pace) -> None:
         if not pace.has_memory:
             pace.has_memory = True
             parts = memory_by_part(self.model, self.optimizer)
             self._console.say("memory: " + ", ".join(f"{part} {size / 2**20:.1f} MiB" for part, size in parts.items()))
-        if self._every(config.train.log_every) or self.step == config.train.max_steps:
-            loss = self._look()[-1]
+        if self._every(self.config.train.log_every) or self.step == self.config.train.max_steps:
+            loss, norm = self._look()[-1]
             facts = pace.facts(self.step, self.precision.skipped if self.precision.scaler.is_enabled() else None)
             lr = self.optimizer.param_groups[0]["lr"]
-            whole: Any = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-            self._write(self.step, {"loss": loss, "lr": lr, "grad_norm": _finite(whole.item()), **facts})
+            # JSON has no infinity: the norm of a step that fp16 skipped is none.
+            self._write({"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None, **facts})
             self._console.show(pace.line(self.step, loss, facts))
             self._note_saves()
-        if self._every(config.evaluation.every) or self.step == config.train.max_steps:
-            self.evaluate()
 
-    def _look(self) -> list[float]:
-        """The losses of the steps since the last look, over all ranks; stops where one is not finite."""
-        if not self._losses:
+    def _look(self) -> list[tuple[float, float]]:
+        """Losses and gradient norms of the steps since the last look, over all ranks; stops where one is not finite."""
+        if not self._steps:
             return []
-        losses: list[float] = self.world.add(torch.stack(self._losses).double()).tolist()
-        self._losses.clear()
-        check_losses(losses, self.step, self.feed, self.folder)
-        return losses
+        losses: list[float] = self.world.add(torch.stack([loss for loss, _ in self._steps]).double()).tolist()
+        norms: list[float] = torch.stack([_whole(norm) for _, norm in self._steps]).tolist()
+        self._steps.clear()
+        may_overflow = self.precision.scaler.is_enabled()  # such a step was skipped
+        checked = [0.0] * len(norms) if may_overflow else norms
+        check_steps(losses, checked, self.step, self.feed, self.folder, self._saved_step)
+        return list(zip(losses, norms, strict=True))
 
-    def evaluate(self) -> None:
-        """Writes the loss on the val split, or says once that there is none."""
+    def evaluate(self) -> int:
+        """Writes the loss on the val split; a signal ends it before its end: returns its number, else 0."""
         if self.val_view is None:
-            if not self._evaluated:
+            if not self._has_said_no_val:
                 self._console.say(
                     f"no evaluation: the store has no samples in its split {self.config.data.val_split!r}"
                 )
-            self._evaluated = {"step": self.step}
-            return
-        found = evaluate(self.val_view, self.stepper, self.config, self.world, self.to_device)
-        self._evaluated = {"step": self.step, **found}
-        self._write(self.step, found)
-        beside = ""
-        if found.get("val_baseline"):
-            beside = f", {found['val_loss'] / found['val_baseline']:.3f} of repeating the last value"
-        self._console.say(f"step {self.step:,}: val_loss {found['val_loss']:.4f}{beside}")
+            self._has_said_no_val = True
+            return 0
+        self._look()  # what is not finite is said of the step it came from
+        with memory_for(
+            f"in the evaluation after step {self.step}", "set train.micro_batch or a smaller one", step=self.step
+        ):
+            found = evaluate(self.val_view, self.stepper, self.config, self.world, self.to_device, self._asked)
+        if found is None:
+            return self._asked()
+        if found.val_loss is None:
+            self._console.say(f"warning: step {self.step:,}: no val_loss, it is not finite: {found.problem}")
+        elif self._is_best(found.val_loss):
+            self._best = found.val_loss
+            self.save()
+            self._saver.note_best(self.step, found.val_loss)
+        self._write(found.values())
+        if found.val_loss is not None:
+            beside = (
+                f", {found.val_loss / found.val_baseline:.3f} of repeating the last value" if found.val_baseline else ""
+            )
+            self._console.say(f"step {self.step:,}: val_loss {found.val_loss:.4f}{beside}")
+        return 0
+
+    def _asked(self) -> int:
+        """The signal that a rank received, the same on all of them."""
+        return int(self.world.largest([float(self._signals.received)])[0])
+
+    def _is_best(self, val_loss: float) -> bool:
+        is_best = self._best is None or val_loss < self._best
+        return bool(self.world.largest([float(is_best)])[0])
 
     def save(self) -> None:
         """Saves model, optimiser, scaler and cursor of this step. Losses are looked at first: NaN is never saved."""
         if self._saved_step == self.step:
             return
         self._look()
-        is_fresh = self._evaluated.get("step") == self.step
         saved = State(
-            step=self.step,
-            feed=self.feed.state_dict(),
-            precision=self.precision.state(),
-            val_loss=self._evaluated.get("val_loss") if is_fresh else None,
-            world=self.world.size,
+            step=self.step, feed=self.feed.state_dict(), precision=self.precision.state(), world=self.world.size
         )
         self._saver.save(saved, self.model, self.optimizer)
         self._saved_step = self.step
@@ -227,13 +264,12 @@ class Trainer:
 
     def _note_saves(self) -> None:
         for done in self._saver.poll():
-            self._write(self.step, {"checkpoint": name_of(done.step), "stall_s": done.stall_s, "write_s": done.write_s})
+            self._write({"checkpoint": name_of(done.step), "stall_s": done.stall_s, "write_s": done.write_s})
             self._console.say(
                 f"saved step {done.step:,}: training stood {done.stall_s * 1000:.0f} ms, written in {done.write_s:.2f} s"
             )
 
     def _finish(self, stopped_by: int) -> None:
-        self._look()
         self.save()
         self._saver.finish()
         self._note_saves()
@@ -271,9 +307,9 @@ class Trainer:
         if self.step >= self.config.train.max_steps:
             self._console.say(f"already at step {self.step:,} of {self.config.train.max_steps:,}: nothing left to do")
 
-    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+    def _write(self, values: Mapping[str, Any]) -> None:
         if self._metrics is not None:
-            self._metrics.write(step, values)
+            self._metrics.write(self.step, values)
 
     def close(self) -> None:
         self._saver.close()  # the lock on the folder is given back next
@@ -282,6 +318,7 @@ class Trainer:
             self._metrics.close()
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: the norm of a step that fp16 skipped is none."""
-    return value if value - value == 0 else None
+def _whole(norm: Any) -> Tensor:
+    """The norm of all shards where a rank has only its own."""
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
