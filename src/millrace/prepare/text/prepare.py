@@ -42,25 +42,10 @@ from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
-<<<<<<< HEAD
     *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
-    *("names.bin", "name_ends.bin"),
+    *("names.bin", "name_ends.bin", "alone"),
 )
 PLAN_VERSION = 2  # of what parts hold: another one does not continue them
-=======
-    "parts",
-    "lines",
-    "repeats.bin",
-    "plan.json",
-    "cut.json",
-    "stdin.txt",
-    "partitions",
-    "vocabulary.json",
-    "alone",
-)
-PLAN_VERSION = 1  # of what parts hold: another one does not continue them
-STDIN = "-"
->>>>>>> wt-mem
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 

@@ -45,17 +45,11 @@ class Reader:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
-<<<<<<< HEAD
-            for offsets, texts in self._gathered(self._read(source, unit)):
-                yield unit.source, offsets, texts
-                alive(bytes=sum(map(len, texts)))
-=======
             heavy = self._folder is not None and is_heavy(source, unit)
             with alone(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
-                for offsets, texts in _gathered(self._read(source, unit)):
+                for offsets, texts in self._gathered(self._read(source, unit)):
                     yield unit.source, offsets, texts
-                    alive()
->>>>>>> wt-mem
+                    alive(bytes=sum(map(len, texts)))
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
