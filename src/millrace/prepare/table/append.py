@@ -19,20 +19,21 @@ import numpy as np
 from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
-from millrace.prepare.table import fit, shards
+from millrace.prepare.table import shards
 from millrace.prepare.table.assemble import describe, shard_tasks
-from millrace.prepare.table.clean import calendar_names, show_time
+from millrace.prepare.table.clean import calendar_names
 from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Engine, Fitted, Measuring
+from millrace.prepare.table.opened import forget, save_index
 from millrace.prepare.table.options import TableOptions, parse_options
 from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.prepare import SCRATCH, Preparation, Running
 from millrace.prepare.table.refit import check_refit, refitted
 from millrace.prepare.table.report import TableReport, joined
-from millrace.prepare.table.schema import Role
 from millrace.prepare.table.sources import Survey, survey
-from millrace.prepare.table.splits import SPLITS, rows_by_split
-from millrace.ragged import Array, Int64s
+from millrace.prepare.table.splits import SPLITS
+from millrace.prepare.table.stored import Stored
+from millrace.ragged import Int64s
 from millrace.scaling.moments import Moments
 from millrace.scaling.scaler import Scaling
 from millrace.store import gc
@@ -106,6 +107,7 @@ class Appending(Preparation):
         try:
             base = read_base(self._out)
             self._store = open_store(self._out)
+            self._stored = Stored(self._store, self._options)
             if self._refit:
                 check_refit(self._old_scaling())
             meta = self._store.meta
@@ -123,7 +125,7 @@ class Appending(Preparation):
             self._clear(error)
             raise
         finally:
-            fit.forget()
+            forget()
             self._partial.close(remove=False)
 
     def _plan(self, found: Survey) -> dict[str, Any]:
@@ -158,33 +160,15 @@ class Appending(Preparation):
             index = build_index(self._folder, done, found.schema, self._store.meta.get("categories"))
             if not index.names:
                 raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
-            fit.save_index(self._folder, index)
-            records = self._records(index)
-            self._check_static(index, records, found.schema.role)
+            save_index(self._folder, index)
+            records = self._stored.records(index)
+            self._stored.check_static(index, records, found.schema.role)
             fitted = self._measure(pool, found, index, records)
             self._is_void = False
             return self._publish(pool, found, base, index, done, fitted, records)
 
-    def _records(self, index: Index) -> Int64s:
-        """The store's record of each entity, -1 for a new one; new rows must lie behind those it has."""
-        known = {name: k for k, name in enumerate(self._store.columns["name"][:].tolist())}
-        records = np.array([known.get(name, -1) for name in index.names], np.int64)
-        firsts = np.minimum.reduceat(index.runs["first"], index.offsets[:-1])
-        unit = self._store.meta["time"]["unit"]
-        for k in np.flatnonzero(records >= 0).tolist():
-            last = self._last_time(int(records[k]))
-            if firsts[k] <= last:
-                raise SourceError(
-                    f"entity {index.names[k]!r} has rows from {show_time(firsts[k], unit)} on, but the store has it up to "
-                    f"{show_time(last, unit)}; leave those out with --where, or prepare the whole table anew"
-                )
-        return records
-
-    def _last_time(self, record: int) -> Any:
-        return self._store.columns["time"][int(self._store.offsets[record + 1]) - 1]
-
     def _measure(self, pool: Engine, found: Survey, index: Index, records: Int64s) -> Fitted:
-        after = {k: self._last_time(int(records[k])).item() for k in np.flatnonzero(records >= 0).tolist()}
+        after = {k: self._stored.last_time(int(records[k])).item() for k in np.flatnonzero(records >= 0).tolist()}
         listed = set(index.names)
         options = msgspec.structs.replace(
             self._options,
@@ -196,7 +180,7 @@ class Appending(Preparation):
         fitted.cuts = fitted.cuts.copy()  # as they came they are not writable
         for k, record in enumerate(records.tolist()):
             if record >= 0:
-                fitted.cuts[k] = self._cuts(record, fitted.cuts[k])
+                fitted.cuts[k] = self._stored.cuts(record, fitted.cuts[k])
         return fitted
 
     def _scaling(self, moments: Moments, rows: int) -> Scaling:
@@ -207,14 +191,6 @@ class Appending(Preparation):
     def _old_scaling(self) -> Scaling:
         assert self._store.manifest is not None
         return Scaling.from_manifest(self._store.manifest.scaling)
-
-    def _cuts(self, record: int, new: Int64s) -> Int64s:
-        """Where a longer record is cut: a split that had begun keeps its first row."""
-        if not self._options.has_time_split:
-            return new
-        rows = int(np.diff(self._store.offsets[record : record + 2])[0])
-        old = np.asarray(self._store.columns["cuts"][record])
-        return old if "cut_times" not in self._store.meta else np.where(old < rows, old, rows + new)
 
     def _publish(
         self,
@@ -236,7 +212,7 @@ class Appending(Preparation):
             base.replaced[old] = self._partial.entries[shard_name(task.split, task.number)]
         report = describe(self._options, found, index, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
         row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
-        copied = sum(self._rows(entity.record) for task in rewritten for entity in task.entities)
+        copied = sum(self._stored.rows(entity.record) for task in rewritten for entity in task.entities)
         report["added"] = {
             "rows": int(fitted.rows.sum()), "entities": int((fitted.rows[records >= 0] > 0).sum()),
             "new entities": int((fitted.rows[records < 0] > 0).sum()),
@@ -244,7 +220,7 @@ class Appending(Preparation):
         report["rewritten"] = {"copied bytes": copied * row_bytes, "new bytes": report["added"]["rows"] * row_bytes}
         report["notes"] += self._notes
         report |= {
-            "rows": self._rows_after(fitted, records),
+            "rows": self._stored.rows_after(fitted, records),
             "entities": self._store.num_records + report["added"]["new entities"],
             "shards": self._store.num_shards + len(tasks) - len(rewritten),
             "bytes": (self._store.num_rows + report["added"]["rows"]) * row_bytes,
@@ -259,28 +235,6 @@ class Appending(Preparation):
         }  # fmt: skip
         fingerprint = self._partial.publish(fields, base, {"plan": self._plan(found), "report": report})
         return TableReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
-
-    def _rows_after(self, fitted: Fitted, records: Int64s) -> dict[str, int]:
-        """Rows of each split of the whole store."""
-        fresh, known = records < 0, records[records >= 0]
-        if not self._options.has_time_split:
-            splits = self._store.splits or ("train",)
-            total = {split: self._store.split(split).num_rows for split in splits}
-            names = np.concatenate([np.full(self._store.split(split).num_records, split, object) for split in splits])
-            for split, rows in zip(names[known], fitted.rows[~fresh].tolist(), strict=True):
-                total[split] += rows
-            for k, split in enumerate(SPLITS):
-                if added := int(fitted.rows[fresh & (fitted.splits == k)].sum()):
-                    total[split] = total.get(split, 0) + added
-            return total
-        rows, cuts = np.diff(self._store.offsets), np.array(self._store.columns["cuts"][:])
-        rows[known] += fitted.rows[~fresh]
-        cuts[known] = fitted.cuts[~fresh]
-        both = np.concatenate((cuts, fitted.cuts[fresh])), np.concatenate((rows, fitted.rows[fresh]))
-        return rows_by_split(*both, self._options.time_splits)
-
-    def _rows(self, record: int) -> int:
-        return int(self._store.offsets[record + 1] - self._store.offsets[record]) if record >= 0 else 0
 
     def _rewritten(
         self, found: Survey, base: Base, index: Index, fitted: Fitted, records: Int64s, columns: Mapping[str, Column]
@@ -297,7 +251,7 @@ class Appending(Preparation):
             if not self._refit and not any(record in entity_of for record in held):
                 continue
             split = base.manifest.splits[row[0]]
-            entities = tuple(self._kept(record, entity_of.get(record, -1), fitted) for record in held)
+            entities = tuple(self._stored.entity(record, entity_of.get(record, -1), fitted) for record in held)
             task = shards.ShardTask(
                 split, free[split], entities, str(self._folder), self._options, found.schema, fitted.scaling.to_manifest(),
                 {name: (column.dtype, column.shape, column.per) for name, column in columns.items()},
@@ -306,27 +260,6 @@ class Appending(Preparation):
             free[split] += 1
             self._replaced[split, row[1]] = task
         return list(self._replaced.values())
-
-    def _kept(self, record: int, number: int, fitted: Fitted) -> shards.Entity:
-        """A record of the store with what its record columns hold now."""
-        stored = self._store.columns
-
-        def values(name: str) -> tuple[Any, ...]:
-            return tuple(np.asarray(stored[name][record]).tolist()) if name in self._store.layout.columns else ()
-
-        new_rows = 0 if number < 0 else int(fitted.rows[number])
-        cuts = values("cuts") if number < 0 else tuple(fitted.cuts[number].tolist())
-        own = np.asarray(stored["scaling"][record]).tobytes() if "scaling" in self._store.layout.columns else b""
-        return shards.Entity(
-            number,
-            str(stored["name"][record]),
-            new_rows,
-            cuts,
-            values("static"),
-            values("static_categorical"),
-            own,
-            record,
-        )
 
     def _fresh(
         self,
@@ -343,32 +276,5 @@ class Appending(Preparation):
         for task in rewritten:
             numbers[task.split] = max(numbers[task.split], task.number + 1)
         only_new = msgspec.structs.replace(fitted, rows=np.where(records < 0, fitted.rows, 0))
-        static = np.nan_to_num(self._static(index, len(found.schema.role.static))).astype(np.float32)
+        static = np.nan_to_num(self._stored.static(index, len(found.schema.role.static))).astype(np.float32)
         return shard_tasks(self._folder, self._options, found, index, only_new, columns, static, numbers)
-
-    def _static(self, index: Index, count: int) -> Array:
-        """Static numbers in the store's scaling, NaN where there is none."""
-        if not count:
-            return np.zeros((len(index.names), 0))
-        kept = self._store.meta["static_scaling"]
-        scaled: Array = (index.static[:, :count] - np.array(kept["center"])) / np.array(kept["scale"])
-        return scaled
-
-    def _check_static(self, index: Index, records: Int64s, role: Role) -> None:
-        """What is static of a known entity must be what the store has of it."""
-        count = len(role.static)
-        found = {
-            "static": self._static(index, count).astype(np.float32),
-            "static_categorical": index.static[:, count:],
-        }
-        for column, values in found.items():
-            if not values.shape[1]:
-                continue
-            for k in np.flatnonzero(records >= 0).tolist():
-                stored = np.asarray(self._store.columns[column][int(records[k])])
-                differ = np.flatnonzero(~np.isnan(values[k]) & (values[k] != stored))
-                if len(differ):
-                    name = self._store.meta[column][int(differ[0])]
-                    raise SourceError(
-                        f"static column {name!r} of entity {index.names[k]!r} is not what the store has; mend the files"
-                    )

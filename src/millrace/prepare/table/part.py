@@ -192,7 +192,6 @@ class _Maker:
         static = [np.concatenate([batch.numbers(name) for batch, _ in self._pending]) for name in self._role.static]
         static += [_with_nan(self._codes(name)) for name in self._role.static_categorical]
         is_missing = self._write_values(order)
-        self._pending, self._pending_rows = [], 0
         if order is not None:
             self._sorted += len(order)
             codes, time, categorical, is_missing = codes[order], time[order], categorical[order], is_missing[order]
@@ -207,7 +206,7 @@ class _Maker:
     def _write_values(self, order: Int64s | None) -> Array:
         """Writes the features of the pending rows, row after row; says in which of them one is missing."""
         is_missing = np.zeros(self._pending_rows, bool)
-        whole = self._buffer(self._pending_rows) if order is not None else None
+        whole = None if order is None else np.empty((self._pending_rows, len(self._role.features)), self._raw)
         at = 0
         for batch, _ in self._pending:
             rows = slice(at, at + len(batch.time))
@@ -219,6 +218,7 @@ class _Maker:
             if whole is None:
                 self._files["values"].write(values)
             at = rows.stop
+        self._pending, self._pending_rows = [], 0
         if whole is not None:
             self._files["values"].write(whole[order])
         return is_missing

@@ -23,11 +23,12 @@ from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
-from millrace.prepare.table import fit, shards
+from millrace.prepare.table import shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
 from millrace.prepare.table.clean import grid_step, local_times
 from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static, train_first
+from millrace.prepare.table.opened import forget, save_index
 from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.part import PartDone, PartTask, prepare_part, read_done
 from millrace.prepare.table.report import TableReport
@@ -109,7 +110,7 @@ class Preparation:
             self._clear(error)
             raise
         finally:
-            fit.forget()
+            forget()
             self._partial.close(remove=False)
 
     def _clear(self, error: MillraceError) -> None:
@@ -152,12 +153,12 @@ class Preparation:
                 raise SourceError(
                     "no rows are left: the files are empty, or all was dropped; look at --where and --on-error"
                 )
-            fit.save_index(self._folder, index)
+            save_index(self._folder, index)
             fitted = Measuring(self._folder, self._options, found, pool, self._progress).run(index)
             self._check(index, fitted)
             renumbered = train_first(index, fitted, found.schema.role)
             if renumbered.categories != index.categories:
-                fit.save_index(self._folder, renumbered)
+                save_index(self._folder, renumbered)
             return self._write(pool, found, renumbered, done, fitted)
 
     def _mended(self, old: Any, new: Any) -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 from millrace.prepare.table.clean import Cleaner, calendar
 from millrace.prepare.table.copied import Copied
 from millrace.prepare.table.fill import Filler, fill_block
-from millrace.prepare.table.fit import Opened, opened
 from millrace.prepare.table.index import Block, Slice, together
+from millrace.prepare.table.opened import Opened, opened
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.ragged import Array, Int64s
