@@ -232,6 +232,21 @@ def test_held_batches_take_new_memory_and_no_more_than_that(counted, way):
     assert 50 * PER_SLOT <= counted.allocated <= 50 * PER_SLOT + ahead
 
 
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("how", ["alone", "in place"])
+def test_memory_is_aligned_for_those_who_take_it_as_it_is(view, how):
+    held = list(itertools.islice(feed_of(view, **HOWS[how]), 20))
+    arrays = [part for batch in held for value in batch.values() for part in flat(value)]
+    assert {array.ctypes.data % 64 for array in arrays if array.size} == {0}
+    assert all(array.flags.writeable for array in arrays)
+
+
+def flat(value):
+    if isinstance(value, mr.Ragged):
+        return [value.values] if core is None else [value.values, value.offsets]  # numpy's offsets are in no slot
+    return [value]
+
+
 def test_text_is_not_in_slots(tmp_path):
     view = mr.Records(tiny_records(tmp_path / "store").split("train"))
     got = list(mr.Feed(view, batch=3, epochs=1, device="numpy"))

@@ -15,9 +15,13 @@ import numpy as np
 
 from millrace.ragged import Array
 
+ALIGN = 64  # JAX takes memory as it is from such addresses on, and copies all other
+
 
 def new_memory(num_bytes: int) -> Array:
-    return np.empty(num_bytes, np.uint8)
+    raw = np.empty(num_bytes + ALIGN, np.uint8)
+    # Through its buffer, so that views of the result hold the result: of an array they would hold the array behind it.
+    return np.frombuffer(raw.data, np.uint8, num_bytes, -raw.ctypes.data % ALIGN)
 
 
 class Slot:
