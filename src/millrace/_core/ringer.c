@@ -29,11 +29,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->lock = PyThread_allocate_lock();
     self->signal = new_signal();
     self->work = core_work_new(self->program);
-    if (self->work != NULL) self->work->ahead = &self->ahead;
     self->slots = calloc((size_t)num_slots, sizeof(Slot));
     self->workers = calloc((size_t)num_workers + 1, sizeof(Worker));
-    /* No line passes position 2^63 - 1. */
-    self->most = (INT64_MAX - self->program->start) / self->program->batch - 1;
     self->count = count;
     if (self->lock == NULL || self->signal == NULL || self->work == NULL || self->slots == NULL || self->workers == NULL)
         goto fail;
