@@ -17,7 +17,7 @@
 #endif
 
 #define AHEAD_BATCHES 8
-#define AHEAD_SAMPLES 1024
+#define AHEAD_SAMPLES 4096
 #define AHEAD_BYTES (64 << 20) /* of large samples fewer batches, but the next one always */
 #define ASK_BYTES ((uintptr_t)128 << 10) /* the kernel reads no more of one request than its read-ahead, 128 KiB unless set */
 #define FIRST_PROBES 8

@@ -32,12 +32,17 @@ static int64_t num_tickets(const Ring *self) {
     return left < free_slots ? left : free_slots;
 }
 
+static int num_wanted(const Ring *self) {
+    return __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED) ? self->num_workers : self->num_hot;
+}
+
 static void wake_workers(Ring *self) {
+    int wanted = num_wanted(self);
     int64_t tickets = num_tickets(self);
     int is_last = self->count >= 0 && self->next_ticket + tickets >= self->count;
     if (!self->is_closed && tickets < (self->depth + 1) / 2 && !is_last) return;
     for (int k = 0; k < self->num_workers; k++) {
-        if (!self->workers[k].is_waiting || (!self->is_closed && tickets-- <= 0)) continue;
+        if (!self->workers[k].is_waiting || (!self->is_closed && (k >= wanted || tickets-- <= 0))) continue;
         self->workers[k].is_waiting = 0;
         PyThread_release_lock(self->workers[k].signal);
     }
@@ -120,7 +125,7 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
         PyThread_acquire_lock(self->lock, WAIT_LOCK);
         self->fill_wait_ns += waited;
         waited = 0;
-        Slot *slot = take_ticket(self);
+        Slot *slot = number < num_wanted(self) ? take_ticket(self) : NULL;
         int is_over = self->is_closed || (self->count >= 0 && self->next_ticket >= self->count);
         if (slot == NULL && !is_over) own->is_waiting = 1;
         PyThread_release_lock(self->lock);

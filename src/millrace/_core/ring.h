@@ -43,8 +43,9 @@ typedef struct {
     Slot *slots;
     Worker *workers;
     Work *work; /* the consumer's */
-    int num_slots, num_workers, depth, is_closed, is_waiting, is_getting;
+    int num_slots, num_workers, num_hot, depth, is_closed, is_waiting, is_getting;
     PyThread_type_lock lock, signal; /* of everything here; of the consumer */
+    /* Of num_workers, those from num_hot on work only while the data is cold, when threads mostly wait. */
     int64_t count, next_ticket, next_get, most_bytes; /* count is -1 for endless */
     int64_t get_ns, fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_waits;
 } Ring;
