@@ -2,17 +2,19 @@
 
     python -m benchmarks.cold [--folder /tmp] [--gigabytes 12] [--rounds 5] [--seconds 2]
 
-W1 windows (see benchmarks/feed.py) on a disk, about 4.6 kB a sample. Before each measurement the files are dropped from the
-page cache (no map of them is open then); fio reads 8 kB at queue depth 32 past the cache, before and after each round.
-Needs fio, and a disk with room.
+W1 windows (see benchmarks/feed.py) on a disk, about 4.6 kB a sample. Before each measurement the page cache is dropped (by
+drop_caches as root, else the files from it; no map of them is open then), and it is checked that no page of them is left; fio
+reads 8 kB at queue depth 32 past the cache, before and after each round. Needs fio, and a disk with room.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import itertools
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -44,12 +46,36 @@ def make_store(folder: Path, gigabytes: float) -> None:
 
 
 def drop(folder: Path) -> None:
+    """No page of the files is in memory: as root the kernel drops all it can, else what nobody has mapped."""
     gc.collect()
     for path in files(folder):
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
+    if os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    left, total = resident(folder)
+    assert left <= total // 1000, f"{left:,} of {total:,} pages are still in memory; nothing cold can be measured"
+
+
+def resident(folder: Path) -> tuple[int, int]:
+    """Pages of the files that lie in memory, and all of them."""
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    left = total = 0
+    for path in files(folder):
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as area,
+        ):
+            pages = -(-len(area) // mmap.PAGESIZE)
+            found, start = (ctypes.c_ubyte * pages)(), ctypes.c_char.from_buffer(area)
+            failed = mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(area)), found)
+            del start
+            assert failed == 0, os.strerror(ctypes.get_errno())
+            left += int((np.frombuffer(found, np.uint8) & 1).sum())
+            total += pages
+    return left, total
 
 
 def files(folder: Path) -> list[Path]:

@@ -2,15 +2,20 @@
 
 import gc
 import itertools
+import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
 import millrace as mr
 from millrace.feed import native
+from millrace.gather import native as gather
 from millrace.native import core
 
 assert core is not None
 native.IN_LINE_BYTES = 0  # threads also for these tiny batches
+gather.THREAD_BYTES, gather.num_cores = 1, lambda: 4
 
 rng = np.random.default_rng(0)
 offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 20, 60))))
@@ -41,4 +46,28 @@ for view in views:
     view[np.arange(min(len(view), 30))]
 del held, feed, view, views, windows, store
 gc.collect()
+
+# On disk: maps, many shards, and rows that are asked for ahead, also of views that Python alone knows.
+
+
+class Own(mr.Windows):
+    def spans(self, samples, axis=None):
+        return super().spans(samples, axis)
+
+
+with tempfile.TemporaryDirectory(dir=".") as folder:  # the usual place may lie in memory
+    path = Path(folder) / "store"
+    with mr.StoreWriter(path, kind="series", columns={"x": mr.Column("float32", (16,))}, shard_bytes=1 << 17) as writer:
+        for _ in range(8):
+            writer.append({"x": rng.normal(size=(4000, 16)).astype(np.float32)})
+    for kind, options in ((mr.Windows, {}), (Own, {}), (mr.Windows, {"transform": lambda batch, rng: batch})):
+        for file in path.rglob("*.f32"):
+            fd = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+        cold = kind(mr.open_store(path), lookback=64, horizon=8)
+        with mr.Feed(cold, batch=32, device="numpy", workers=2, **options) as feed:
+            assert len(list(itertools.islice(feed, 12))) == 12
+        del cold, feed
+        gc.collect()
 print("done")

@@ -6,6 +6,12 @@ import os
 import sys
 from typing import Any, cast
 
+
+def num_cores() -> int:
+    """Cores this process may use, which containers and schedulers make fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 core: Any = None
 if os.environ.get("MILLRACE_NATIVE", "1") != "0" and sys.byteorder == "little":
     try:

@@ -236,6 +236,9 @@ def test_closing_twice_or_before_the_start_is_nothing():
         ({"order": mr.Sequential(9)}, "the order is over 9 samples, the view has 10"),
         ({"depth": 0}, "depth=0"),
         ({"workers": 0}, "workers=0"),
+        ({"depth": 1 << 40}, "depth=1099511627776; expected 1 to 4096"),
+        ({"workers": 1 << 40}, "workers=1099511627776; expected 1 to 4096"),
+        ({"batch": 1 << 50}, "more than any memory"),
         ({"device": "tpu"}, "device='tpu'"),
     ],
 )

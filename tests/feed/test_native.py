@@ -310,40 +310,43 @@ def test_arrays_go_to_other_frameworks_without_a_copy(always_ahead):
         assert torch.equal(tensor, kept)
 
 
-# Cold data.
+def test_the_shards_of_a_batch_are_found_together_and_once():
+    """Before any row is copied: to begin again after each would take the square of their number."""
+    count = 500
+    column = core.Column(np.arange(count + 1), 8)
+    gather = core.Gather((column,), (("x", 0, 0, 0, 0, 0, 1, 1, 1, 8, None),))
+    memory, asked = np.zeros(3 * 4096 + 4096, np.uint8), []
+
+    def find_shard(part, number, shard):
+        asked.append(shard)
+        assert not memory.any()
+        column.give(shard, np.full(1, shard + 1.0))
+
+    program = core.Program(
+        ("sequential", count), (("stride", 0, count, 1, 1),), (gather,), (0, -1, count, 0, count), (0, 4096, 8192),
+        (12288,), 16384, find_shard,
+    )  # fmt: skip
+    assert program.fill(0, memory) == 16384
+    assert asked == list(range(count))
+    assert memory[12288:16288].view(np.float64).tolist() == list(range(1, count + 1))
 
 
-def lies_in_memory(path):
-    """Whether the folder's filesystem has no disk behind it."""
-    with open("/proc/self/mounts") as file:
-        mounts = [line.split()[1:3] for line in file]
-    return max((mount for mount in mounts if str(path).startswith(mount[0])), key=lambda m: len(m[0]))[1] in (
-        "tmpfs",
-        "ramfs",
-    )
+@pytest.mark.parametrize("left", [0, 3, 8, 29])
+def test_the_line_ends_at_the_same_batch_on_every_way(left):
+    line = small_feed().line((1 << 63) - 1 - left, None)
+    program = Program.of(line)
+    ring = NativeRing(program, count=None, depth=2, workers=1)
+    by_core, by_numpy = _Maker(line, None, 0, program, slots=2), _Maker(line, None, 0, slots=2)
+    for number in range(left // 8):
+        equal(by_core.make(number), by_numpy.make(number))
+        equal(ring.take(number), by_numpy.make(number))
+    for make in (by_core.make, by_numpy.make, ring.take):
+        with pytest.raises(mr.ConfigError, match=f"batch {left // 8} passes position"):
+            make(left // 8)
+    ring.close()
 
 
-def test_rows_of_a_cold_store_are_asked_for_ahead_and_the_same(tmp_path):
-    rows = np.arange(16 * 400_000, dtype=np.float32).reshape(-1, 16)
-    with mr.StoreWriter(tmp_path / "store", kind="series", columns={"values": mr.Column("float32", (16,))}) as writer:
-        writer.extend({"values": rows}, [0, len(rows)])
-
-    def drop():
-        for path in (tmp_path / "store").rglob("values.f32"):
-            fd = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # leaves pages that are mapped
-            os.close(fd)
-
-    def taken(count):
-        feed = mr.Feed(mr.Windows(mr.open_store(tmp_path / "store"), lookback=64, horizon=8), batch=256, device="numpy")
-        for batch in itertools.islice(feed, count):
-            starts = feed.view.spans(batch.samples).starts
-            assert np.array_equal(batch.x, rows[starts[:, None] + np.arange(64)])
-        return feed.report()
-
-    drop()
-    cold = taken(20)
-    assert cold.is_cold != lies_in_memory(tmp_path)
-    hot = (tmp_path / "store").rglob("values.f32")
-    assert all(path.read_bytes() for path in hot)
-    assert taken(20).is_cold is False
+def test_padding_beyond_memory_is_refused():
+    store = mr.from_arrays({"hits": np.arange(6.0)}, [0, 2, 6])
+    with pytest.raises(mr.ConfigError, match="more than any memory"):
+        mr.Feed(mr.Records(store, pad=1 << 62), batch=4, device="numpy")

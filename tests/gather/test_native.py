@@ -121,7 +121,7 @@ def test_any_number_of_threads_gives_the_same(rows, threads, count, seed):
     store = mr.from_arrays(columns, offsets, per={"label": "record"})
     samples = rng.integers(0, 21, count)
     several = {"THREAD_BYTES": 1, "MAX_THREADS": threads}
-    with mock.patch.multiple(native, **several), mock.patch("os.cpu_count", return_value=threads):
+    with mock.patch.multiple(native, **several, num_cores=lambda: threads):
         found = mr.Records(store)[samples]
     with mock.patch.object(Native, "find", return_value=False):
         expected = mr.Records(store)[samples]

@@ -226,7 +226,7 @@ print(json.dumps({"held": max(held), "few": few, "full": full, "after": maps(), 
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def many_path(laid_store, memory_folder):
     """100,000 shards, hard links of two pairs of files: shard k is of kind k % 2."""
     store = laid_store(memory_folder / "many", {"x": mr.Column("int16")})
@@ -248,3 +248,32 @@ def test_100_000_shards_are_read_with_64_descriptors_and_16_384_maps(many_path, 
     assert counted["limit"] <= 16_384
     assert counted["few"] == min(5_000, counted["limit"])
     assert counted["full"] == counted["after"] == counted["limit"]
+
+
+FEED = """
+import itertools, json, os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+import numpy as np
+import millrace as mr
+
+path, held = sys.argv[1], []
+view = mr.Blocks(mr.open_store(path), length=4, stride=5, column="x")
+transform = (lambda batch, rng: {"x": batch.x}) if sys.argv[2] == "transform" else None
+with mr.Feed(view, batch=512, seed=3, device="numpy", transform=transform) as feed:
+    for batch in itertools.islice(feed, 8):     # 4,096 of 120,000 samples, nearly each in a shard of its own
+        held.append(len(os.listdir("/proc/self/fd")))
+        rows = batch.samples[:, None] * 5 + np.arange(4)
+        assert np.array_equal(batch.x, rows % 6 + 10 * (rows // 6 % 2))
+    with open("/proc/self/maps") as file:
+        maps = sum(path in line for line in file)
+    print(json.dumps({"held": max(held), "maps": maps, "way": feed.report().way}))
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors and maps are counted in /proc")
+@pytest.mark.parametrize("way", ["numpy", "transform"])
+def test_100_000_shards_are_fed_with_64_descriptors_and_16_384_maps(many_path, fresh, way):
+    counted = json.loads(fresh(FEED, many_path, way))
+    assert counted["held"] < 64
+    assert counted["maps"] <= 16_384
+    assert counted["way"] == way

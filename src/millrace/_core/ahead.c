@@ -1,9 +1,11 @@
 /* Rows of cold data are asked for before they are copied. The order is known, so the rows of all the next batches can
  * be in flight, where a page fault waits for one page at a time.
  *
- * Data is cold where copying it makes the thread wait for the disk: the kernel counts such faults for each thread, so
- * that a busy machine is not mistaken for a cold store. While rows are asked for, one sample in four batches is not:
- * when those make no fault either, the data is hot and asking is given up, each time after more of them. */
+ * Data is cold where reading it makes the thread wait for the disk: the kernel counts such faults for each thread, so
+ * that a busy machine is not mistaken for a cold store. Before the first batch a byte of a few samples is read; later the
+ * faults of copying are counted over batches of any size. While rows are asked for, a byte of one sample in some batches
+ * is read before it is: when those make no fault either, the data is hot and asking is given up, each time after more
+ * of them. Threads share an Ahead without a lock; what they miss of each other costs a request too many. */
 #define _GNU_SOURCE /* madvise, RUSAGE_THREAD */
 #include "ring.h"
 
@@ -15,8 +17,14 @@
 #endif
 
 #define AHEAD_BATCHES 8
-#define AHEAD_SAMPLES 1024
+#define AHEAD_SAMPLES 4096
+#define AHEAD_BYTES (64 << 20) /* of large samples fewer batches, but the next one always */
+#define ASK_BYTES ((uintptr_t)128 << 10) /* the kernel reads no more of one request than its read-ahead, 128 KiB unless set */
+#define FIRST_PROBES 8
 #define PROBE_BATCHES 4
+#define PROBE_SAMPLES 2048
+#define LOAD(place) __atomic_load_n(&(place), __ATOMIC_RELAXED)
+#define STORE(place, value) __atomic_store_n(&(place), value, __ATOMIC_RELAXED)
 
 int64_t core_now(void) {
     struct timespec now;
@@ -32,10 +40,25 @@ int64_t core_disk_faults(void) {
     return 0;
 }
 
+void core_turn_cold(Ahead *ahead) {
+    if (LOAD(ahead->is_cold)) return;
+    int patience = LOAD(ahead->patience);
+    STORE(ahead->patience, patience == 0 ? 8 : patience < 1 << 20 ? 2 * patience : patience);
+    STORE(ahead->fast, 0);
+    STORE(ahead->faults, 0);
+    STORE(ahead->samples, 0);
+    STORE(ahead->is_cold, 1);
+}
+
+void core_note_probe(Ahead *ahead, int waited) {
+    int fast = waited ? 0 : LOAD(ahead->fast) + 1;
+    STORE(ahead->fast, fast);
+    if (fast > LOAD(ahead->patience)) STORE(ahead->is_cold, 0);
+}
+
 #ifdef MADV_WILLNEED
-static void ask(const Column *column, int64_t start, int64_t stop) {
-    static uintptr_t page = 0;
-    if (!page) page = (uintptr_t)sysconf(_SC_PAGESIZE);
+void core_ask(const Column *column, int64_t start, int64_t stop) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     if (start < 0 || stop > column->num_rows || start >= stop) return; /* the copy will say so */
     for (int64_t shard = core_shard_of(column, start); start < stop; shard++) {
         int64_t begin = column->starts[shard], end = column->starts[shard + 1], last = stop < end ? stop : end;
@@ -44,60 +67,107 @@ static void ask(const Column *column, int64_t start, int64_t stop) {
         if (rows != NULL) {
             uintptr_t from = (uintptr_t)(rows + (start - begin) * column->row_bytes) & ~(page - 1);
             uintptr_t to = (uintptr_t)(rows + (last - begin) * column->row_bytes);
-            (void)madvise((void *)from, to - from, MADV_WILLNEED);
+            for (; from < to; from += ASK_BYTES)
+                (void)madvise((void *)from, to - from < ASK_BYTES ? to - from : ASK_BYTES, MADV_WILLNEED);
         }
         start = last;
     }
 }
+#else
+void core_ask(const Column *column, int64_t start, int64_t stop) { (void)column, (void)start, (void)stop; }
+#endif
 
+int core_touch(const Column *column, int64_t row) {
+    if (row < 0 || row >= column->num_rows || column->row_bytes == 0) return 0;
+    int64_t shard = core_shard_of(column, row), faults = core_disk_faults();
+    const volatile char *rows = core_shard(column, shard);
+    if (rows == NULL) return 0;
+    (void)rows[(row - column->starts[shard]) * column->row_bytes];
+    return core_disk_faults() > faults;
+}
+
+/* Rows of samples from `first` on; x and y of one column lie in one span. */
 static void ask_samples(const Program *program, int64_t first, const Work *work) {
     for (int64_t i = first; i < program->size; i++) {
         const Gather *gather = program->gathers[work->parts[i]];
         for (int f = 0; f < gather->num_fields; f++) {
-            const Field *field = &gather->fields[f];
-            int is_known = 0; /* x and y of one column lie in one span */
-            for (int g = 0; g < f; g++) is_known |= gather->fields[g].column == field->column;
-            if (is_known) continue;
-            int64_t at = field->axis * program->size + i;
-            if (field->kind == RECORD) ask(field->column, work->records[i], work->records[i] + 1);
-            else ask(field->column, work->starts[at], work->stops[at]);
+            const Column *column = gather->fields[f].column;
+            int64_t low = INT64_MAX, high = 0, start, stop;
+            int is_known = 0;
+            for (int g = 0; g < f; g++) is_known |= gather->fields[g].column == column;
+            for (int g = f; g < gather->num_fields && !is_known; g++) {
+                if (gather->fields[g].column != column) continue;
+                core_rows_of(program, &gather->fields[g], work, i, &start, &stop);
+                if (start < stop && start < low) low = start;
+                if (stop > high) high = stop;
+            }
+            if (!is_known) core_ask(column, low, high);
         }
     }
 }
 
-void core_look_at_faults(Ahead *ahead, const Program *program, int64_t done, int64_t faults, const Work *work) {
-    if (ahead->is_cold || faults * 64 <= program->size) return;
-    ahead->patience = ahead->patience ? (ahead->patience < 1 << 20 ? 2 * ahead->patience : ahead->patience) : 8;
-    ahead->fast = 0;
-    ahead->is_cold = 1;
-    ask_samples(program, done, work); /* the rest of this batch */
+static int waits_for_disk(const Program *program, const Work *work, int64_t i) {
+    const Gather *gather = program->gathers[work->parts[i]];
+    int waited = 0;
+    for (int f = 0; f < gather->num_fields; f++) {
+        int64_t start, stop;
+        core_rows_of(program, &gather->fields[f], work, i, &start, &stop);
+        if (start < stop) waited |= core_touch(gather->fields[f].column, start);
+    }
+    return waited;
 }
 
-void core_request_ahead(Ahead *ahead, const Program *program, int64_t batch, int64_t last, Work *work) {
-    if (!__atomic_load_n(&ahead->is_cold, __ATOMIC_RELAXED)) return;
-    int64_t distance = AHEAD_SAMPLES / program->size + 1;
-    if (distance < AHEAD_BATCHES) distance = AHEAD_BATCHES;
-    if (last > batch + distance) last = batch + distance;
-    for (;;) { /* each batch is asked for once, by whichever thread comes first */
-        int64_t next = __atomic_load_n(&ahead->asked, __ATOMIC_RELAXED), from = next > batch ? next : batch;
-        if (from >= last) return;
-        Problem problem;
-        if (!__atomic_compare_exchange_n(&ahead->asked, &next, from + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
-        if (!core_find(program, from, work, &problem)) ask_samples(program, from % PROBE_BATCHES == 0, work);
+/* The rows of a batch found, and their shards given; what is wrong with them is said when they are copied. */
+static int found(const Program *program, int64_t batch, Work *work, PyThreadState **state) {
+    Problem problem;
+    if (core_find(program, batch, work, &problem)) return 0;
+    if (core_has_missing(program, work)) {
+        PyEval_RestoreThread(*state);
+        if (core_give_missing(program, work)) PyErr_Clear();
+        *state = PyEval_SaveThread();
+    }
+    return 1;
+}
+
+void core_look_at_faults(Ahead *ahead, const Program *program, const Work *work, int64_t done, int64_t samples,
+                         int64_t faults) {
+    if (LOAD(ahead->is_cold)) return;
+    faults = __atomic_add_fetch(&ahead->faults, faults, __ATOMIC_RELAXED);
+    samples = __atomic_add_fetch(&ahead->samples, samples, __ATOMIC_RELAXED);
+    if (faults >= 4 && faults * 64 > samples) {
+        core_turn_cold(ahead);
+        ask_samples(program, done, work); /* the rest of this batch */
+    } else if (samples > PROBE_SAMPLES) {
+        STORE(ahead->faults, 0);
+        STORE(ahead->samples, 0);
     }
 }
-#else
-void core_look_at_faults(Ahead *ahead, const Program *program, int64_t done, int64_t faults, const Work *work) {
-    (void)ahead, (void)program, (void)done, (void)faults, (void)work;
-}
 
-void core_request_ahead(Ahead *ahead, const Program *program, int64_t batch, int64_t last, Work *work) {
-    (void)ahead, (void)program, (void)batch, (void)last, (void)work;
-}
-#endif
-
-void core_note_probe(Ahead *ahead, int64_t batch, int64_t faults) {
-    if (!ahead->is_cold || batch % PROBE_BATCHES) return;
-    ahead->fast = faults ? 0 : ahead->fast + 1;
-    if (ahead->fast > ahead->patience) ahead->is_cold = 0;
+void core_request_ahead(const Program *program, int64_t batch, int64_t last, Work *work, PyThreadState **state) {
+    Ahead *ahead = work->ahead;
+    if (!LOAD(ahead->is_begun) && batch < last) { /* every thread that begins before this is known */
+        int waited = 0;
+        if (found(program, batch, work, state))
+            for (int64_t i = 0; i < program->size && i < FIRST_PROBES && !waited; i++) waited = waits_for_disk(program, work, i);
+        if (waited) core_turn_cold(ahead);
+        STORE(ahead->is_begun, 1);
+    }
+    if (!LOAD(ahead->is_cold)) return;
+    int64_t distance = AHEAD_SAMPLES / program->size + 1, bytes = LOAD(ahead->batch_bytes) + 1;
+    if (distance < AHEAD_BATCHES) distance = AHEAD_BATCHES;
+    if (distance > AHEAD_BYTES / bytes + 2) distance = AHEAD_BYTES / bytes + 2;
+    int64_t every = PROBE_SAMPLES / program->size;
+    if (every < PROBE_BATCHES) every = PROBE_BATCHES;
+    if (last > batch + distance) last = batch + distance;
+    for (;;) { /* each batch is asked for once, by whichever thread comes first */
+        int64_t next = LOAD(ahead->asked), from = next > batch ? next : batch;
+        if (from >= last) break;
+        if (!__atomic_compare_exchange_n(&ahead->asked, &next, from + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+        if (!found(program, from, work, state)) continue;
+        if (from % every == 0) core_note_probe(ahead, waits_for_disk(program, work, 0));
+        ask_samples(program, 0, work);
+        STORE(ahead->done, from + 1);
+    }
+    /* At the start another thread may have taken this batch and not come to it yet. */
+    if (LOAD(ahead->done) <= batch && found(program, batch, work, state)) ask_samples(program, 0, work);
 }

@@ -85,12 +85,20 @@ int core_gather(const Field *field, const Pieces *axes, const int64_t *records, 
                 Problem *problem);
 PyObject *core_raise_problem(const Problem *problem);
 
+/* ahead.c: whether data is cold, and what was asked for. */
+typedef struct {
+    int is_cold, is_begun, fast, patience; /* fast: probes in a row that did not wait for the disk; patience: until it is hot */
+    int64_t asked, done;                   /* batches up to these are being asked for, and were */
+    int64_t faults, samples, batch_bytes;  /* counted while it is hot; of the batch made last */
+} Ahead;
+
 /* gatherer.c: the fields of a view as an object. */
 typedef struct {
     PyObject_HEAD
     PyObject *columns; /* a tuple of Column */
     Field *fields;
     int num_fields;
+    Ahead ahead;
 } Gather;
 
 extern PyTypeObject *Gather_Type;
@@ -131,27 +139,30 @@ typedef struct {
     Py_buffer *held;
     PyObject *parts, *find_shard;
     int64_t marks[3], places[MAX_FIELDS], fixed_bytes;
+    int64_t most; /* the last batch that positions allow */
+    Ahead ahead;
 } Program;
-
-typedef struct Ahead Ahead; /* ring.h */
 
 typedef struct { /* of one thread, while it makes a batch */
     int64_t *positions, *samples, *records, *starts, *stops;
     int32_t *parts;
     char *valid;
-    Ahead *ahead;          /* NULL where nothing is asked for ahead */
-    int64_t probe_faults; /* of the first sample */
+    Ahead *ahead; /* the program's */
 } Work;
 
 extern PyTypeObject *Program_Type;
 int core_step_init(Program *program, Step *step, PyObject *plan);
 int core_steps_check(const Program *program);
-Work *core_work_new(const Program *program); /* free() it */
+Work *core_work_new(Program *program); /* free() it */
+/* Of a batch that was found: the rows a field reads of sample i, none where they are wrong; whether shards are missing. */
+void core_rows_of(const Program *program, const Field *field, const Work *work, int64_t i, int64_t *start, int64_t *stop);
+int core_has_missing(const Program *program, const Work *work);
+/* Asks Python for all of them; needs the GIL. 0, or -1 with an exception. */
+int core_give_missing(const Program *program, const Work *work);
 int core_find(const Program *program, int64_t batch, Work *work, Problem *problem);
 /* Makes a batch in memory; needs no GIL. MISSING and SPACE can be mended and tried again. */
 int core_make(const Program *program, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
               Problem *problem);
-int core_give_missing(const Program *program, const Problem *problem);
 int core_add_program(PyObject *module);
 
 /* table.c: rows of tables turned, measured and scaled. */

@@ -1,5 +1,5 @@
 /* Gather: the fields of a view and their columns, as an object; `fill` copies samples whose spans Python knows. */
-#include "core.h"
+#include "ring.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,7 +110,7 @@ typedef struct {
     Pieces axes[MAX_AXES];
     const int64_t *records, **places; /* where each sample of a ragged field begins */
     char **outs;
-    int64_t first, last, next;
+    int64_t first, last, next, turn; /* turn: samples a thread takes at a time */
     Problem problem;
     int num_running;
     PyThread_type_lock lock, done;
@@ -127,7 +127,49 @@ static int64_t room_of(const Task *task, int f, int64_t i, char **to) {
     return room;
 }
 
-#define TURN 64 /* samples a thread takes at a time */
+#define TURN_BYTES (128 << 10) /* that a thread takes at a time */
+#define MOST_TURN 64
+#define AHEAD 1024 /* samples that are asked for ahead */
+
+/* Samples [from, to) of all fields. */
+static void ask_samples(const Task *task, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++)
+        for (int f = 0; f < task->gather->num_fields; f++) {
+            const Field *field = &task->gather->fields[f];
+            if (field->kind == RECORD) {
+                if (task->records[i] < field->column->num_rows) core_ask(field->column, task->records[i], task->records[i] + 1);
+                continue;
+            }
+            const Pieces *pieces = &task->axes[field->axis];
+            int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i], high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
+            for (int64_t p = low; p < high; p++) core_ask(field->column, pieces->starts[p], pieces->stops[p]);
+        }
+}
+
+static int waits_for_disk(const Task *task, int64_t i) {
+    int waited = 0;
+    for (int f = 0; f < task->gather->num_fields; f++) {
+        const Field *field = &task->gather->fields[f];
+        const Pieces *pieces = field->kind == RECORD ? NULL : &task->axes[field->axis];
+        int64_t p = pieces == NULL || pieces->offsets == NULL ? i : pieces->offsets[i];
+        if (pieces != NULL && pieces->offsets != NULL && p == pieces->offsets[i + 1]) continue;
+        waited |= core_touch(field->column, pieces == NULL ? task->records[i] : pieces->starts[p]);
+    }
+    return waited;
+}
+
+/* Where the data is cold, asks for the samples of this call and the next of its `total`; up to which those were asked for. */
+static int64_t request_ahead(const Task *task, Ahead *ahead, int64_t asked, int64_t total) {
+    int64_t from = asked > task->first ? asked : task->first, to = total - task->last < AHEAD ? total : task->last + AHEAD;
+    int is_cold = __atomic_load_n(&ahead->is_cold, __ATOMIC_RELAXED);
+    if (from >= to) return asked;
+    if (is_cold) core_note_probe(ahead, waits_for_disk(task, from));
+    for (int64_t i = task->first; i < task->last && i < task->first + 4 && !is_cold; i++)
+        if ((is_cold = waits_for_disk(task, i))) core_turn_cold(ahead);
+    if (!is_cold) return asked;
+    ask_samples(task, from, to);
+    return to;
+}
 
 static void work(void *argument) {
     Task *task = argument;
@@ -137,7 +179,7 @@ static void work(void *argument) {
         PyThread_acquire_lock(task->lock, WAIT_LOCK);
         if (problem.code && !task->problem.code) task->problem = problem;
         low = task->problem.code ? task->last : task->next;
-        high = task->last - low < TURN ? task->last : low + TURN;
+        high = task->last - low < task->turn ? task->last : low + task->turn;
         task->next = high;
         int is_over = low >= task->last, is_last = is_over && --task->num_running == 0;
         PyThread_release_lock(task->lock);
@@ -192,7 +234,7 @@ static int wrong(const char *what) {
     return -1;
 }
 
-static int hold_axes(Task *task, Held *held, PyObject *axes) {
+static int hold_axes(Task *task, Held *held, PyObject *axes, int64_t *total) {
     if (PyTuple_Size(axes) > MAX_AXES) return wrong("axes");
     for (Py_ssize_t k = 0; k < PyTuple_Size(axes); k++) {
         PyObject *starts, *stops, *offsets;
@@ -211,6 +253,7 @@ static int hold_axes(Task *task, Held *held, PyObject *axes) {
                     return wrong("offsets");
         }
         if (task->last > samples) return wrong("spans");
+        if (samples < *total) *total = samples;
     }
     for (int f = 0; f < task->gather->num_fields; f++) {
         const Field *field = &task->gather->fields[f];
@@ -219,7 +262,7 @@ static int hold_axes(Task *task, Held *held, PyObject *axes) {
     return 0;
 }
 
-static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places) {
+static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places, int64_t *bytes) {
     int64_t samples = task->last - task->first;
     for (int f = 0; f < task->gather->num_fields; f++) {
         const Field *field = &task->gather->fields[f];
@@ -236,17 +279,18 @@ static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places) {
         held->count++;
         if (buffer->len != core_out_bytes(field, field->kind == RAGGED ? 1 : samples, rows)) return wrong("outputs");
         task->outs[f] = buffer->buf;
+        if (__builtin_add_overflow(*bytes, buffer->len, bytes)) *bytes = INT64_MAX;
     }
     return 0;
 }
 
-/* fill(axes, records, first, last, outs, places, num_threads) */
+/* fill(axes, records, first, last, outs, places, num_threads, asked): up to which samples were asked for ahead. */
 static PyObject *gather_fill(PyObject *object, PyObject *args) {
     PyObject *axes, *records, *outs, *places;
-    long long first, last;
+    long long first, last, asked = 0;
     int num_threads;
-    if (!PyArg_ParseTuple(args, "O!OLLO!O!i", &PyTuple_Type, &axes, &records, &first, &last, &PyTuple_Type, &outs,
-                          &PyTuple_Type, &places, &num_threads))
+    if (!PyArg_ParseTuple(args, "O!OLLO!O!i|L", &PyTuple_Type, &axes, &records, &first, &last, &PyTuple_Type, &outs,
+                          &PyTuple_Type, &places, &num_threads, &asked))
         return NULL;
     Gather *self = (Gather *)object;
     Task task = {.gather = self, .first = first, .last = last, .next = first};
@@ -255,15 +299,18 @@ static PyObject *gather_fill(PyObject *object, PyObject *args) {
     task.places = where;
     task.outs = to;
     Held held = {.count = 0};
-    int64_t count = 0;
+    int64_t count = 0, total = INT64_MAX, bytes = 0;
     int status = 0;
     if (self->num_fields > MAX_FIELDS || PyTuple_Size(outs) != self->num_fields || PyTuple_Size(places) != self->num_fields)
         status = wrong("outputs");
     if (first < 0 || last < first) status = wrong("first and last");
     if (!status && records != Py_None && (task.records = hold_int64s(&held, records, &count)) == NULL) status = -1;
     if (!status && task.records != NULL && count < last) status = wrong("records");
-    if (!status) status = hold_axes(&task, &held, axes);
-    if (!status) status = hold_outs(&task, &held, outs, places);
+    if (task.records != NULL) total = count;
+    if (!status) status = hold_axes(&task, &held, axes, &total);
+    if (!status) status = hold_outs(&task, &held, outs, places, &bytes);
+    int64_t turn = last > first ? TURN_BYTES / (bytes / (last - first) + 1) + 1 : 1;
+    task.turn = turn < MOST_TURN ? turn : MOST_TURN;
     if (!status) {
         task.lock = PyThread_allocate_lock();
         task.done = PyThread_allocate_lock();
@@ -272,6 +319,7 @@ static PyObject *gather_fill(PyObject *object, PyObject *args) {
             status = -1;
         } else {
             Py_BEGIN_ALLOW_THREADS
+            if (last > first && self->num_fields) asked = request_ahead(&task, &self->ahead, asked, total);
             run(&task, num_threads);
             Py_END_ALLOW_THREADS
         }
@@ -281,11 +329,17 @@ static PyObject *gather_fill(PyObject *object, PyObject *args) {
     for (int k = 0; k < held.count; k++) PyBuffer_Release(&held.held[k]);
     if (status) return NULL;
     if (task.problem.code) return core_raise_problem(&task.problem);
-    Py_RETURN_NONE;
+    return PyLong_FromLongLong(asked);
+}
+
+static PyObject *gather_is_cold(PyObject *object, PyObject *args) {
+    (void)args;
+    return PyBool_FromLong(__atomic_load_n(&((Gather *)object)->ahead.is_cold, __ATOMIC_RELAXED));
 }
 
 static PyMethodDef gather_methods[] = {
-    {"fill", gather_fill, METH_VARARGS, "fill(axes, records, first, last, outs, places, num_threads)"},
+    {"is_cold", gather_is_cold, METH_NOARGS, "is_cold(): whether rows are asked for ahead of the copy."},
+    {"fill", gather_fill, METH_VARARGS, "fill(axes, records, first, last, outs, places, num_threads, asked=0)"},
     {NULL, NULL, 0, NULL},
 };
 

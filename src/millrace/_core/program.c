@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 
+#define LOOK_BYTES (256 << 10) /* copied between looks at the faults they made: each takes a quarter of a microsecond */
+
 PyTypeObject *Program_Type;
 
 /* One step: ("take", ids, next) | ("concat", ends, nexts) | ("stride", part, count, stride, rows)
@@ -166,12 +168,11 @@ int core_find(const Program *self, int64_t batch, Work *work, Problem *problem) 
     return FINE;
 }
 
-Work *core_work_new(const Program *self) {
+Work *core_work_new(Program *self) {
     size_t size = (size_t)self->size, axes = (size_t)self->num_axes;
     Work *work = malloc(sizeof *work + size * (8 * (3 + 2 * axes) + 4 + 1) + 64);
     if (work == NULL) return NULL;
-    work->ahead = NULL;
-    work->probe_faults = 0;
+    work->ahead = &self->ahead;
     work->positions = (int64_t *)(work + 1);
     work->samples = work->positions + size;
     work->records = work->samples + size;
@@ -224,12 +225,17 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
         *problem = (Problem){SPACE, NULL, *used, 0, 0};
         return SPACE;
     }
-    int64_t faults = work->ahead == NULL ? 0 : core_disk_faults();
-    for (int64_t i = 0; i < self->size; i++) {
+    __atomic_store_n(&work->ahead->batch_bytes, *used, __ATOMIC_RELAXED);
+    int64_t faults = core_disk_faults(), looked = 0, turn = LOOK_BYTES / (*used / self->size + 1) + 1;
+    for (int64_t i = 0; i <= self->size; i++) {
+        if (i - looked == turn || (i == self->size && i > looked)) {
+            int64_t now = core_disk_faults();
+            core_look_at_faults(work->ahead, self, work, i, i - looked, now - faults);
+            faults = now;
+            looked = i;
+        }
+        if (i == self->size) break;
         const Gather *gather = self->gathers[work->parts[i]];
-        if (work->ahead != NULL && i == 1) work->probe_faults = core_disk_faults() - faults;
-        if (work->ahead != NULL && (i & 31) == 31)
-            core_look_at_faults(work->ahead, self, i, core_disk_faults() - faults, work);
         for (int f = 0; f < self->num_fields; f++) {
             const Field *field = &gather->fields[f];
             int64_t room = field->kind == RECORD ? 1 : field->length;
@@ -251,15 +257,58 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
     return FINE;
 }
 
-/* Asks Python for the shard that was missing; needs the GIL. 0, or -1 with an exception. */
-int core_give_missing(const Program *self, const Problem *problem) {
-    for (int part = 0; part < self->num_parts; part++) {
-        const Gather *gather = self->gathers[part];
-        if (problem->field < gather->fields || problem->field >= gather->fields + gather->num_fields) continue;
-        PyObject *done = PyObject_CallFunction(self->find_shard, "iiL", part, problem->field->number, (long long)problem->a);
-        Py_XDECREF(done);
-        return done == NULL ? -1 : core_shard(problem->field->column, problem->a) != NULL ? 0 : (core_raise_problem(problem), -1);
+void core_rows_of(const Program *self, const Field *field, const Work *work, int64_t i, int64_t *first, int64_t *last) {
+    int64_t at = field->axis * self->size + i, start = work->starts[at], stop = work->stops[at];
+    if (field->kind == RECORD) {
+        start = work->records[i];
+        stop = start < field->column->num_rows ? start + 1 : start;
     }
-    core_raise_problem(problem);
+    *first = *last = 0;
+    if (start < 0 || stop < start || stop > field->column->num_rows) return;
+    int64_t skip = field->kind == DENSE ? field->first : 0;
+    if (skip >= stop - start) return;
+    start += skip;
+    if ((field->kind == DENSE || field->kind == PADDED) && field->length < stop - start) stop = start + field->length;
+    *first = start;
+    *last = stop;
+}
+
+/* The first shard at or after *shard of rows [start, stop) that is not there, or -1. */
+static int64_t next_missing(const Column *column, int64_t shard, int64_t stop) {
+    for (; shard < column->num_shards && column->starts[shard] < stop; shard++)
+        if (column->starts[shard] < column->starts[shard + 1] && core_shard(column, shard) == NULL) return shard;
     return -1;
+}
+
+int core_has_missing(const Program *self, const Work *work) {
+    for (int64_t i = 0; i < self->size; i++) {
+        const Gather *gather = self->gathers[work->parts[i]];
+        for (int f = 0; f < gather->num_fields; f++) {
+            int64_t start, stop;
+            core_rows_of(self, &gather->fields[f], work, i, &start, &stop);
+            const Column *column = gather->fields[f].column;
+            if (start < stop && next_missing(column, core_shard_of(column, start), stop) >= 0) return 1;
+        }
+    }
+    return 0;
+}
+
+int core_give_missing(const Program *self, const Work *work) {
+    for (int64_t i = 0; i < self->size; i++) {
+        const Gather *gather = self->gathers[work->parts[i]];
+        for (int f = 0; f < gather->num_fields; f++) {
+            const Field *field = &gather->fields[f];
+            int64_t start, stop, shard;
+            core_rows_of(self, field, work, i, &start, &stop);
+            if (start >= stop) continue;
+            for (shard = core_shard_of(field->column, start); (shard = next_missing(field->column, shard, stop)) >= 0; shard++) {
+                PyObject *done = PyObject_CallFunction(self->find_shard, "iiL", (int)work->parts[i], field->number, (long long)shard);
+                Py_XDECREF(done);
+                if (done == NULL) return -1;
+                if (core_shard(field->column, shard) == NULL)
+                    return core_raise_problem(&(Problem){MISSING, field, shard, 0, 0}), -1;
+            }
+        }
+    }
+    return 0;
 }

@@ -1,5 +1,5 @@
 /* Program as a Python object: how it is described, checked and released. */
-#include "core.h"
+#include "ring.h"
 
 #include <stdlib.h>
 
@@ -79,6 +79,7 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->batch = batch;
     self->begin = begin;
     self->size = end - begin;
+    self->most = (INT64_MAX - start) / batch - 1; /* no line passes position 2^63 - 1 */
     self->num_steps = (int)PyTuple_Size(steps);
     self->steps = calloc((size_t)self->num_steps + 1, sizeof *self->steps);
     if (self->steps == NULL) PyErr_NoMemory();
@@ -115,7 +116,7 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     long long batch;
     Py_buffer memory;
     if (!PyArg_ParseTuple(args, "Lw*", &batch, &memory)) return NULL;
-    if (batch < 0 || batch > (INT64_MAX - self->start) / self->batch - 1) {
+    if (batch < 0 || batch > self->most) {
         PyBuffer_Release(&memory);
         return core_raise("ConfigError", "batch %lld passes position 2^63 - 1, where every line ends", batch);
     }
@@ -123,12 +124,18 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     int64_t used = 0;
     Work *work = core_work_new(self);
     int status = work == NULL ? (PyErr_NoMemory(), -1) : 0;
+    int64_t last = self->stop < 0 ? self->most : (self->stop - self->start - 1) / self->batch + 1;
+    if (!status) {
+        PyThreadState *state = PyEval_SaveThread();
+        core_request_ahead(self, batch, last < self->most ? last : self->most, work, &state);
+        PyEval_RestoreThread(state);
+    }
     while (!status) {
         Py_BEGIN_ALLOW_THREADS
         core_make(self, batch, memory.buf, memory.len, &used, work, &problem);
         Py_END_ALLOW_THREADS
         if (problem.code != MISSING) break;
-        status = core_give_missing(self, &problem);
+        status = core_give_missing(self, work);
     }
     free(work);
     PyBuffer_Release(&memory);
@@ -137,7 +144,13 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     return PyLong_FromLongLong(problem.code == SPACE ? -problem.a : used);
 }
 
+static PyObject *program_is_cold(PyObject *object, PyObject *args) {
+    (void)args;
+    return PyBool_FromLong(__atomic_load_n(&((Program *)object)->ahead.is_cold, __ATOMIC_RELAXED));
+}
+
 static PyMethodDef program_methods[] = {
+    {"is_cold", program_is_cold, METH_NOARGS, "is_cold(): whether rows are asked for ahead of the copy."},
     {"fill", program_fill, METH_VARARGS, "fill(batch, memory): bytes used, or minus those needed."},
     {NULL, NULL, 0, NULL},
 };

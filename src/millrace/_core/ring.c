@@ -32,12 +32,17 @@ static int64_t num_tickets(const Ring *self) {
     return left < free_slots ? left : free_slots;
 }
 
+static int num_wanted(const Ring *self) {
+    return __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED) ? self->num_workers : self->num_hot;
+}
+
 static void wake_workers(Ring *self) {
+    int wanted = num_wanted(self);
     int64_t tickets = num_tickets(self);
     int is_last = self->count >= 0 && self->next_ticket + tickets >= self->count;
     if (!self->is_closed && tickets < (self->depth + 1) / 2 && !is_last) return;
     for (int k = 0; k < self->num_workers; k++) {
-        if (!self->workers[k].is_waiting || (!self->is_closed && tickets-- <= 0)) continue;
+        if (!self->workers[k].is_waiting || (!self->is_closed && (k >= wanted || tickets-- <= 0))) continue;
         self->workers[k].is_waiting = 0;
         PyThread_release_lock(self->workers[k].signal);
     }
@@ -64,10 +69,10 @@ static int renew(Ring *self, Slot *slot, int64_t bytes) {
 /* Makes the batch of a slot that is FILLING, with the GIL released in `state`; whatever went wrong is kept in it. */
 static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     int64_t began = core_now();
-    int64_t last = self->count >= 0 && self->count < self->most ? self->count : self->most;
-    core_request_ahead(&self->ahead, self->program, slot->batch, last, work);
+    int64_t most = self->program->most, last = self->count >= 0 && self->count < most ? self->count : most;
+    core_request_ahead(self->program, slot->batch, last, work, state);
     for (;;) {
-        if (slot->batch > self->most) {
+        if (slot->batch > most) {
             slot->problem = (Problem){PASSED, NULL, slot->batch, 0, 0};
             break;
         }
@@ -81,7 +86,7 @@ static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
         int64_t bytes = slot->problem.a;
         if (code == SPACE && bytes > self->program->fixed_bytes) bytes += bytes / 4;
         if (code == SPACE && bytes < self->most_bytes) bytes = self->most_bytes;
-        int status = code == MISSING ? core_give_missing(self->program, &slot->problem) : renew(self, slot, bytes);
+        int status = code == MISSING ? core_give_missing(self->program, work) : renew(self, slot, bytes);
         if (status) {
             PyObject *kind, *value, *trace;
             PyErr_Fetch(&kind, &value, &trace);
@@ -96,7 +101,6 @@ static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     }
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     slot->state = READY;
-    core_note_probe(&self->ahead, slot->batch, work->probe_faults);
     self->fill_ns += core_now() - began;
     self->bytes += slot->used;
     if (self->is_waiting && slot->batch == self->next_get) {
@@ -114,12 +118,14 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
     if (number < 0 || number >= self->num_workers) return PyErr_Format(PyExc_IndexError, "worker %d", number);
     Work *work = core_work_new(self->program);
     if (work == NULL) return PyErr_NoMemory();
-    work->ahead = &self->ahead;
+    int64_t waited = 0;
     Worker *own = &self->workers[number];
     PyThreadState *state = PyEval_SaveThread();
     for (;;) {
         PyThread_acquire_lock(self->lock, WAIT_LOCK);
-        Slot *slot = take_ticket(self);
+        self->fill_wait_ns += waited;
+        waited = 0;
+        Slot *slot = number < num_wanted(self) ? take_ticket(self) : NULL;
         int is_over = self->is_closed || (self->count >= 0 && self->next_ticket >= self->count);
         if (slot == NULL && !is_over) own->is_waiting = 1;
         PyThread_release_lock(self->lock);
@@ -130,7 +136,7 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
         } else {
             int64_t began = core_now();
             PyThread_acquire_lock(own->signal, WAIT_LOCK);
-            __atomic_add_fetch(&self->fill_wait_ns, core_now() - began, __ATOMIC_RELAXED);
+            waited = core_now() - began;
         }
     }
     PyEval_RestoreThread(state);
@@ -250,11 +256,14 @@ static PyObject *ring_close(PyObject *object, PyObject *args) {
 static PyObject *ring_counters(PyObject *object, PyObject *args) {
     (void)args;
     Ring *self = (Ring *)object;
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", (long long)self->next_get, "get_ns",
-                         (long long)self->get_ns, "fill_wait_ns", (long long)self->fill_wait_ns, "fill_ns",
-                         (long long)self->fill_ns, "depth_seen", (long long)self->depth_seen, "bytes",
-                         (long long)self->bytes, "in_line", (long long)self->num_in_line, "waits",
-                         (long long)self->num_waits, "is_cold", self->ahead.is_cold);
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    long long batches = self->next_get, waited = self->fill_wait_ns, fill = self->fill_ns, bytes = self->bytes;
+    long long seen = self->depth_seen;
+    PyThread_release_lock(self->lock);
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
+                         "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "in_line",
+                         (long long)self->num_in_line, "waits", (long long)self->num_waits, "is_cold",
+                         __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED));
 }
 
 static PyMethodDef ring_methods[] = {

@@ -5,17 +5,18 @@
 #include "core.h"
 
 /* ahead.c: rows of cold data are asked for before they are copied. */
-struct Ahead {
-    int is_cold, fast, patience; /* fast: probes in a row that did not wait for the disk; patience: until it is hot again */
-    int64_t asked;               /* the batch up to which rows were asked for */
-};
-
 int64_t core_now(void);         /* nanoseconds */
 int64_t core_disk_faults(void); /* of this thread */
-void core_request_ahead(Ahead *ahead, const Program *program, int64_t batch, int64_t last, Work *work);
-/* After some samples of a batch were copied with so many faults: is it cold? Then the rest of it is asked for. */
-void core_look_at_faults(Ahead *ahead, const Program *program, int64_t done, int64_t faults, const Work *work);
-void core_note_probe(Ahead *ahead, int64_t batch, int64_t faults);
+void core_ask(const Column *column, int64_t start, int64_t stop);
+int core_touch(const Column *column, int64_t row); /* whether reading it waits for the disk */
+void core_turn_cold(Ahead *ahead);
+void core_note_probe(Ahead *ahead, int waited);
+/* Before batch `batch` is made: asks for its rows and those of the next, at most up to `last`, where the data is cold.
+ * The GIL is released in `state`. */
+void core_request_ahead(const Program *program, int64_t batch, int64_t last, Work *work, PyThreadState **state);
+/* After so many samples more were copied with so many faults: is it cold? Then those from `done` on are asked for. */
+void core_look_at_faults(Ahead *ahead, const Program *program, const Work *work, int64_t done, int64_t samples,
+                         int64_t faults);
 
 /* ring.c */
 enum { IDLE, FILLING, READY, HELD };
@@ -42,11 +43,11 @@ typedef struct {
     Slot *slots;
     Worker *workers;
     Work *work; /* the consumer's */
-    int num_slots, num_workers, depth, is_closed, is_waiting, is_getting;
+    int num_slots, num_workers, num_hot, depth, is_closed, is_waiting, is_getting;
     PyThread_type_lock lock, signal; /* of everything here; of the consumer */
-    int64_t count, most, next_ticket, next_get, most_bytes; /* count is -1 for endless; most: what positions allow */
+    /* Of num_workers, those from num_hot on work only while the data is cold, when threads mostly wait. */
+    int64_t count, next_ticket, next_get, most_bytes; /* count is -1 for endless */
     int64_t get_ns, fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_waits;
-    Ahead ahead;
 } Ring;
 
 PyMethodDef *core_ring_methods(void);

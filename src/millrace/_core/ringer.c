@@ -9,15 +9,17 @@ static PyThread_type_lock new_signal(void) {
     return lock;
 }
 
-/* Ring(program, allocate, count or -1, depth, slots, workers) */
+/* Ring(program, allocate, count or -1, depth, slots, workers, more workers while the data is cold) */
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *program, *allocate;
     long long count;
-    int depth, num_slots, num_workers;
+    int depth, num_slots, num_workers, num_more = 0;
     if (kwargs != NULL && PyDict_Size(kwargs)) return PyErr_Format(PyExc_TypeError, "Ring takes no keywords");
-    if (!PyArg_ParseTuple(args, "O!OLiii", Program_Type, &program, &allocate, &count, &depth, &num_slots, &num_workers))
+    if (!PyArg_ParseTuple(args, "O!OLiii|i", Program_Type, &program, &allocate, &count, &depth, &num_slots, &num_workers,
+                          &num_more))
         return NULL;
-    if (depth < 1 || num_slots <= depth || num_slots > 1 << 20 || num_workers < 0 || num_workers > 1 << 16)
+    if (depth < 1 || num_slots <= depth || num_slots > 1 << 20 || num_workers < 0 || num_workers > 1 << 16 || num_more < 0 ||
+        num_more > 1 << 16)
         return PyErr_Format(PyExc_ValueError, "a ring of depth %d with %d slots and %d workers", depth, num_slots, num_workers);
     Ring *self = (Ring *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
@@ -26,14 +28,13 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->program = (Program *)program;
     self->allocate = allocate;
     self->depth = depth;
+    self->num_hot = num_workers;
+    num_workers += num_more;
     self->lock = PyThread_allocate_lock();
     self->signal = new_signal();
     self->work = core_work_new(self->program);
-    if (self->work != NULL) self->work->ahead = &self->ahead;
     self->slots = calloc((size_t)num_slots, sizeof(Slot));
     self->workers = calloc((size_t)num_workers + 1, sizeof(Worker));
-    /* No line passes position 2^63 - 1. */
-    self->most = (INT64_MAX - self->program->start) / self->program->batch - 1;
     self->count = count;
     if (self->lock == NULL || self->signal == NULL || self->work == NULL || self->slots == NULL || self->workers == NULL)
         goto fail;

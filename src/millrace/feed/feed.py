@@ -21,10 +21,13 @@ from millrace.feed.iterate import DEVICES, Iteration
 from millrace.feed.line import Line, check_line
 from millrace.feed.report import Report
 from millrace.feed.world import rank_and_world
+from millrace.native import num_cores
 from millrace.order.orders import MAX_POSITION, Order, Shuffled
 from millrace.order.share import share
 from millrace.ragged import Int64s, as_integer
 from millrace.view.view import View
+
+MOST_AHEAD = 4096  # batches kept ready, and threads that make them: more of them are memory and nothing else
 
 Transform = Callable[[Batch, Any], Mapping[str, Any]]
 
@@ -70,8 +73,9 @@ class Feed:
             )
         if device.split(":")[0] not in DEVICES:
             raise ConfigError(f"device={device!r}; expected one of {', '.join(DEVICES)}")
-        if as_integer("depth", depth) < 1 or (workers is not None and as_integer("workers", workers) < 1):
-            raise ConfigError(f"depth={depth}, workers={workers}; expected 1 or more")
+        for name, value in (("depth", depth), ("workers", 1 if workers is None else workers)):
+            if not 1 <= as_integer(name, value) <= MOST_AHEAD:
+                raise ConfigError(f"{name}={value}; expected 1 to {MOST_AHEAD}")
         if not 0 <= seed < 1 << 64:
             raise ConfigError(f"seed={seed}; expected 0 to 2^64 - 1")
         self.view, self.order, self.batch, self.seed = view, order, int(batch), int(seed)
@@ -80,9 +84,9 @@ class Feed:
         share(self.batch, self.rank, self.world)
         check_names([field.name for field in view.fields])
         self.device, self.transform, self.depth = device, transform, depth
-        self.workers = workers or min(4, os.cpu_count() or 1)
+        self.workers = workers or min(4, num_cores())
         # Without a transform the loop makes batches itself rather than wait, so one core is its own.
-        self.fillers = workers or max(1, min(4, (os.cpu_count() or 1) - 1))
+        self.fillers = workers or max(1, min(4, num_cores() - 1))
         self.run = run
         self.position = 0
         self._origin = 0  # p0: where batch 0 of explain and state_at begins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from millrace.view.view import View
 
 PLAN_BATCHES = 64  # planned per call: one batch at a time cost a factor of four on small batches
 PLAN_POSITIONS = 8192  # and at least this many positions
+MAX_BYTES = 1 << 47  # what a process can address
 MAX_POSITIONS = 1 << 22  # but not more: a plan keeps about 50 bytes of each
 
 
@@ -86,8 +88,9 @@ class Line:
     def plan(self, first: int, last: int) -> Plan:
         """Batches [first, last): their samples, found in their shards."""
         begin, end = self.share
-        if self.start + last * self.batch > MAX_POSITION:
-            raise ConfigError(f"batches up to {last} pass position 2^63 - 1, where every line ends")
+        last = min(last, (MAX_POSITION - self.start) // self.batch)
+        if first >= last:
+            raise passed(first)
         starts = self.start + np.arange(first, last, dtype=np.int64) * self.batch
         positions = (starts[:, None] + np.arange(begin, end, dtype=np.int64)).reshape(-1)
         if self.stop is None or last * self.batch + self.start <= self.stop:
@@ -99,6 +102,10 @@ class Line:
         samples = self.order.samples(real)
         located = self.view.located(samples)
         return Plan(self, first, np.where(valid, positions, -1), np.where(valid, samples, -1), valid, located)
+
+
+def passed(batch: int) -> ConfigError:
+    return ConfigError(f"batch {batch} passes position 2^63 - 1, where every line ends")
 
 
 @dataclass
@@ -114,6 +121,8 @@ class Plan:
 
     def rows(self, batch: int) -> slice:
         size = self.line.size
+        if (batch - self.first) * size >= len(self.positions):
+            raise passed(batch)
         return slice((batch - self.first) * size, (batch - self.first + 1) * size)
 
     def marks(self, batch: int) -> dict[str, Any]:
@@ -130,3 +139,6 @@ def check_line(view: View, order: Order, batch: int) -> None:
         raise ConfigError(f"the order is over {order.n} samples, the view has {len(view)}; make it Shuffled(len(view))")
     if as_integer("batch", batch) < 1:
         raise ConfigError(f"batch={batch}; expected 1 or more samples")
+    num_bytes = sum(math.prod(n or 0 for n in field.shape) * field.dtype.itemsize for field in view.fields) * batch
+    if num_bytes > MAX_BYTES:
+        raise ConfigError(f"batch={batch} takes {num_bytes:,} bytes, more than any memory; lower batch, pad or lengths")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from millrace.feed.program import Layout, Program, Views
 from millrace.native import core
 from millrace.ragged import Array
 
+COLD_WORKERS = 4  # at least, while the data is cold: they wait for the disk, where cores are not what limits
 IN_LINE_BYTES = 64 << 10  # smaller batches are made by the loop itself: a wake-up takes longer
 JOIN_S = 10.0  # a thread ends after the batch it is on
 
@@ -58,32 +60,44 @@ class NativeRing:
         depth = 1 if in_line else depth
         slots = depth + (1 if in_line else held)
         self.memory = Memory(program.layout, slots, new_memory or ring.new_memory)
+        self._program, self._num_more = program.core, 0 if in_line else max(0, min(depth, COLD_WORKERS) - workers)
         self._ring = core.Ring(
-            program.core, self.memory.allocate, -1 if count is None else count, depth, slots, workers
+            program.core, self.memory.allocate, -1 if count is None else count, depth, slots, workers, self._num_more
         )
         self.num_workers = workers
-        self._threads = [
-            threading.Thread(target=self._ring.work, args=(k,), name=f"millrace-fill-{k}", daemon=True)
-            for k in range(workers)
-        ]
+        self._threads: list[threading.Thread] = []
         # Runs at garbage collection and at interpreter exit, whichever comes first.
         self._finish = weakref.finalize(self, _finish, self._ring, self._threads, os.getpid())
         try:
-            for thread in self._threads:
-                thread.start()
+            self._start(workers)
         except BaseException:  # Ctrl-C, or no more threads to be had
             self._finish()
             raise
 
+    def _start(self, count: int) -> None:
+        for number in range(len(self._threads), len(self._threads) + count):
+            name = f"millrace-fill-{number}"
+            thread = threading.Thread(target=self._ring.work, args=(number,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _start_more(self) -> None:
+        """The threads that only cold data needs, when it is found to be."""
+        count, self._num_more = self._num_more, 0
+        with contextlib.suppress(RuntimeError):  # no more threads to be had: it works without
+            self._start(count)
+
     def take(self, batch: int) -> Batch:
         """The next batch, which is number ``batch``."""
-        found = self._ring.get()
+        found = self.poll(True)
         if found is None:
             raise FeedError("the feed was closed while a batch was awaited")
         return self.memory.batch(found[0])
 
     def poll(self, wait: bool) -> tuple[int, int] | None:
         """Slot and bytes of the next batch; None where it is not ready and ``wait`` is false, or there is none."""
+        if self._num_more and self._program.is_cold():
+            self._start_more()
         return self._ring.get(wait)  # type: ignore[no-any-return]
 
     def report(self) -> dict[str, Any]:

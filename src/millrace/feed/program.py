@@ -132,7 +132,18 @@ class Program:
             if native is None:
                 return None
             natives.append(native)
+        if not _can_map([native.columns[name] for native in natives for name in native.tables]):
+            return None
         return cls(line, order, plan, natives)
+
+
+def _can_map(columns: list[Any]) -> bool:
+    """Whether every shard may be mapped: better known before thousands of them are."""
+    files: dict[int, tuple[Any, set[tuple[int, int]]]] = {}
+    for column in columns:
+        shards, own = column.files()
+        files.setdefault(id(shards), (shards, set()))[1].update(own)
+    return all(shards.can_map(own) for shards, own in files.values())
 
 
 def _leaves(plan: list[tuple[Any, ...]]) -> list[View]:

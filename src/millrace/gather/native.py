@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millrace.native import core
+from millrace.native import core, num_cores
 from millrace.ragged import Array, Int64s, Ragged, Spans
 
 if TYPE_CHECKING:
@@ -97,14 +96,23 @@ class Native:
         for name, own in asked.items():
             starts, stops = own if own is not None else (records, records + 1)  # type: ignore[operator]
             missing = self.tables[name].missing(starts, stops)
-            if missing and not all(self.give(name, k, self.columns[name].whole(k)) for k in missing):
+            if not missing:
+                continue
+            column = self.columns[name]
+            shards, files = column.files(missing)
+            # Known before any is mapped: numpy, which then reads them, needs maps too.
+            if not shards.can_map(files) or not all(self.give(name, k, column.random(k)) for k in missing):
                 return False
         return True
 
     def fill(
-        self, spans: Mapping[str, Spans], records: Int64s | None, first: int, last: int, allocate: Allocate
-    ) -> dict[str, Any]:
-        """Samples [first, last) by field; the caller has found their shards."""
+        self, spans: Mapping[str, Spans], records: Int64s | None, first: int, last: int, allocate: Allocate, asked: int
+    ) -> tuple[dict[str, Any], int]:
+        """Samples [first, last) by field; the caller has found their shards.
+
+        Where the data is cold, rows of the next samples are asked for too: ``asked`` is up to which that was done, and
+        returned for the next call.
+        """
         out: dict[str, Any] = {}
         arrays, places = [], []
         for field in self.fields:
@@ -119,9 +127,9 @@ class Native:
             arrays.append(array)
             places.append(offsets)
         axes = tuple((own.starts, own.stops, own.offsets) for own in (spans[axis] for axis in self.axes))
-        threads = min(MAX_THREADS, os.cpu_count() or 1, 1 + sum(array.nbytes for array in arrays) // THREAD_BYTES)
-        self.gather.fill(axes, records, first, last, tuple(arrays), tuple(places), threads)
-        return out
+        threads = min(MAX_THREADS, num_cores(), 1 + sum(array.nbytes for array in arrays) // THREAD_BYTES)
+        asked = self.gather.fill(axes, records, first, last, tuple(arrays), tuple(places), threads, asked)
+        return out, asked
 
 
 def _axes(fields: Sequence[Field]) -> list[str]:

@@ -80,12 +80,13 @@ class Located:
         self._records = records = None if records is None else np.ascontiguousarray(records, np.int64)
         native = columns.native(fields) if isinstance(columns, Sources) else Native.of(columns, fields)
         self._native = native if native is not None and native.find(spans, records) else None
+        self._asked = 0  # the sample up to which rows were asked for ahead
 
     def fill(self, first: int, last: int, allocate: Allocate = new_array) -> dict[str, Any]:
         """Samples [first, last) as a dict of arrays and ``Ragged``s."""
         filled: dict[str, Any] = {}
         if self._native is not None:
-            filled = self._native.fill(self._spans, self._records, first, last, allocate)
+            filled, self._asked = self._native.fill(self._spans, self._records, first, last, allocate, self._asked)
         out: dict[str, Any] = {}
         shared: dict[int, Array] = {}
         for field in self._fields:

@@ -6,7 +6,7 @@ dictionaries decode on top of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +73,11 @@ class ColumnArray:
     def random(self, k: int) -> Array | None:
         """``whole`` as a map of the caller's own, without the kernel's read-ahead: for reading in random order."""
         return self._shards.random_array(int(self._ids[k]), self._file)
+
+    def files(self, which: Iterable[int] | None = None) -> tuple[Shards, list[tuple[int, int]]]:
+        """The files of these shards (default: all) as (shard, number of the file), and who knows whether they can be mapped."""
+        ids = self._ids.tolist() if which is None else [int(self._ids[k]) for k in which]
+        return self._shards, [(shard, self._file) for shard in ids]
 
     def _piece(self, k: int, start: int, stop: int) -> Array:
         rows = self._shards.rows(int(self._ids[k]), self._file, start, stop)

@@ -10,6 +10,7 @@ import os
 import stat
 import threading
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,8 @@ class DiskShards:
         self._bytes = self.layout.file_bytes(counts)
         self._checked = bytearray(len(table))
         self._maps: dict[tuple[int, int], Array] = {}
-        self._num_lent = 0  # maps that feeds own
+        self._num_lent = 0  # maps that feeds and views own
+        self._lent: weakref.WeakValueDictionary[tuple[int, int], Array] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         limit = platform.descriptor_limit()
         self._max_maps = min(MAX_MAPS, limit // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
@@ -163,12 +165,19 @@ class DiskShards:
             return self._maps.setdefault((shard, file), mapped)
 
     def random_array(self, shard: int, file: int) -> Array | None:
-        """The same as a map of its own, without the kernel's read-ahead; gone when the caller drops it."""
-        mapped = self._map(shard, file, random=True)
-        if mapped is not None:
-            self._num_lent += 1
-            weakref.finalize(mapped, self._give_back).atexit = False
+        """The same as a map without the kernel's read-ahead; gone when all who asked for it have dropped it."""
+        with self._lock:
+            mapped = self._lent.get((shard, file))
+            if mapped is None and (mapped := self._map(shard, file, random=True)) is not None:
+                self._num_lent += 1
+                weakref.finalize(mapped, self._give_back).atexit = False
+                self._lent[shard, file] = mapped
         return mapped
+
+    def can_map(self, files: Iterable[tuple[int, int]]) -> bool:
+        """Whether there are maps left for all these files, beside those that are lent already."""
+        wanted = sum(1 for file in files if file not in self._lent)
+        return wanted <= self._max_maps - len(self._maps) - self._num_lent
 
     def _give_back(self) -> None:
         self._num_lent -= 1

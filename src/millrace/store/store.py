@@ -7,7 +7,7 @@ The same type for millrace's own format (reader.py), foreign layouts (foreign.py
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ class Shards(Protocol):
     def name(self, shard: int) -> str: ...
     def array(self, shard: int, file: int) -> Array | None: ...
     def random_array(self, shard: int, file: int) -> Array | None: ...
+    def can_map(self, files: Iterable[tuple[int, int]]) -> bool: ...
     def rows(self, shard: int, file: int, start: int, stop: int) -> Array: ...
 
 

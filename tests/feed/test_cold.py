@@ -1,0 +1,109 @@
+"""Cold data: rows are asked for ahead whatever the batch, the way batches are made and the size of samples."""
+
+import gc
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+import millrace as mr
+
+pytestmark = pytest.mark.needs_core
+
+ROWS = np.arange(16 * 400_000, dtype=np.float32).reshape(-1, 16)  # 25.6 MB
+RECORDS = 20
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cold") / "store"
+    columns = {"hits": mr.Column("float32", (16,)), "name": mr.Column("string", per="record")}
+    with mr.StoreWriter(path, kind="series", columns=columns) as writer:
+        offsets = np.arange(0, len(ROWS) + 1, len(ROWS) // RECORDS)
+        writer.extend({"hits": ROWS, "name": [f"n{k}" for k in range(RECORDS)]}, offsets)
+    return path
+
+
+@pytest.fixture
+def is_on_disk(path):
+    """Whether the store, which no page of is in memory now, has a disk behind it."""
+    gc.collect()  # pages that are mapped would stay
+    for file in path.rglob("hits.f32"):
+        fd = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    with open("/proc/self/mounts") as file:
+        mounts = [line.split()[1:3] for line in file]
+    own = max((mount for mount in mounts if str(path).startswith(mount[0])), key=lambda mount: len(mount[0]))
+    return own[1] not in ("tmpfs", "ramfs")
+
+
+def check(view, batch):
+    starts = view.spans(batch.samples).starts
+    assert np.array_equal(batch.x, ROWS[starts[:, None] + np.arange(batch.x.shape[1])])
+
+
+class Own(mr.Windows):
+    """The same view, which Python alone knows."""
+
+    def spans(self, samples, axis=None):
+        return super().spans(samples, axis)
+
+
+def windows(path, kind=mr.Windows, lookback=64):
+    return kind(mr.open_store(path), lookback=lookback, horizon=8, column="hits")
+
+
+@pytest.mark.parametrize("batch", [1, 8, 31, 256])
+def test_rows_of_a_cold_store_are_asked_for_ahead_until_it_is_hot(path, is_on_disk, batch):
+    def taken():
+        view = windows(path)
+        with mr.Feed(view, batch=batch, device="numpy") as feed:
+            for found in itertools.islice(feed, 512 // batch):
+                check(view, found)
+            return feed.report()
+
+    assert taken().is_cold is is_on_disk
+    assert all(file.read_bytes() for file in path.rglob("hits.f32"))
+    assert taken().is_cold is False
+
+
+@pytest.mark.parametrize("lookback", [1024, 16_384])
+def test_large_samples_are_asked_for_before_the_first_is_copied(path, is_on_disk, lookback):
+    """64 KiB, 1 MiB; one batch tells."""
+    view = windows(path, lookback=lookback)
+    with mr.Feed(view, batch=2, device="numpy", epochs=1) as feed:
+        check(view, next(iter(feed)))
+        assert feed.report().is_cold is is_on_disk
+
+
+def test_transforms_read_cold_stores_ahead(path, is_on_disk):
+    view = windows(path)
+    with mr.Feed(view, batch=32, device="numpy", transform=lambda batch, rng: batch) as feed:
+        iterator = iter(feed)
+        for found in itertools.islice(iterator, 8):
+            check(view, found)
+        assert iterator._maker.program.core.is_cold() is is_on_disk
+
+
+def test_views_that_python_alone_knows_read_cold_stores_ahead(path, is_on_disk):
+    view = windows(path, kind=Own)
+    with mr.Feed(view, batch=64, device="numpy") as feed:
+        for found in itertools.islice(feed, 20):
+            check(view, found)
+        assert feed.report().way == "numpy"
+    native = view._sources.native(view.fields)
+    assert native.gather.is_cold() is is_on_disk
+    (lent,) = view.store._shards._lent  # a map without the kernel's read-ahead, and no other
+    assert lent not in view.store._shards._maps
+
+
+def test_records_with_text_read_cold_stores_ahead(path, is_on_disk):
+    view = mr.Records(mr.open_store(path))
+    with mr.Feed(view, batch=4, epochs=1, device="numpy") as feed:
+        for batch in feed:
+            assert batch.name.tolist() == [f"n{k}" for k in batch.samples]
+            rows = [ROWS[k * 20_000 : (k + 1) * 20_000] for k in batch.samples]
+            assert np.array_equal(batch.hits.values, np.concatenate(rows))
+    assert view._sources.native(view.fields).gather.is_cold() is is_on_disk
