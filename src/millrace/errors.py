@@ -32,6 +32,8 @@ from typing import Any
 class MillraceError(Exception):
     """What every error of millrace is; ``except MillraceError`` catches them all."""
 
+    is_told = False  # whether another rank of a training run tells it
+
     def __init__(self, message: str, **context: Any) -> None:
         super().__init__(message)
         self._context = context

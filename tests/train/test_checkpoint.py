@@ -110,6 +110,51 @@ def test_a_disk_that_is_really_full(tokens, tmp_path):
         pytest.skip(str(reason))
 
 
+def test_no_room_for_metrics_says_so(tokens, tmp_path):
+    from millrace.train.trainer import train
+
+    with (
+        iofault(5, errno.ENOSPC, operation="write") as steps,
+        pytest.raises(mr.StoreWriteFailed, match=r"writing .*metrics.jsonl: No space left.*free space"),
+    ):
+        train(config_of(tokens, checkpoint__every=0), tmp_path / "run")
+    assert steps[-1] == ("write", str(tmp_path / "run" / "metrics.jsonl"))
+
+
+def test_no_room_for_shards_says_so_and_leaves_none(tokens, tmp_path, start):
+    try:
+        with small_disk(700 << 10) as disk:
+            changes = {"train__parallel": "fsdp2", "checkpoint__keep": 1, "model__width": 32}
+            values = nano(tokens, checkpoint__every=1, train__max_steps=50, **changes)
+            ranks = start(values, disk / "run", 2)
+            assert ranks.wait() == [1, 1]
+            assert "error: saving" in ranks.output
+            assert "No space left on device" in ranks.output
+            assert "Traceback" not in ranks.output
+            assert not list((disk / "run/checkpoints").glob("*.partial"))
+            assert load_model(disk / "run").step == 1
+    except NotPossibleHere as reason:
+        pytest.skip(str(reason))
+
+
+def test_shards_are_of_one_step_though_training_goes_on(tokens, tmp_path, start):
+    """Saved after every step, beside the training: each checkpoint is that of an undisturbed run without shards."""
+    changes = {"train__max_steps": 6, "train__precision": "fp64", "optimizer__decay_steps": 6}
+    sharded = nano(
+        tokens, **changes, train__parallel="fsdp2", checkpoint__every=1, checkpoint__keep=20, evaluation__every=2
+    )
+    start(sharded, tmp_path / "run", 2).finish()
+    whole = nano(tokens, **changes, checkpoint__every=1, checkpoint__keep=20)
+    start(whole, tmp_path / "whole").finish()
+    for step in range(1, 7):
+        found = []
+        for run in ("run", "whole"):
+            (tmp_path / run / "checkpoints" / "latest").write_text(f"{name_of(step)}\n")
+            found.append(load_model(tmp_path / run).model.state_dict())
+        for name, value in found[0].items():
+            torch.testing.assert_close(value, found[1][name], rtol=1e-6, atol=1e-7)  # loaded in fp32
+
+
 @pytest.mark.timeout(0)
 def test_kill_in_a_loop_while_saving(tokens, tmp_path, start):
     """Saves after every step, killed at random moments: each time ``latest`` loads and the run goes on."""

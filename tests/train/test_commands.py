@@ -181,22 +181,67 @@ def test_a_model_that_is_code_is_only_made_where_it_is_named(config, tokens, tmp
     assert made == [1]
 
 
-def test_torchrun_as_is(config, tokens, tmp_path):
-    """Behind ``--``, since torchrun would take ``--run`` for a prefix of its own ``--run-path``."""
+TORCHRUN = [
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "millrace", "train",
+]  # fmt: skip
+
+
+def test_ranks_tell_an_error_once(config, tokens, tmp_path):
+    for changes, message in (
+        (["--set", "model.kind=lstm"], "is a text store"),  # found by all ranks
+        (["--set", "model.width=-3"], "model.width = -3; expected 1 or more"),  # before they have met
+    ):
+        command = [*TORCHRUN, config, "--store", str(tokens), "--run", str(tmp_path / "run"), *changes]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment())
+        told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(told) == 1, done.stderr
+        assert message in told[0]
+        assert "millrace/train" not in done.stderr.replace("\\", "/").replace(told[0], "")  # no traceback of ours
+
+
+def test_a_signal_under_torchrun_says_once_how_to_continue(config, tokens, tmp_path):
+    command = [*TORCHRUN, config, "--store", str(tokens), "--run", str(tmp_path / "run")]
+    command += ["--set", "train.max_steps=1000000", "--set", "checkpoint.every=0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        while not losses(tmp_path / "run"):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    assert error.count("continue with: torchrun ... -m -- millrace train") == 1, error
+    assert "broadcast_buffers" not in error
+    last = max(losses(tmp_path / "run"))
+    assert (tmp_path / "run/checkpoints/latest").read_text() == f"step-{last:08d}\n"
+
+
+def test_training_goes_on_when_nobody_reads_its_output(config, tokens, tmp_path):
+    """As with `| head -1`: the reader is gone before the first step."""
     command = [
         sys.executable,
         "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "--",
         "millrace",
         "train",
+        config,
+        "--store",
+        str(tokens),
+        "--run",
+        str(tmp_path / "run"),
     ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        process.stdout.close()
+        error = process.stderr.read()
+    assert (process.returncode, error) == (0, "")
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_torchrun_as_is(config, tokens, tmp_path):
+    """Behind ``--``, since torchrun would take ``--run`` for a prefix of its own ``--run-path``."""
     done = subprocess.run(
-        [*command, config, "--store", str(tokens), "--run", str(tmp_path / "run")],
+        [*TORCHRUN, config, "--store", str(tokens), "--run", str(tmp_path / "run")],
         capture_output=True, text=True, timeout=100, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -292,3 +292,18 @@ def test_a_dead_rank_ends_the_others(tokens, tmp_path, start):
     ranks.processes[1].kill()
     assert ranks.wait()[0] == 1
     assert "error: another rank has ended or does not answer" in ranks.output
+
+
+def test_a_rank_whose_first_cannot_start_ends_with_an_error(tokens, tmp_path, start):
+    """The folder is held by somebody else, which only the first rank sees."""
+    from millrace.store.lock import FolderLock
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = FolderLock(folder, folder, folder)
+    assert lock.acquire()
+    ranks = start(nano(tokens, train__timeout_s=20), folder, 2)
+    assert ranks.wait() == [1, 1]
+    lock.release()
+    assert "is being written by" in ranks.output
+    assert "Traceback" not in ranks.output

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -30,6 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
     from millrace.cli.app import Abort, UsageError, app
+    from millrace.cli.console import same_command
     from millrace.cli.prepare_text import modern
 
     arrived: list[int] = []
@@ -47,7 +47,8 @@ def run(arguments: list[str]) -> int:
         error.show()
         return 2
     except (KeyboardInterrupt, Abort):
-        sys.stderr.write(f"interrupted; run it again with: millrace {shlex.join(arguments)}\n")
+        if os.environ.get("RANK", "0") == "0":  # one of the ranks of a training run is enough
+            sys.stderr.write(f"interrupted; run it again with: {same_command(arguments)}\n")
         return TERMINATED if arrived else INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); what cannot be written must not be tried again at exit.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import shlex
 import sys
 import threading
 import time
@@ -29,6 +31,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def same_command(arguments: Sequence[str]) -> str:
+    """What a person types to run these arguments again; the options of torchrun are theirs to fill in."""
+    start = "torchrun ... -m -- millrace" if "TORCHELASTIC_RUN_ID" in os.environ else "millrace"
+    return f"{start} {shlex.join(arguments)}"
 
 
 def print_table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> None:

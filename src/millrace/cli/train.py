@@ -25,13 +25,15 @@ def run(
 
     Also under torchrun as is: torchrun --nproc-per-node 4 -m -- millrace train CONFIG.toml ...
     """
-    import shlex
+    import os
     import signal
     import sys
+    import time
     from pathlib import Path
 
+    from millrace.cli.console import same_command
     from millrace.cli.train_console import TrainConsole
-    from millrace.errors import ConfigError
+    from millrace.errors import ConfigError, MillraceError
 
     given = {key: value for key, value in (("store", store), ("input", input_)) if value is not None}
     if len(given) == 2:
@@ -47,10 +49,20 @@ def run(
             raise
         raise ConfigError(f"training needs {error.name}: pip install 'millrace[torch]'") from error
     folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
-    loaded = load_config(config, changes or [], given)
-    stopped_by = train(loaded, folder, resume=resume, console=TrainConsole())
+    has_started = False
+    try:
+        loaded = load_config(config, changes or [], given)
+        has_started = True
+        stopped_by = train(loaded, folder, resume=resume, console=TrainConsole())
+    except MillraceError as error:
+        # What is wrong before the ranks have met is wrong for all of them.
+        if error.is_told or (not has_started and os.environ.get("LOCAL_RANK", "0") != "0"):
+            time.sleep(1)  # torchrun ends all ranks when one has ended: the one that tells comes first
+            raise typer.Exit(1) from error
+        raise
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if stopped_by:
-        sys.stderr.write(f"stopped by signal {stopped_by}; continue with: millrace {shlex.join(sys.argv[1:])}\n")
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"stopped by signal {stopped_by}; continue with: {same_command(sys.argv[1:])}\n")
         raise typer.Exit(128 + stopped_by)

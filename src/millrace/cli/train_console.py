@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 
@@ -27,5 +28,8 @@ class TrainConsole:
 
     def _write(self, text: str, end: str) -> None:
         start = "\r" if self._width else ""
-        sys.stdout.write(start + text.ljust(self._width) + end)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(start + text.ljust(self._width) + end)
+            sys.stdout.flush()
+        except OSError:  # nobody reads any more (`| head`), or no room for the log: the training goes on, quietly
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
-from millrace.errors import ConfigError, TrainError
+from millrace.errors import ConfigError, MillraceError, TrainError
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class World:
     size: int
     device: torch.device
     control: Any = None  # a process group on the CPU, for what ranks agree on beside the training
+    store: Any = None  # where ranks leave word for each other, also when some have ended
 
     @property
     def is_first(self) -> bool:
@@ -55,9 +57,11 @@ def start_world(device: str, timeout_s: int) -> World:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     timeout = timedelta(seconds=timeout_s)
-    distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     control = distributed.new_group(backend="gloo", timeout=timeout) if chosen.type == "cuda" else None
-    return World(rank, size, chosen, control)
+    return World(rank, size, chosen, control, store)
 
 
 def end_world(world: World) -> None:
@@ -72,8 +76,22 @@ def of_ranks(error: RuntimeError, world: World) -> BaseException:
         return error
     return TrainError(
         f"another rank has ended or does not answer: {str(error).splitlines()[0][:200]}; see what it said, then run the "
-        "same command again: it continues from the last checkpoint"
+        "same command again: it continues from the last checkpoint",
+        is_about_ranks=True,
     )
+
+
+def is_told_elsewhere(error: MillraceError, world: World) -> bool:
+    """Whether another rank tells the same, or what made it end: one of them is enough."""
+    if world.size == 1:
+        return False
+    try:
+        if getattr(error, "is_about_ranks", False):
+            return bool(world.store.add("millrace/errors", 0) or world.store.add("millrace/lost", 1) > 1)
+        world.store.add("millrace/errors", 1)
+        return bool(world.store.add(f"millrace/error/{error}", 1) > 1)
+    except RuntimeError:  # the rank that kept the store has gone
+        return False
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:
@@ -83,8 +101,9 @@ def _device(wanted: str, local_rank: int) -> torch.device:
         raise ConfigError(
             "train.device = 'cuda', but torch sees no GPU here; take device = 'cpu', or see `millrace doctor`"
         )
-    if local_rank >= torch.cuda.device_count():
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))  # so that all of them say the same
+    if processes > torch.cuda.device_count():
         raise ConfigError(
-            f"local rank {local_rank}, but there are {torch.cuda.device_count()} GPUs; lower torchrun's --nproc-per-node"
+            f"{processes} processes, but there are {torch.cuda.device_count()} GPUs; lower torchrun's --nproc-per-node"
         )
     return torch.device("cuda", local_rank)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,7 +22,10 @@ def distribute(model: nn.Module, config: Config, world: World) -> nn.Module:
     if config.train.parallel == "fsdp2":
         shard(model, world)
         return model
-    return DistributedDataParallel(model, broadcast_buffers=False)
+    # Buffers are the same on every rank from the start. Torch 2.13 renamed the option and warns of the old name.
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    options: Any = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+    return DistributedDataParallel(model, **options)
 
 
 def shard(model: nn.Module, world: World) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch.distributed as distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from millrace.store import platform
-from millrace.train.checkpoint import Checkpoints, State, name_of
+from millrace.train.checkpoint import Checkpoints, Parts, State, name_of
 from millrace.train.dist import World
-from millrace.train.state import is_sharded, snapshot, sync_sharded, tensors_of, write_sharded
+from millrace.train.state import is_sharded, snapshot, staged, sync_sharded, tensors_of, write_sharded
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Saver:
         self._checkpoints, self._world, self._asynchronous = checkpoints, world, asynchronous
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millrace-checkpoint")
+        self._group: Any = None
         self._jobs: list[Future[Saved | None]] = []
         self._done: list[Saved] = []
 
@@ -41,22 +45,24 @@ class Saver:
         started = time.perf_counter()
         self.finish()
         parts = tensors_of(model, optimizer)
+        publish = self._checkpoints.publish
         if is_sharded(model):
-            self._save_sharded(dataclasses.replace(state, is_sharded=True), parts)
-            self._done.append(Saved(state.step, *[time.perf_counter() - started] * 2))
+            state, publish = dataclasses.replace(state, is_sharded=True), self._publish_sharded
+            self._prepare_sharded(state)
+        elif not self._world.is_first:
             return
-        if not self._world.is_first:
-            return
-        if not self._asynchronous:
-            self._checkpoints.publish(state, parts)
-            self._done.append(Saved(state.step, *[time.perf_counter() - started] * 2))
-            return
-        snapshot(parts, self._copies)
+        if self._asynchronous:
+            parts = staged(parts) if state.is_sharded else snapshot(parts, self._copies)
         stall_s = time.perf_counter() - started
 
         def write() -> Saved:
-            self._checkpoints.publish(state, self._copies)
-            return Saved(state.step, stall_s, time.perf_counter() - started - stall_s)
+            publish(state, parts)
+            whole_s = time.perf_counter() - started
+            return (
+                Saved(state.step, stall_s, whole_s - stall_s)
+                if self._asynchronous
+                else Saved(state.step, *[whole_s] * 2)
+            )
 
         self._do(write)
 
@@ -66,31 +72,45 @@ class Saver:
             self._do(lambda: self._checkpoints.note_best(step, val_loss))
 
     def _do(self, job: Callable[[], Saved | None]) -> None:
-        if self._asynchronous:
-            self._jobs.append(self._thread.submit(job))
-        else:
-            job()
+        self._jobs.append(self._thread.submit(job))
+        if not self._asynchronous:
+            self.finish()
 
-    def _save_sharded(self, state: State, parts: dict[str, dict[str, Tensor]]) -> None:
-        """All ranks write into one folder aside; the first publishes it."""
-        shards = self._checkpoints.folder / f"{name_of(state.step)}.shards.partial"
+    def _shards(self, state: State) -> Path:
+        """Where all ranks write into before the first publishes it."""
+        return self._checkpoints.folder / f"{name_of(state.step)}.shards.partial"
+
+    def _prepare_sharded(self, state: State) -> None:
+        """An empty folder for the shards, and a process group that saving has for itself."""
+        if self._group is None:
+            self._group = distributed.new_group(backend="gloo")
         if self._world.is_first:
-            platform.remove(shards)
-            platform.make_dir(shards)
+            with platform.writing(self._shards(state), "saving"):
+                platform.remove(self._shards(state))
+                platform.make_dir(self._shards(state))
         self._world.wait()
-        write_sharded(parts, shards)
-        self._world.wait()
-        if self._world.is_first:
 
-            def move(aside: Path) -> dict[str, str]:
-                for part in parts:
-                    if (shards / part).is_dir():
-                        platform.rename(shards / part, aside / part)
-                return sync_sharded(parts, aside)
+    def _publish_sharded(self, state: State, parts: Parts) -> None:
+        """All ranks write their shards; the first publishes them, and alone raises what failed on any."""
+        shards = self._shards(state)
+        if not self._world.is_first:
+            with contextlib.suppress(OSError):
+                write_sharded(parts, shards, self._group)
+            return
 
-            self._checkpoints.publish_by(state, parts, move)
-            platform.remove(shards)
-        self._world.wait()
+        def move(aside: Path) -> dict[str, str]:
+            for part in parts:
+                if (shards / part).is_dir():
+                    platform.rename(shards / part, aside / part)
+            return sync_sharded(parts, aside)
+
+        with platform.writing(self._checkpoints.folder / name_of(state.step), "saving"):
+            try:
+                write_sharded(parts, shards, self._group)
+                self._checkpoints.publish_by(state, parts, move)
+            finally:
+                with contextlib.suppress(OSError):  # what is half written takes the room that is missing
+                    platform.remove(shards)
 
     def finish(self) -> None:
         """Waits for what is under way; raises what it raised."""

@@ -49,7 +49,7 @@ def check_trainable(model: nn.Module, kind: str) -> None:
             )
 
 
-def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> None:
+def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     """Copies on the host that training no longer touches, in the memory of the copies before where it fits."""
     for part, tensors in parts.items():
         own = copies.setdefault(part, {})
@@ -61,21 +61,37 @@ def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> None:
             own[name].copy_(value.detach(), non_blocking=True)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return copies
+
+
+def staged(parts: Parts) -> dict[str, dict[str, Tensor]]:
+    """Copies of this rank's shards on the host, as torch.distributed.checkpoint makes them for its own asynchronous saving."""
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+    copies: dict[str, dict[str, Tensor]] = BlockingAsyncStager().stage(dict(parts))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return copies
 
 
 def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def write_sharded(parts: Parts, folder: Path) -> None:
-    """Every rank writes its shards, by torch.distributed.checkpoint, as safetensors."""
+def write_sharded(parts: Parts, folder: Path, group: Any) -> None:
+    """Every rank writes its shards, by torch.distributed.checkpoint, as safetensors; where one fails all raise its error."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     for part, tensors in parts.items():
         if tensors:
             writer = HuggingFaceStorageWriter(str(folder / part), save_distributed=True)
-            save(dict(tensors), storage_writer=writer)
+            try:
+                save(dict(tensors), storage_writer=writer, process_group=group)
+            except CheckpointException as error:  # no Exception: it would pass every handler
+                failures = [failure for failure, _ in error.failures.values()]
+                raise next((each for each in failures if isinstance(each, OSError)), failures[0]) from error
 
 
 def sync_sharded(parts: Parts, folder: Path) -> dict[str, str]:

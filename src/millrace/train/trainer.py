@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, MillraceError
 from millrace.feed.batch import Batch
 from millrace.feed.feed import Feed
+from millrace.store import platform
 from millrace.train import data, run, state
 from millrace.train.checkpoint import Checkpoints, State, name_of
 from millrace.train.config import Config
 from millrace.train.console import Console, Silent
-from millrace.train.dist import World, end_world, of_ranks, start_world
+from millrace.train.dist import World, end_world, is_told_elsewhere, of_ranks, start_world
 from millrace.train.evaluate import evaluate
 from millrace.train.memory import memory_by_part
 from millrace.train.metrics import Metrics
@@ -42,17 +43,24 @@ def train(config: Config, folder: Path, *, resume: str = "auto", console: Consol
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0."""
     world = start_world(config.train.device, config.train.timeout_s)
     try:
-        with run.locked(folder, world):
-            try:
-                trainer = Trainer(config, folder, world, resume=resume, console=console)
-                try:
-                    return trainer.run()
-                finally:
-                    trainer.close()
-            except RuntimeError as error:
-                raise of_ranks(error, world) from error
+        return _train(config, folder, world, resume, console)
+    except MillraceError as error:
+        error.is_told = is_told_elsewhere(error, world)
+        raise
     finally:
         end_world(world)
+
+
+def _train(config: Config, folder: Path, world: World, resume: str, console: Console | None) -> int:
+    with run.locked(folder, world):
+        try:
+            trainer = Trainer(config, folder, world, resume=resume, console=console)
+            try:
+                return trainer.run()
+            finally:
+                trainer.close()
+        except RuntimeError as error:
+            raise of_ranks(error, world) from error
 
 
 class Trainer:
@@ -149,7 +157,8 @@ class Trainer:
         saved_at = time.monotonic()
         with self.feed, self._signals:
             stopped_by = self.evaluate() if self._owes_evaluation() else 0
-            batches = iter(self.feed) if self.step < last and not stopped_by else iter(())
+            with platform.writing(self.folder / "feed.jsonl"):
+                batches = iter(self.feed) if self.step < last and not stopped_by else iter(())
             pace = Pace(self.model, self.world, last)
             while self.step < last and not stopped_by:
                 self.step += 1
@@ -276,7 +285,8 @@ class Trainer:
         if self.world.is_first and not stopped_by:
             from millrace.train.plot import plot_losses
 
-            self._console.say(plot_losses(self.folder))
+            with platform.writing(self.folder / "loss.png"):
+                self._console.say(plot_losses(self.folder))
         self.world.wait()
 
     def to_device(self, batch: Batch) -> Batch:

@@ -32,7 +32,8 @@ def rank(values: dict, folder: str, environment: dict[str, str], log: str) -> No
     try:
         stopped_by = train(parse_config(values), Path(folder), console=Lines())
     except MillraceError as error:
-        print(f"error: {error}", flush=True)
+        if not error.is_told:
+            print(f"error: {error}", flush=True)
         os._exit(1)
     sys.stdout.flush()
     os._exit(stopped_by)
