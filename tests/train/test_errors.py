@@ -92,7 +92,7 @@ def test_a_nan_stops_with_the_step_the_samples_and_their_rows(tmp_path):
 
 
 def test_a_loss_that_explodes_says_lower_the_rate(waves, tmp_path):
-    config = config_of(waves, model__kind="own_models:Linear", model__options=LINEAR, optimizer__name="sgd", optimizer__lr=1e9,
+    config = config_of(waves, model__kind="own_models:Linear", model__options=LINEAR, optimizer__name="sgd", optimizer__lr=1e8,
                        optimizer__warmup=0, train__clip=0.0, train__max_steps=200)  # fmt: skip
     with pytest.raises(mr.TrainError, match=r"hold only finite values: lower optimizer.lr"):
         train(config, tmp_path / "run")
@@ -109,7 +109,7 @@ def test_a_gradient_that_is_not_finite_is_the_error_of_its_step_and_not_saved(wa
     view = mr.Windows(mr.open_store(waves).split("train"), lookback=16, horizon=4)
     assert stopped.value.samples == mr.Feed(view, batch=12, seed=7, device="numpy").explain(4).samples.tolist()
     assert "more hold only" not in str(stopped.value)  # the list of 12 is complete
-    trained = load_model(tmp_path / "run")
+    trained = load_model(tmp_path / "run", own="own_models:NoGradient")
     assert trained.step == 4
     assert all(torch.isfinite(value).all() for value in trained.model.state_dict().values())
 
@@ -208,7 +208,7 @@ def test_out_of_memory_elsewhere_says_where(waves, tmp_path):
         train(endless(True), tmp_path / "training")
     with pytest.raises(mr.TrainError, match=r"out of memory in the evaluation after step 10; set train.micro_batch"):
         train(endless(False), tmp_path / "evaluation")
-    assert load_model(tmp_path / "evaluation").step == 10  # saved before it was evaluated
+    assert load_model(tmp_path / "evaluation", own="own_models:Endless").step == 10  # saved before it was evaluated
     with pytest.raises(mr.TrainError, match=r"out of memory while building the model; take a smaller model"):
         train(config_of(waves, model__kind="transformer", model__width=1 << 30), tmp_path / "building")
     trainer = Trainer(
