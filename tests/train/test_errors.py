@@ -210,7 +210,7 @@ def test_out_of_memory_elsewhere_says_where(waves, tmp_path):
         train(endless(False), tmp_path / "evaluation")
     assert load_model(tmp_path / "evaluation", own="own_models:Endless").step == 10  # saved before it was evaluated
     with pytest.raises(mr.TrainError, match=r"out of memory while building the model; take a smaller model"):
-        train(config_of(waves, model__kind="transformer", model__width=1 << 30), tmp_path / "building")
+        train(config_of(waves, model__kind="transformer", model__width=1 << 42), tmp_path / "building")
     trainer = Trainer(
         config_of(waves, model__kind="own_models:Linear", model__options=LINEAR), tmp_path / "state", ALONE
     )
