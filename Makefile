@@ -61,14 +61,23 @@ bench: setup
 	$(PY) -m benchmarks.problem
 	$(PY) -m benchmarks.train
 
-# Text once more beside LitData and datatrove, which have an environment of their own.
-bench-peers: setup .venv-peers/ready
+# Text and feeds once more beside other libraries. Those have environments of their own, two since datatrove and datasets
+# exclude each other; MosaicML Streaming can be installed beside neither this numpy nor this torch.
+bench-peers: setup .venv-peers/ready .venv-peers/feed/ready
 	$(PY) -m benchmarks.prepare_text --peers .venv-peers/bin/python
+	PYTHONPATH=src:. .venv-peers/feed/bin/python -m benchmarks.feed --peers
 
 .venv-peers/ready: constraints.txt
 	python3 -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet -c constraints.txt torch==2.13.0
 	.venv-peers/bin/pip install --quiet -c constraints.txt litdata==0.2.76 'datatrove[processing]==0.9.0' orjson tokenizers
+	touch $@
+
+.venv-peers/feed/ready: constraints.txt .venv-peers/ready
+	python3 -m venv .venv-peers/feed
+	.venv-peers/feed/bin/pip install --quiet -c constraints.txt torch==2.13.0
+	.venv-peers/feed/bin/pip install --quiet -c constraints.txt numpy msgspec xxhash psutil \
+	  spdl==0.8.0 grain==0.2.18 torchdata==0.11.0 datasets==5.2.0 webdataset==1.0.2 litdata==0.2.76
 	touch $@
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.

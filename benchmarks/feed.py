@@ -1,12 +1,13 @@
 """The feed against what people write themselves: samples per second on hot data, interleaved, ratios of medians.
 
-    python -m benchmarks.feed [--seconds 1.5] [--rounds 5] [--peers]
+    python -m benchmarks.feed [--seconds 1.5] [--rounds 5] [--peers] [--no-save]
 
 Workloads (hot: the stores lie in /dev/shm; the consumer only touches each batch):
 W1 windows: 1,000 ragged entities, 8,000,000 rows x 16 float32; 64 rows x 16 and 8 rows of one target; batch 512.
 W2 tokens: 250,000,000 uint16 tokens in shards of 10M; 1,024 tokens as int64 x and shifted y; batch 32.
 
-``--peers`` adds those other libraries that this Python can import (benchmarks/peers.py). Cold data: benchmarks/cold.py.
+``--peers`` adds those other libraries that this Python can import (benchmarks/peers.py), as `make bench-peers`
+does. Cold data: benchmarks/cold.py.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="per contestant and round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="bench-"))
     try:
@@ -43,7 +45,9 @@ def main() -> None:
         figures = {name: bench(name, folder, options) for name in ("W1", "W2")}
         figures["first_batch"] = first_batch(folder)
         figures["permutation"] = permutation()
-        save("feed", figures)
+        figures["versions"] = peers.versions()
+        if not options.no_save:
+            save("feed_peers" if options.peers else "feed", figures)
     finally:
         shutil.rmtree(folder)
 
@@ -81,10 +85,13 @@ def contestants(name: str, folder: Path, batch: int, with_peers: bool) -> dict[s
         loader = DataLoader(dataset, batch_size=batch, sampler=sampler, num_workers=workers)
         found[f"DataLoader per sample, {workers} workers"] = endless(loader)
     whole = WholeBatch(name, folder, batch)
-    found["DataLoader whole batch"] = endless(DataLoader(whole, batch_size=None))
+    for workers in (0, 1, 2):
+        found[f"DataLoader whole batch, {workers} workers"] = endless(
+            DataLoader(whole, batch_size=None, num_workers=workers)
+        )
     found["numpy in line"] = in_line(whole)
     if with_peers:
-        found |= peers.contestants(name, folder, whole)
+        found |= peers.contestants(name, folder, whole, lambda batches: rate(batches, batch, 1.0))
     return found
 
 
@@ -128,12 +135,17 @@ def permutation() -> dict[str, Any]:
 
 
 def rate(iterator: Iterator[Any], batch: int, seconds: float) -> float:
-    """Samples per second over about this long; each batch is touched."""
+    """Samples per second over about this long; each batch is touched. What lay ready before is not counted."""
+    deadline = time.perf_counter() + seconds / 2
+    for _ in range(peers.BUFFERED):
+        next(iterator)
+        if time.perf_counter() > deadline:
+            break
     count, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
         found = next(iterator)
         x = found["x"] if isinstance(found, dict) else found[0]
-        x.ravel()[0].item()
+        x[(0,) * x.ndim].item()  # one element: a ravel would copy the whole of a strided view
         count += 1
     return count * batch / elapsed
 
