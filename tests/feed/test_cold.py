@@ -3,11 +3,13 @@
 import gc
 import itertools
 import os
+import threading
 
 import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.feed import native
 
 pytestmark = pytest.mark.needs_core
 
@@ -107,3 +109,17 @@ def test_records_with_text_read_cold_stores_ahead(path, is_on_disk):
             rows = [ROWS[k * 20_000 : (k + 1) * 20_000] for k in batch.samples]
             assert np.array_equal(batch.hits.values, np.concatenate(rows))
     assert view._sources.native(view.fields).gather.is_cold() is is_on_disk
+
+
+def test_more_threads_make_batches_while_the_data_is_cold(path, is_on_disk, monkeypatch):
+    def num_threads():
+        return sum(thread.name.startswith("millrace-fill") for thread in threading.enumerate())
+
+    monkeypatch.setattr(native, "IN_LINE_BYTES", 0)
+    with mr.Feed(windows(path), batch=32, device="numpy", workers=1, depth=8) as feed:
+        iterator = iter(feed)
+        next(iterator)
+        next(iterator)
+        assert num_threads() == (native.COLD_WORKERS if is_on_disk else 1)
+        assert feed.report().workers == 1
+    assert num_threads() == 0

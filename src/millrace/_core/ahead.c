@@ -18,7 +18,6 @@
 
 #define AHEAD_BATCHES 8
 #define AHEAD_SAMPLES 4096
-#define AHEAD_BYTES (64 << 20) /* of large samples fewer batches, but the next one always */
 #define ASK_BYTES ((uintptr_t)128 << 10) /* the kernel reads no more of one request than its read-ahead, 128 KiB unless set */
 #define FIRST_PROBES 8
 #define PROBE_BATCHES 4
@@ -57,9 +56,10 @@ void core_note_probe(Ahead *ahead, int waited) {
 }
 
 #ifdef MADV_WILLNEED
-void core_ask(const Column *column, int64_t start, int64_t stop) {
+int64_t core_ask(const Column *column, int64_t start, int64_t stop) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    if (start < 0 || stop > column->num_rows || start >= stop) return; /* the copy will say so */
+    if (start < 0 || stop > column->num_rows || start >= stop) return 0; /* the copy will say so */
+    int64_t bytes = (stop - start) * column->row_bytes;
     for (int64_t shard = core_shard_of(column, start); start < stop; shard++) {
         int64_t begin = column->starts[shard], end = column->starts[shard + 1], last = stop < end ? stop : end;
         if (last <= start) continue;
@@ -72,9 +72,10 @@ void core_ask(const Column *column, int64_t start, int64_t stop) {
         }
         start = last;
     }
+    return bytes;
 }
 #else
-void core_ask(const Column *column, int64_t start, int64_t stop) { (void)column, (void)start, (void)stop; }
+int64_t core_ask(const Column *column, int64_t start, int64_t stop) { return (void)column, (void)start, (void)stop, 0; }
 #endif
 
 int core_touch(const Column *column, int64_t row) {
@@ -86,8 +87,9 @@ int core_touch(const Column *column, int64_t row) {
     return core_disk_faults() > faults;
 }
 
-/* Rows of samples from `first` on; x and y of one column lie in one span. */
-static void ask_samples(const Program *program, int64_t first, const Work *work) {
+/* Rows of samples from `first` on, and their bytes; x and y of one column lie in one span. */
+static int64_t ask_samples(const Program *program, int64_t first, const Work *work) {
+    int64_t bytes = 0;
     for (int64_t i = first; i < program->size; i++) {
         const Gather *gather = program->gathers[work->parts[i]];
         for (int f = 0; f < gather->num_fields; f++) {
@@ -101,9 +103,10 @@ static void ask_samples(const Program *program, int64_t first, const Work *work)
                 if (start < stop && start < low) low = start;
                 if (stop > high) high = stop;
             }
-            if (!is_known) core_ask(column, low, high);
+            if (!is_known) bytes += core_ask(column, low, high);
         }
     }
+    return bytes;
 }
 
 static int waits_for_disk(const Program *program, const Work *work, int64_t i) {
@@ -153,19 +156,18 @@ void core_request_ahead(const Program *program, int64_t batch, int64_t last, Wor
         STORE(ahead->is_begun, 1);
     }
     if (!LOAD(ahead->is_cold)) return;
-    int64_t distance = AHEAD_SAMPLES / program->size + 1, bytes = LOAD(ahead->batch_bytes) + 1;
+    int64_t distance = AHEAD_SAMPLES / program->size + 1;
     if (distance < AHEAD_BATCHES) distance = AHEAD_BATCHES;
-    if (distance > AHEAD_BYTES / bytes + 2) distance = AHEAD_BYTES / bytes + 2;
     int64_t every = PROBE_SAMPLES / program->size;
     if (every < PROBE_BATCHES) every = PROBE_BATCHES;
     if (last > batch + distance) last = batch + distance;
     for (;;) { /* each batch is asked for once, by whichever thread comes first */
         int64_t next = LOAD(ahead->asked), from = next > batch ? next : batch;
-        if (from >= last) break;
+        if (from >= last || from - batch > 1 + AHEAD_BYTES / (LOAD(ahead->batch_bytes) + 1)) break;
         if (!__atomic_compare_exchange_n(&ahead->asked, &next, from + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
         if (!found(program, from, work, state)) continue;
         if (from % every == 0) core_note_probe(ahead, waits_for_disk(program, work, 0));
-        ask_samples(program, 0, work);
+        STORE(ahead->batch_bytes, ask_samples(program, 0, work));
         STORE(ahead->done, from + 1);
     }
     /* At the start another thread may have taken this batch and not come to it yet. */

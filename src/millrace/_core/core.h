@@ -89,7 +89,7 @@ PyObject *core_raise_problem(const Problem *problem);
 typedef struct {
     int is_cold, is_begun, fast, patience; /* fast: probes in a row that did not wait for the disk; patience: until it is hot */
     int64_t asked, done;                   /* batches up to these are being asked for, and were */
-    int64_t faults, samples, batch_bytes;  /* counted while it is hot; of the batch made last */
+    int64_t faults, samples, batch_bytes;  /* counted while it is hot; of the batch asked for last */
 } Ahead;
 
 /* gatherer.c: the fields of a view as an object. */

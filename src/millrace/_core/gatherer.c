@@ -110,7 +110,7 @@ typedef struct {
     Pieces axes[MAX_AXES];
     const int64_t *records, **places; /* where each sample of a ragged field begins */
     char **outs;
-    int64_t first, last, next, turn; /* turn: samples a thread takes at a time */
+    int64_t first, last, next, turn, sample_bytes; /* turn: samples a thread takes at a time */
     Problem problem;
     int num_running;
     PyThread_type_lock lock, done;
@@ -129,7 +129,7 @@ static int64_t room_of(const Task *task, int f, int64_t i, char **to) {
 
 #define TURN_BYTES (128 << 10) /* that a thread takes at a time */
 #define MOST_TURN 64
-#define AHEAD 1024 /* samples that are asked for ahead */
+#define MOST_AHEAD 1024 /* samples that are asked for ahead */
 
 /* Samples [from, to) of all fields. */
 static void ask_samples(const Task *task, int64_t from, int64_t to) {
@@ -160,7 +160,9 @@ static int waits_for_disk(const Task *task, int64_t i) {
 
 /* Where the data is cold, asks for the samples of this call and the next of its `total`; up to which those were asked for. */
 static int64_t request_ahead(const Task *task, Ahead *ahead, int64_t asked, int64_t total) {
-    int64_t from = asked > task->first ? asked : task->first, to = total - task->last < AHEAD ? total : task->last + AHEAD;
+    int64_t from = asked > task->first ? asked : task->first, more = AHEAD_BYTES / task->sample_bytes + 1;
+    if (more > MOST_AHEAD) more = MOST_AHEAD;
+    int64_t to = total - task->last < more ? total : task->last + more;
     int is_cold = __atomic_load_n(&ahead->is_cold, __ATOMIC_RELAXED);
     if (from >= to) return asked;
     if (is_cold) core_note_probe(ahead, waits_for_disk(task, from));
@@ -309,8 +311,9 @@ static PyObject *gather_fill(PyObject *object, PyObject *args) {
     if (task.records != NULL) total = count;
     if (!status) status = hold_axes(&task, &held, axes, &total);
     if (!status) status = hold_outs(&task, &held, outs, places, &bytes);
-    int64_t turn = last > first ? TURN_BYTES / (bytes / (last - first) + 1) + 1 : 1;
-    task.turn = turn < MOST_TURN ? turn : MOST_TURN;
+    task.sample_bytes = last > first ? bytes / (last - first) + 1 : 1;
+    task.turn = TURN_BYTES / task.sample_bytes + 1;
+    if (task.turn > MOST_TURN) task.turn = MOST_TURN;
     if (!status) {
         task.lock = PyThread_allocate_lock();
         task.done = PyThread_allocate_lock();

@@ -225,7 +225,6 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
         *problem = (Problem){SPACE, NULL, *used, 0, 0};
         return SPACE;
     }
-    __atomic_store_n(&work->ahead->batch_bytes, *used, __ATOMIC_RELAXED);
     int64_t faults = core_disk_faults(), looked = 0, turn = LOOK_BYTES / (*used / self->size + 1) + 1;
     for (int64_t i = 0; i <= self->size; i++) {
         if (i - looked == turn || (i == self->size && i > looked)) {

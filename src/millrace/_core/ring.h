@@ -7,7 +7,8 @@
 /* ahead.c: rows of cold data are asked for before they are copied. */
 int64_t core_now(void);         /* nanoseconds */
 int64_t core_disk_faults(void); /* of this thread */
-void core_ask(const Column *column, int64_t start, int64_t stop);
+#define AHEAD_BYTES (64 << 20) /* asked for ahead: of large samples fewer, but always the next batch */
+int64_t core_ask(const Column *column, int64_t start, int64_t stop); /* bytes */
 int core_touch(const Column *column, int64_t row); /* whether reading it waits for the disk */
 void core_turn_cold(Ahead *ahead);
 void core_note_probe(Ahead *ahead, int waited);
