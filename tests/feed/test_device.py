@@ -118,12 +118,9 @@ def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager):
             lanes.run("loop", ends[number - lag])
         most = max(most, lanes.num_alive)
         assert number - len(read) <= DEPTH + 4  # no further ahead than copies and slots of the device
-        if number == 150:
-            before = len(lanes.host)
     lanes.run("loop", len(lanes.queues["loop"]))
     assert all(np.array_equal(one, other["x"][0]) for one, other in zip(read, wanted, strict=True))
-    assert len(lanes.host) == before
-    assert len(lanes.host) == most <= 2 * DEPTH + 1
+    assert len(lanes.host) == most <= 2 * DEPTH + 1  # all that was ever asked for is still in use
     assert len(lanes.allocated) <= 3
     if eager:  # the loop waits where the GPU is further behind than copies are queued, and only there
         assert (lanes.num_waits == 0) == (lag <= DEPTH)
