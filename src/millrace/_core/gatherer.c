@@ -32,7 +32,7 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
     field->group = group;
     snprintf(field->name, sizeof field->name, "%s", name);
     int is_plain = field->kind >= DENSE && field->kind <= RECORD && field->cast >= COPY && field->cast <= FROM_BF16;
-    is_plain = is_plain && first >= 0 && length >= 0 && row_items >= 0 && group >= 1 && row_items % group == 0;
+    is_plain = is_plain && first >= 0 && length >= 0 && first <= INT64_MAX - length && row_items >= 0 && group >= 1 && row_items % group == 0;
     is_plain = is_plain && field->axis >= 0 && field->axis < MAX_AXES && item_bytes >= 1;
     int64_t row_bytes, out_items = row_items, out_bytes = field->cast == COPY ? item_bytes : field->cast >= FROM_F16 ? 4 : 8;
     field->item_bytes = is_plain ? stored_bytes(field->cast, item_bytes) : 0;
@@ -142,7 +142,14 @@ static void ask_samples(const Task *task, int64_t from, int64_t to) {
             }
             const Pieces *pieces = &task->axes[field->axis];
             int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i], high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
-            for (int64_t p = low; p < high; p++) core_ask(field->column, pieces->starts[p], pieces->stops[p]);
+            int64_t most = field->kind == RAGGED ? INT64_MAX : field->first + field->length; /* padding cuts */
+            for (int64_t p = low; p < high && most > 0; p++) {
+                int64_t start = pieces->starts[p], stop = pieces->stops[p];
+                if (start < 0 || stop <= start) continue;
+                if (stop - start > most) stop = start + most;
+                most -= stop - start;
+                core_ask(field->column, start, stop);
+            }
         }
 }
 
