@@ -102,6 +102,7 @@ typedef struct {
 } Gather;
 
 extern PyTypeObject *Gather_Type;
+PyObject *core_gather_fill(PyObject *gather, PyObject *args); /* fill.c */
 int core_add_gather(PyObject *module);
 
 /* order.c: position -> sample. */
@@ -154,7 +155,7 @@ extern PyTypeObject *Program_Type;
 int core_step_init(Program *program, Step *step, PyObject *plan);
 int core_steps_check(const Program *program);
 Work *core_work_new(Program *program); /* free() it */
-/* Of a batch that was found: the rows a field reads of sample i, none where they are wrong; whether shards are missing. */
+/* shards.c. Of a batch that was found: the rows a field reads of sample i, none where they are wrong; whether shards are missing. */
 void core_rows_of(const Program *program, const Field *field, const Work *work, int64_t i, int64_t *start, int64_t *stop);
 int core_has_missing(const Program *program, const Work *work);
 /* Asks Python for all of them; needs the GIL. 0, or -1 with an exception. */
