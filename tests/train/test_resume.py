@@ -188,8 +188,8 @@ def test_best_is_the_best_of_all_evaluations(waves, tmp_path):
     from millrace.train.trainer import train
 
     run = tmp_path / "run"
-    options = {"features": 3, "targets": 3, "val_losses": [5.0, 3.0, 4.0, 2.0, 6.0, 3.5, 1.0, 7.0]}
-    for last, expected in ((3, (2, 3.0)), (6, (4, 2.0)), (8, (7, 1.0))):
+    options = {"features": 3, "targets": 3, "val_losses": [5.0, 3.0, 4.0, 4.5, 3.5, 6.0, 1.0, 7.0]}
+    for last, expected in ((3, (2, 3.0)), (5, (2, 3.0)), (8, (7, 1.0))):
         config = config_of(
             waves, model__kind="own_models:Scripted", model__options=options, evaluation__every=1, checkpoint__every=0,
             checkpoint__keep=1, train__max_steps=last,
