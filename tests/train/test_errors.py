@@ -204,7 +204,8 @@ def test_out_of_memory_elsewhere_says_where(waves, tmp_path):
     """Real requests of a CPU that no machine can grant, and the optimiser's, which on a GPU is often the first to fail."""
 
     def endless(training: bool):
-        return config_of(waves, model__kind="own_models:Endless", model__options={**LINEAR, "training": training})
+        options = {**LINEAR, "training": training}
+        return config_of(waves, model__kind="own_models:Endless", model__options=options, checkpoint__every=0)
 
     with pytest.raises(mr.TrainError, match=r"out of memory at step 1 with micro-batches of 12 samples"):
         train(endless(True), tmp_path / "training")

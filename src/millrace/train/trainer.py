@@ -103,7 +103,7 @@ class Trainer:
         self._signals = Signals()
         self._steps: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of those not looked at yet
         self._saved_step = self.step
-        self._best = self.checkpoints.best_loss()
+        self._best = self._best_known()
         self._has_said_no_val = False
 
     # The start.
@@ -148,6 +148,15 @@ class Trainer:
         self.precision.load(saved.precision)
         self._console.say(f"continuing {self.folder} after step {saved.step:,}")
         return saved.step
+
+    def _best_known(self) -> float | None:
+        """The lowest val_loss so far; where a life was killed after the evaluation of this step, it is noted now."""
+        if self._metrics is not None:
+            best, (step, val_loss) = self.checkpoints.best_loss(), self._metrics.evaluated
+            if step == self.step and val_loss is not None and (best is None or val_loss < best):
+                self.checkpoints.note_best(step, val_loss)
+        self.world.wait()
+        return self.checkpoints.best_loss()
 
     # The loop.
 
@@ -196,7 +205,7 @@ class Trainer:
 
     def _owes_evaluation(self) -> bool:
         """Whether an earlier life ended between the checkpoint of this step and its evaluation."""
-        is_missing = self._metrics is not None and self._metrics.evaluated < self.step
+        is_missing = self._metrics is not None and self._metrics.evaluated[0] < self.step
         return self._evaluation_is_due() and bool(self.world.largest([float(is_missing)])[0])
 
     def _tell(self, pace: Pace) -> None:
