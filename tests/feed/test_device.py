@@ -127,6 +127,25 @@ def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager):
     ring.close()
 
 
+@pytest.mark.parametrize("lag", [0, 1000])
+def test_a_copy_waits_for_no_step_but_those_before_the_last(lag):
+    """Else copies and steps would take turns instead of running beside each other."""
+    lanes, awaited = SlowLanes(eager=True), []
+    copy = lanes.copy
+    lanes.copy = lambda *arguments: (awaited.append(arguments[3].place), copy(*arguments))
+    ring, _ = on_device("dense", lanes)
+    ends = []
+    for number in range(40):
+        batch = ring.take(number)
+        del batch
+        lanes.queue("loop", lambda: None)
+        ends.append(len(lanes.queues["loop"]))
+        if number >= lag:
+            lanes.run("loop", ends[number - lag])
+    assert all(place <= end for place, end in zip(awaited[2:], ends, strict=False))
+    ring.close()
+
+
 def test_a_finite_feed_ends_and_its_marks_are_on_the_host():
     lanes = SlowLanes()
     ring, feed = on_device("dense", lanes, 1)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -153,6 +154,41 @@ def test_shards_are_of_one_step_though_training_goes_on(tokens, tmp_path, start)
             found.append(load_model(tmp_path / run).model.state_dict())
         for name, value in found[0].items():
             torch.testing.assert_close(value, found[1][name], rtol=1e-6, atol=1e-7)  # loaded in fp32
+
+
+def test_shards_are_copied_before_training_goes_on(tmp_path, monkeypatch):
+    """The thread is held until the weights have changed: it still writes those of its step."""
+    from millrace.train import saver, state
+    from millrace.train.dist import World
+    from millrace.train.parallel import shard
+
+    alone, has_changed = World(0, 1, torch.device("cpu")), threading.Event()
+
+    def later(*args):
+        assert has_changed.wait(60)
+        state.write_sharded(*args)
+
+    monkeypatch.setattr(saver, "write_sharded", later)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(5, 3)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        shard(model, alone)
+        optimizer = torch.optim.AdamW(model.parameters())
+        writing = saver.Saver(Checkpoints(tmp_path / "saved"), alone, asynchronous=True)
+        writing.save(State(step=1, feed={}, precision={}), model, optimizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0)
+        has_changed.set()
+        writing.finish()
+        writing.close()
+    finally:
+        torch.distributed.destroy_process_group()
+    whole = torch.nn.Linear(5, 3)
+    saved = Checkpoints(tmp_path / "saved").check(name_of(1))
+    state.load(tmp_path / "saved" / name_of(1), saved, whole, None)
+    assert all(torch.equal(value, before[name]) for name, value in whole.state_dict().items())
 
 
 @pytest.mark.timeout(0)

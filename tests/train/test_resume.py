@@ -188,8 +188,8 @@ def test_best_is_the_best_of_all_evaluations(waves, tmp_path):
     from millrace.train.trainer import train
 
     run = tmp_path / "run"
-    options = {"features": 3, "targets": 3, "val_losses": [5.0, 3.0, 4.0, 2.0, 6.0, 3.5, 1.0, 7.0]}
-    for last, expected in ((3, (2, 3.0)), (6, (4, 2.0)), (8, (7, 1.0))):
+    options = {"features": 3, "targets": 3, "val_losses": [5.0, 3.0, 4.0, 4.5, 3.5, 6.0, 1.0, 7.0]}
+    for last, expected in ((3, (2, 3.0)), (5, (2, 3.0)), (8, (7, 1.0))):
         config = config_of(
             waves, model__kind="own_models:Scripted", model__options=options, evaluation__every=1, checkpoint__every=0,
             checkpoint__keep=1, train__max_steps=last,
@@ -200,6 +200,22 @@ def test_best_is_the_best_of_all_evaluations(waves, tmp_path):
         assert (best.step, checkpoints.best_loss()) == expected
         assert best.model.steps == best.step
         assert checkpoints.names() == [f"step-{step:08d}" for step in (best.step, last)]
+
+
+def test_the_best_is_named_though_killed_before_that(waves, tmp_path):
+    """The evaluation was written down, and the process killed before ``best`` named its checkpoint."""
+    from millrace.train.checkpoint import Checkpoints
+    from millrace.train.trainer import train
+
+    options = {"features": 3, "targets": 3, "val_losses": [5.0, 3.0]}
+    config = config_of(waves, model__kind="own_models:Scripted", model__options=options, train__max_steps=2)
+    train(config, tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    (checkpoints.folder / "best").unlink()
+    before = lines(tmp_path / "run")
+    train(config, tmp_path / "run")
+    assert (checkpoints.named("best"), checkpoints.best_loss()) == ("step-00000002", 3.0)
+    assert lines(tmp_path / "run") == before
 
 
 def test_the_pace_is_that_of_steps_alone(tokens, tmp_path, monkeypatch):

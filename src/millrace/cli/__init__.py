@@ -20,6 +20,8 @@ INTERRUPTED, TERMINATED = 130, 143
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command and exits with its code."""
+    if sys.stdout is None:  # closed by the caller (`>&-`); nothing else may take its place
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows escapes, never an exception
             stream.reconfigure(errors="backslashreplace")

@@ -80,10 +80,12 @@ class DeviceRing:
         """Host memory whose copy is done, and memory of the device that nobody holds, may be used again."""
         while self._landing and self._lanes.is_done(self._landing[0][0]):
             self._landing.popleft()
-        for slot in self._slots:
-            if slot.is_out and not slot.is_held:
-                self._lanes.mark(slot.let_go)
-                slot.is_free, slot.is_out = True, False
+        for slot in [slot for slot in self._slots if slot.is_out and not slot.is_held]:
+            self._lanes.mark(slot.let_go)
+            slot.is_free, slot.is_out = True, False
+            # Behind all others: a copy takes the slot that was let go longest ago, and waits for no step just queued.
+            self._slots.remove(slot)
+            self._slots.append(slot)
 
     def _launch(self, batch: int, *, wait: bool) -> bool:
         """Queues the copy of the next batch, if there is one; what went wrong is kept until its turn."""

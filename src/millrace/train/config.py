@@ -90,7 +90,10 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """When state is saved, and how much of it is kept. It is always saved at the end and on SIGTERM and SIGINT."""
+    """When state is saved, and how much of it is kept.
+
+    It is always saved at the end, on SIGTERM and SIGINT, and after an evaluation that is better than all before.
+    """
 
     every: int = 100  # steps; 0: only at the end
     every_minutes: float = 0.0

@@ -49,17 +49,17 @@ class Metrics:
                 self._board.close()
 
 
-def _cut(path: Path, step: int) -> int:
-    """Leaves the whole lines of steps up to ``step``, which are in order; returns the step of the last evaluation."""
+def _cut(path: Path, step: int) -> tuple[int, float | None]:
+    """Leaves the whole lines of steps up to ``step``, which are in order; returns step and val_loss of the last evaluation."""
     with open(path, "r+b") as file:
         end, evaluated = _kept(file, path, step)
         file.truncate(end)
     return evaluated
 
 
-def _kept(file: Any, path: Path, step: int) -> tuple[int, int]:
-    """Where the lines that stay end, and the step of the last evaluation among them."""
-    end = evaluated = 0
+def _kept(file: Any, path: Path, step: int) -> tuple[int, tuple[int, float | None]]:
+    """Where the lines that stay end, and the last evaluation among them."""
+    end, evaluated = 0, (0, None)
     for line in file:
         if not line.endswith(b"\n"):
             break
@@ -67,7 +67,7 @@ def _kept(file: Any, path: Path, step: int) -> tuple[int, int]:
             values = json.loads(line)
             if values["step"] > step:
                 break
-            evaluated = values["step"] if "val_loss" in values else evaluated
+            evaluated = (values["step"], values["val_loss"]) if "val_loss" in values else evaluated
         except (ValueError, KeyError, TypeError) as error:
             raise TrainError(f"{path} is damaged at byte {end} ({error}); move it away and run again") from error
         end += len(line)

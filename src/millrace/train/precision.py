@@ -6,10 +6,11 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from millrace.errors import ConfigError
+from millrace.feed.batch import Batch
 
 LOWERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -28,6 +29,21 @@ class Precision:
     def cast(self, model: nn.Module) -> nn.Module:
         """Floats in the precision of the weights; integers and complex numbers stay what they are."""
         return model.double() if self.name == "fp64" else model.float()
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch where the model is, its floats in the model's precision."""
+        return Batch(
+            {name: self._moved(value) for name, value in batch.items()},
+            positions=batch.positions, samples=batch.samples, valid=batch.valid,
+        )  # fmt: skip
+
+    def _moved(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not value.is_floating_point():
+            return value.to(self.device)
+        # A copy on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
+        return value.to(self.device, self.dtype, copy=self.device.type == "cpu")
 
     def autocast(self) -> Any:
         lowered = LOWERED.get(self.name)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.feed.batch import Batch
 from millrace.feed.feed import Feed
 from millrace.store import platform
 from millrace.train import data, run, state
@@ -36,7 +35,7 @@ from millrace.train.precision import Precision
 from millrace.train.saver import Saver
 from millrace.train.seeds import seed_step
 from millrace.train.signals import Signals
-from millrace.train.stepper import Stepper
+from millrace.train.stepper import SMALLER_STATE, Stepper
 
 
 def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
@@ -79,6 +78,7 @@ class Trainer:
         self.view = data.training_view(self.store, config)
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
+        self.to_device = self.precision.to_device
         seed_step(config.train.seed, 0, 0)  # the same weights on every rank
         with memory_for(
             "while building the model", "take a smaller model, or train.parallel = 'fsdp2' on several GPUs"
@@ -103,7 +103,7 @@ class Trainer:
         self._signals = Signals()
         self._steps: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of those not looked at yet
         self._saved_step = self.step
-        self._best = self.checkpoints.best_loss()
+        self._best = self._best_known()
         self._has_said_no_val = False
 
     # The start.
@@ -142,11 +142,21 @@ class Trainer:
         if name is None:
             return 0
         saved = self.checkpoints.check(name)
-        state.load(self.checkpoints.folder / name, saved, self.model, self.optimizer)
+        with memory_for(f"while loading {name}", SMALLER_STATE):
+            state.load(self.checkpoints.folder / name, saved, self.model, self.optimizer)
         self.feed.load_state_dict(saved.feed)
         self.precision.load(saved.precision)
         self._console.say(f"continuing {self.folder} after step {saved.step:,}")
         return saved.step
+
+    def _best_known(self) -> float | None:
+        """The lowest val_loss so far; where a life was killed after the evaluation of this step, it is noted now."""
+        if self._metrics is not None:
+            best, (step, val_loss) = self.checkpoints.best_loss(), self._metrics.evaluated
+            if step == self.step and val_loss is not None and (best is None or val_loss < best):
+                self.checkpoints.note_best(step, val_loss)
+        self.world.wait()
+        return self.checkpoints.best_loss()
 
     # The loop.
 
@@ -170,12 +180,15 @@ class Trainer:
                 asked, due = self.world.largest([float(self._signals.received), float(is_due)])
                 stopped_by = int(asked)
                 self._tell(pace)
+                saves = bool(due or stopped_by or self._every(self.config.checkpoint.every) or self.step == last)
+                evaluates = self._evaluation_is_due() and not stopped_by
+                if not saves and not evaluates:
+                    continue
                 with pace.paused():
-                    # Saved first: nobody waits for an evaluation when the machine is about to go.
-                    if due or stopped_by or self._every(self.config.checkpoint.every) or self.step == last:
+                    if saves:  # first: nobody waits for an evaluation when the machine is about to go
                         self.save()
                         saved_at = time.monotonic()
-                    if self._evaluation_is_due() and not stopped_by:
+                    if evaluates:
                         stopped_by = self.evaluate()
             self._finish(stopped_by)
         return stopped_by
@@ -192,7 +205,7 @@ class Trainer:
 
     def _owes_evaluation(self) -> bool:
         """Whether an earlier life ended between the checkpoint of this step and its evaluation."""
-        is_missing = self._metrics is not None and self._metrics.evaluated < self.step
+        is_missing = self._metrics is not None and self._metrics.evaluated[0] < self.step
         return self._evaluation_is_due() and bool(self.world.largest([float(is_missing)])[0])
 
     def _tell(self, pace: Pace) -> None:
@@ -288,21 +301,6 @@ class Trainer:
             with platform.writing(self.folder / "loss.png"):
                 self._console.say(plot_losses(self.folder))
         self.world.wait()
-
-    def to_device(self, batch: Batch) -> Batch:
-        """The batch where the model is, its floats in the model's precision."""
-        return Batch(
-            {name: self._moved(value) for name, value in batch.items()},
-            positions=batch.positions, samples=batch.samples, valid=batch.valid,
-        )  # fmt: skip
-
-    def _moved(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if not value.is_floating_point():
-            return value.to(self.world.device)
-        # A copy on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
-        return value.to(self.world.device, self.precision.dtype, copy=self.world.device.type == "cpu")
 
     # What is told.
 
