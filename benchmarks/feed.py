@@ -86,12 +86,12 @@ def contestants(name: str, folder: Path, batch: int, with_peers: bool) -> dict[s
         sampler = RandomSampler(dataset, replacement=True, num_samples=1 << 40)  # type: ignore[arg-type]
         loader = DataLoader(dataset, batch_size=batch, sampler=sampler, num_workers=workers)
         found[f"DataLoader per sample, {workers} workers"] = endless(loader)
-    whole = WholeBatch(name, folder, batch)
+    whole = WholeBatch(name, folder, batch, own=True)
     for workers in (0, 1, 2):
         found[f"DataLoader whole batch, {workers} workers"] = endless(
             DataLoader(whole, batch_size=None, num_workers=workers)
         )
-    found["numpy in line"] = in_line(whole)
+    found["numpy in line"] = in_line(WholeBatch(name, folder, batch, own=False))
     if with_peers:
         found |= peers.contestants(name, folder, whole, lambda batches: rate(batches, batch, 1.0))
     return found

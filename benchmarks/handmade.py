@@ -16,17 +16,14 @@ LOOKBACK, HORIZON, TARGET = 64, 8, 3
 LENGTH = 1024
 
 
-def plain(path: Path, dtype: Any) -> Any:
-    """A map as a plain array: slices of numpy's memmap are memmaps too, and to copy one took four times as long."""
-    return np.memmap(path, dtype, "r").view(np.ndarray)
-
-
 class WindowPerSample(Dataset[Any]):
     """What one writes first: find the entity by searchsorted, slice the memmap."""
 
     def __init__(self, folder: Path) -> None:
         store = mr.open_store(folder / "W1")
-        self._rows = [plain(path, np.float32).reshape(-1, 16) for path in sorted(folder.glob("W1/shards/*/values.f32"))]
+        self._rows = [
+            np.memmap(path, np.float32, "r").reshape(-1, 16) for path in sorted(folder.glob("W1/shards/*/values.f32"))
+        ]
         self._firsts = np.cumsum([0, *(len(rows) for rows in self._rows)])
         self._offsets = np.array(store.offsets)
         self._ends = np.cumsum(np.maximum(0, np.diff(self._offsets) - LOOKBACK - HORIZON + 1))
@@ -48,7 +45,7 @@ class BlockPerSample(Dataset[Any]):
     """The same for tokens; samples stay inside one shard, which is kind to it."""
 
     def __init__(self, folder: Path) -> None:
-        self._shards = [plain(path, np.uint16) for path in sorted(folder.glob("W2/shards/*/tokens.u16"))]
+        self._shards = [np.memmap(path, np.uint16, "r") for path in sorted(folder.glob("W2/shards/*/tokens.u16"))]
         self._per_shard = (len(self._shards[0]) - 1) // LENGTH
 
     def __len__(self) -> int:
@@ -63,11 +60,12 @@ class BlockPerSample(Dataset[Any]):
 class WholeBatch(Dataset[Any]):
     """Hand-made for speed: an item is a whole batch, gathered by one fancy index into a strided view.
 
-    All rows lie in one array in memory, which is kind to it.
+    All rows lie in one array in memory, which is kind to it. ``own``: x and y are arrays of their own, as the feed's
+    are; else views of what was gathered, which is less to copy.
     """
 
-    def __init__(self, name: str, folder: Path, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, name: str, folder: Path, batch: int, *, own: bool) -> None:
+        self.batch, self._own = batch, own
         self._rng = np.random.default_rng(0)
         strided = np.lib.stride_tricks.as_strided
         self.per_sample: Any
@@ -102,6 +100,8 @@ class WholeBatch(Dataset[Any]):
         else:
             wide = runs.astype(np.int64)
             x, y = wide[:, :-1], wide[:, 1:]  # views of one buffer: half of what we write
+        if self._own:
+            x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
         return torch.from_numpy(x), torch.from_numpy(y)
 
 
