@@ -122,6 +122,7 @@ def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager):
     assert all(np.array_equal(one, other["x"][0]) for one, other in zip(read, wanted, strict=True))
     assert len(lanes.host) == most <= 2 * DEPTH + 1  # all that was ever asked for is still in use
     assert len(lanes.allocated) <= 3
+    assert (ring.report()["behind_s"] > 0) == (lanes.num_waits > 0)
     if eager:  # the loop waits where the GPU is further behind than copies are queued, and only there
         assert (lanes.num_waits == 0) == (lag <= DEPTH)
     ring.close()

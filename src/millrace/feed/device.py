@@ -9,6 +9,7 @@ queued until then is done.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from typing import Any
 
@@ -51,6 +52,7 @@ class DeviceRing:
     def __init__(self, source: NativeParcels | Stage | InLineParcels, lanes: Any, *, depth: int) -> None:
         self._source, self._lanes, self._depth = source, lanes, depth
         self.num_workers = source.num_workers
+        self.behind_s = 0.0  # for which the loop waited until the GPU had caught up
         self._slots: list[DeviceSlot] = []
         # An event per copy: its turn comes again when the copy is done and the loop was told to wait for it.
         with lanes:
@@ -92,7 +94,9 @@ class DeviceRing:
         if len(self._landing) >= self._depth:
             if not wait:
                 return False
+            began = time.perf_counter()
             self._lanes.finish(self._landing[0][0])
+            self.behind_s += time.perf_counter() - began
             self._landing.popleft()
         try:
             parcel = self._source.poll(batch, wait)
@@ -122,7 +126,7 @@ class DeviceRing:
         return slot
 
     def report(self) -> dict[str, Any]:
-        return self._source.report()
+        return {**self._source.report(), "behind_s": self.behind_s}
 
     def close(self) -> None:
         self._source.close()

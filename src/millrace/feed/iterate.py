@@ -102,7 +102,7 @@ class Iteration:
         if self.is_closed or self._count == self.total:
             self.close()
             raise StopIteration
-        began = time.perf_counter()
+        began, behind_s = time.perf_counter(), self.behind_s
         try:
             batch = self._take()
             if self._convert is not None and self._lanes is None:
@@ -112,8 +112,13 @@ class Iteration:
             raise
         self._count += 1
         self._feed.position = self.line.end(self._count)
-        self._get_s += time.perf_counter() - began
+        self._get_s += time.perf_counter() - began - (self.behind_s - behind_s)
         return batch
+
+    @property
+    def behind_s(self) -> float:
+        """How long the loop has waited for the GPU, and not for data."""
+        return self._stage.behind_s if isinstance(self._stage, DeviceRing) else 0.0
 
     def _take(self) -> Batch:
         if self._stage is not None:

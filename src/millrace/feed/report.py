@@ -10,7 +10,8 @@ from typing import Any
 class Report:
     """Counted since the iterator began; times in seconds.
 
-    ``get_s`` is what the loop spent inside ``next()``: near zero, the feed keeps up. ``fill_s`` is the work of making
+    ``get_s`` is what the loop spent inside ``next()``: near zero, the feed keeps up. What it waited there for a GPU that
+    was still busy with earlier steps is ``behind_s`` and not part of it. ``fill_s`` is the work of making
     batches, ``fill_wait_s`` how long threads had nothing to do because enough lay ready: if that is near zero too, and
     ``get_s`` is not, the feed is what limits the run. ``depth_seen`` is how many batches lay ready, on average, when one was
     asked for.
@@ -28,6 +29,7 @@ class Report:
     made_in_line: int | None = None  # by the loop itself
     num_bytes: int | None = None
     is_cold: bool | None = None  # rows are asked for ahead of the copy
+    behind_s: float | None = None  # the GPU was that far behind the loop
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -39,6 +41,10 @@ class Report:
             f"{self.batches:,} batches, {self.samples:,} samples in {self.seconds:.3g} s ({rate:,.0f} samples/s), way: {self.way}",
             f"the loop spent {self.get_s:.3g} s in next() ({share:.1%})",
         ]
+        if self.behind_s:
+            lines.append(
+                f"and {self.behind_s:.3g} s there until the GPU had caught up ({self.behind_s / self.seconds:.1%})"
+            )
         if self.fill_s is not None and self.fill_wait_s is not None:
             lines.append(
                 f"making batches took {self.fill_s:.3g} s; {self.workers} threads waited {self.fill_wait_s:.3g} s"

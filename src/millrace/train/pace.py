@@ -26,12 +26,12 @@ class Pace:
         self._steps = self._samples = self._tokens = self._all_steps = 0
         self.has_memory = False
 
-    def wait_begins(self) -> None:
-        self._wait_began = time.perf_counter()
+    def wait_begins(self, behind_s: float) -> None:
+        self._wait_began = time.perf_counter() - behind_s
 
-    def wait_ends(self, batch: Batch) -> None:
-        """The batch is there: what came before was waiting for data."""
-        self._waited += time.perf_counter() - self._wait_began
+    def wait_ends(self, batch: Batch, behind_s: float) -> None:
+        """The batch is there: what came before was waiting for data, but for what ``behind_s`` grew, waiting for the GPU."""
+        self._waited += time.perf_counter() - behind_s - self._wait_began
         self._steps += 1
         self._all_steps += 1
         self._samples += batch.num_samples

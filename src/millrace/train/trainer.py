@@ -168,13 +168,13 @@ class Trainer:
         with self.feed, self._signals:
             stopped_by = self.evaluate() if self._owes_evaluation() else 0
             with platform.writing(self.folder / "feed.jsonl"):
-                batches = iter(self.feed) if self.step < last and not stopped_by else iter(())
+                batches: Any = iter(self.feed) if self.step < last and not stopped_by else iter(())
             pace = Pace(self.model, self.world, last)
             while self.step < last and not stopped_by:
                 self.step += 1
-                pace.wait_begins()
+                pace.wait_begins(batches.behind_s)
                 batch = self.to_device(next(batches))
-                pace.wait_ends(batch)
+                pace.wait_ends(batch, batches.behind_s)
                 self._steps.append(self.stepper.step(batch, self.step))
                 is_due = self._minutes_due(saved_at)
                 asked, due = self.world.largest([float(self._signals.received), float(is_due)])
