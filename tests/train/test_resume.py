@@ -196,7 +196,7 @@ def test_best_is_the_best_of_all_evaluations(waves, tmp_path):
         )  # fmt: skip
         train(config, run)
         checkpoints = Checkpoints(run / "checkpoints")
-        best = load_model(run, "best")
+        best = load_model(run, "best", own="own_models:Scripted")
         assert (best.step, checkpoints.best_loss()) == expected
         assert best.model.steps == best.step
         assert checkpoints.names() == [f"step-{step:08d}" for step in (best.step, last)]
