@@ -94,7 +94,42 @@ static PyObject *cleaned(PyObject *module, PyObject *args) {
     return list;
 }
 
+/* As strictly as Python decodes: nothing overlong, no surrogates, nothing beyond U+10FFFF. */
+static int is_valid(const unsigned char *at, const unsigned char *end) {
+    static const uint64_t HIGH = 0x8080808080808080u;
+    uint64_t word;
+    while (at < end) {
+        while (end - at >= 8 && (memcpy(&word, at, 8), (word & HIGH) == 0)) at += 8;
+        if (at == end) break;
+        unsigned first = *at, more = first < 0x80 ? 0 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : 3;
+        unsigned low = 0x80, high = 0xBF; /* of the second byte */
+        if (first == 0xE0) low = 0xA0;
+        if (first == 0xED) high = 0x9F;
+        if (first == 0xF0) low = 0x90;
+        if (first == 0xF4) high = 0x8F;
+        if ((first >= 0x80 && first < 0xC2) || first > 0xF4 || (unsigned)(end - at) <= more) return 0;
+        for (unsigned k = 1; k <= more; k++, low = 0x80, high = 0xBF)
+            if (at[k] < low || at[k] > high) return 0;
+        at += more + 1;
+    }
+    return 1;
+}
+
+static PyObject *is_utf8(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer text;
+    Py_ssize_t first, last;
+    if (!PyArg_ParseTuple(args, "y*nn:is_utf8", &text, &first, &last)) return NULL;
+    PyObject *found = NULL;
+    const unsigned char *start = text.buf;
+    if (first < 0 || first > last || last > text.len) PyErr_SetString(PyExc_ValueError, "outside of the text");
+    else found = PyBool_FromLong(is_valid(start + first, start + last));
+    PyBuffer_Release(&text);
+    return found;
+}
+
 static PyMethodDef text_functions[] = {
+    {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
     {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
     {"cleaned", cleaned, METH_VARARGS, "The same, cleaned; None for those that hold more than printable ASCII."},
     {NULL, NULL, 0, NULL},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
-from millrace.prepare.text.clean import clean, clean_many
+from millrace.prepare.text.clean import clean, clean_many, is_utf8
 from millrace.prepare.text.documents import Stretch
 
 ODD = st.sampled_from(
@@ -89,6 +89,16 @@ def test_no_normalize_keeps_the_bytes(tmp_path):
     assert bytes(tokens[:-1].tolist()).decode() == clean(data.decode())
 
 
+UTF8 = [
+    b"plain ascii",
+    "é".encode(),
+    "€".encode(),
+    "😀".encode(),
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xe0\x80\x80",
+]
 BLANKS = st.lists(st.sampled_from("abcd \t\n"), max_size=30).map("".join)
 GAPS = st.sampled_from([b"\n", b"\n\n", b"\r\n\r\n", b"\n\n\n\n", b"\n\r\n"])
 
@@ -125,6 +135,35 @@ def test_documents_are_slices_with_and_without_the_core(data, some):
     assert stretch.documents() == [data[first:last] for first, last in places]
     with mock.patch("millrace.prepare.text.documents.core", None):
         assert stretch.documents() == [data[first:last] for first, last in places]
+
+
+@given(
+    st.lists(st.sampled_from(UTF8) | st.binary(max_size=9), max_size=8).map(b"".join),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+def test_what_is_utf8_is_what_python_decodes(data, cut, end):
+    first, last = min(cut, len(data)), max(min(cut, len(data)), len(data) - end)
+    with mock.patch("millrace.prepare.text.clean.core", None):
+        expected = is_utf8(data, first, last)
+    assert is_utf8(data, first, last) == expected
+
+
+@pytest.mark.needs_core
+def test_every_pair_of_first_bytes_is_valid_or_not_as_python_says():
+    tails = (b"", b"\x80", b"\x80\x80", b"a", b"\xbf\xbf")
+    for first in range(256):
+        for second in range(256):
+            for tail in tails:
+                data = bytes([first, second]) + tail
+                try:
+                    data.decode()
+                    valid = True
+                except UnicodeDecodeError:
+                    valid = False
+                assert core.is_utf8(data, 0, len(data)) == valid, data
+    with pytest.raises(ValueError, match="outside"):
+        core.is_utf8(b"abc", 0, 4)
 
 
 def test_of_many_documents_one_that_is_not_utf8_is_an_error():

@@ -41,6 +41,17 @@ def single_spaces(text: str) -> str:
     return "\n".join([" ".join(line.split()) for line in text.split("\n")])
 
 
+def is_utf8(data: bytes, first: int, last: int) -> bool:
+    """Whether ``data[first:last]`` is valid."""
+    if core:
+        return bool(core.is_utf8(data, first, last))
+    try:
+        data[first:last].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def clean_many(data: bytes, starts: Int64s, ends: Int64s) -> list[bytes]:
     """``clean`` of every ``data[starts[k] : ends[k]]``, between which stand line ends; UnicodeDecodeError if one is invalid.
 

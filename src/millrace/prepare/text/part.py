@@ -192,8 +192,10 @@ class _Maker:
         is_bytes = isinstance(self._tokenizer, BytesTokenizer)  # an id is a byte: they are counted
         sizes = lengths - 1 if is_bytes else np.fromiter(map(len, texts), np.int64, len(texts))
         documents["bytes"] = documents["characters"] = sizes
-        if not all(map(bytes.isascii, texts)):
-            documents["characters"] -= _inner_bytes(texts, sizes)
+        are_ascii = list(map(bytes.isascii, texts))
+        if not all(are_ascii):
+            others = [k for k, is_ascii in enumerate(are_ascii) if not is_ascii]
+            documents["characters"][others] = [len(texts[k].decode()) for k in others]
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
@@ -255,12 +257,6 @@ class _Maker:
             self._spill("lines.bin").write_bytes(b"".join(self._hashed_lines))
             counts = np.array([len(hashes) // HASH_BYTES for hashes in self._hashed_lines], "<i8")
             self._spill("line_counts.bin").write(counts)
-
-
-def _inner_bytes(texts: list[bytes], sizes: Int64s) -> Int64s:
-    """How many bytes of each text do not begin a character."""
-    places = np.flatnonzero((np.frombuffer(b"".join(texts), np.uint8) & 0xC0) == 0x80)
-    return np.bincount(np.searchsorted(np.cumsum(sizes), places, side="right"), minlength=len(texts))
 
 
 @lru_cache(maxsize=2)

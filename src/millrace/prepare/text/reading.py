@@ -14,7 +14,7 @@ from millrace.prepare.engines import alive
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
 from millrace.prepare.text.alone import alone, is_heavy
-from millrace.prepare.text.clean import clean, clean_many
+from millrace.prepare.text.clean import clean, clean_many, is_utf8
 from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
 from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
 from millrace.prepare.text.masks import Masked
@@ -47,9 +47,11 @@ class Reader:
             check_unchanged(source)
             heavy = self._folder is not None and is_heavy(source, unit)
             with alone(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
+                told = self.bytes_read
                 for offsets, texts in self._gathered(self._read(source, unit)):
                     yield unit.source, offsets, texts
-                    alive(bytes=sum(map(len, texts)))
+                    alive(bytes=self.bytes_read - told)
+                    told = self.bytes_read
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
@@ -88,7 +90,7 @@ class Reader:
         if texts is None:
             return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
         self.bytes_read += int((stretch.ends - stretch.starts).sum())
-        if all(texts):
+        if not self._options.normalize or all(texts):  # none is empty as it stands
             return offsets, texts
         kept = [k for k, text in enumerate(texts) if text]
         self.dropped["empty"] += len(texts) - len(kept)
@@ -96,13 +98,12 @@ class Reader:
 
     def _together(self, stretch: Stretch) -> list[bytes] | None:
         """The documents as they are tokenised; None where one is not utf-8: then it is looked for."""
-        try:
-            if self._options.normalize:
+        if self._options.normalize:
+            try:
                 return clean_many(stretch.data, stretch.starts, stretch.ends)
-            stretch.data[stretch.starts[0] : stretch.ends[-1]].decode()
-        except UnicodeDecodeError:
-            return None
-        return stretch.documents()
+            except UnicodeDecodeError:
+                return None
+        return stretch.documents() if is_utf8(stretch.data, int(stretch.starts[0]), int(stretch.ends[-1])) else None
 
     def _usable_ones(self, source: Source, chunk: Iterable[tuple[int, bytes | Bad]]) -> Texts:
         offsets, texts = [], []
