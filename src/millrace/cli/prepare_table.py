@@ -36,7 +36,10 @@ def run(
     context: typer.Context,
     sources: Annotated[list[str], typer.Argument(help="Parquet or CSV files, folders or patterns.")],
     out: Annotated[str, typer.Option(help="Where the store will be.")],
-    time: Annotated[str, typer.Option(metavar="COLUMN", help="The column with the times.")],
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column with the times; an append knows it.", show_default=False),
+    ] = None,
     entity: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMNS", help="The column(s) that name the entity.", show_default="the file's name"),
@@ -128,6 +131,8 @@ def run(
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
+    if time is None and not append:
+        raise typer.BadParameter("name the column with the times", param_hint="--time")
     asked = {
         "time": time, "entity": names(entity), "features": names(features), "target": names(target), "static": names(static),
         "categorical": names(categorical), "known_future": names(known_future), "where": where, "transform": transform,

@@ -250,6 +250,18 @@ def test_an_error_is_one_line_and_exit_code_1(arguments, said, source, out, caps
     assert not os.path.exists(out)
 
 
+def test_an_append_needs_no_option_of_the_store(source, out, folder, capsys):
+    assert prepare(source, out, *FULL) == 0
+    later = pd.read_parquet(folder / "prices" / "AAA.parquet")
+    later["date"] += pd.Timedelta(days=100)
+    (folder / "later").mkdir()
+    later.to_parquet(folder / "later" / "AAA.parquet")
+    capsys.readouterr()
+    assert run(["prepare", "table", str(folder / "later"), "--out", out, "--append"]) == 0
+    kept = int((later["volume"] < 800).sum())
+    assert f"added {kept} rows to 1 entity" in capsys.readouterr().out
+
+
 def test_wrong_usage_is_exit_code_2(source, capsys):
     assert run(["prepare", "table", source, "--out", "x"]) == 2
     assert run(["prepare", "table", "--time", "t"]) == 2

@@ -136,9 +136,14 @@ def test_a_transform_that_raises_is_named_with_the_file(source, out, workers):
         prepare(source, out, "raises", workers=workers)
 
 
-def test_a_transform_that_exits_ends_the_run_with_its_files(source, out):
-    with pytest.raises(RuntimeError, match=r"SystemExit: 5 \(on part 2 \('.*2\.parquet'"):
-        prepare(source, out, "leaves")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_transform_that_exits_is_named_with_the_file(source, out, workers):
+    with pytest.raises(
+        mr.ConfigError, match=r"--transform poisoned_tables:leaves raised SystemExit: 5 \(on '.*2\.parquet'"
+    ):
+        prepare(source, out, "leaves", workers=workers)
+    with pytest.raises(mr.ConfigError, match=r"(?s)--transform sys:exit raised SystemExit.*on a table without rows"):
+        mr.prepare_table(source, out, time="t", transform="sys:exit", workers=workers)
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,10 @@ def test_a_filter_that_raises_is_named_with_the_document(source, out, workers):
         mr.prepare_text(source, out, workers=workers, filter="poisoned_filters:raises", **OPTIONS)
 
 
-def test_a_filter_that_exits_ends_the_run_with_its_slice(source, out):
-    with pytest.raises(RuntimeError, match=r"SystemExit: 5 \(on part \d+ \('.*1\.txt'"):
-        mr.prepare_text(source, out, workers=2, filter="poisoned_filters:leaves", **OPTIONS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_filter_that_exits_is_named_with_the_document(source, out, workers):
+    with pytest.raises(mr.SourceError, match=r"poisoned_filters:leaves raised SystemExit.*1\.txt' from 2\d\d: 5"):
+        mr.prepare_text(source, out, workers=workers, filter="poisoned_filters:leaves", **OPTIONS)
 
 
 def test_a_worker_killed_once_costs_a_retry_and_no_more(source, out, tmp_path):

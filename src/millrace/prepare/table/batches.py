@@ -173,7 +173,7 @@ class Reader:
         assert self._transform is not None
         try:
             made = self._transform(table)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"--transform {self._options.transform} raised {type(error).__name__}: {error} (on {source.file.path!r}); mend it"
             ) from error

@@ -182,7 +182,7 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
         return schema
     try:
         made = transform(schema.empty_table())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--transform {name_of} raised {type(error).__name__}: {error} (on a table without rows, with the columns of "
             f"{source.file.path!r}); it is asked for its columns that way: mend it"

@@ -154,7 +154,7 @@ class Reader:
         alive()
         try:
             return bool(self._filter(text))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = f"{source.path!r} from {offset}"
             raise SourceError(
                 f"--filter {self._options.filter} raised {type(error).__name__} on the document of {where}: {error}",
