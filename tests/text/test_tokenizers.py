@@ -69,7 +69,7 @@ def test_gpt2_gives_tiktokens_ids_on_any_text(by_name, reference, found):
 
 def test_gpt2_gives_the_same_ids_without_the_fast_engine(odd, reference):
     slow = gpt2()
-    slow.give_up_fast()
+    slow.use("tokenizers")
     assert slow.engine == "tokenizers"
     assert separate(slow, odd) == [reference.encode(document.decode()) for document in odd]
 
@@ -185,7 +185,7 @@ def test_a_trained_vocabulary_gives_hugging_faces_ids_on_the_fast_engine(real, o
         assert tokenizer.decode(tokenizer.encode(document.decode())) == document.decode()
     documents = [*odd, *real[60:70]]
     slow = again(tokenizer)
-    slow.give_up_fast()
+    slow.use("tokenizers")
     assert separate(tokenizer, documents) == separate(slow, documents)
 
 

@@ -134,7 +134,7 @@ def test_truncation_padding_and_templates_are_not_applied(backends, saved):
     backend.enable_padding(length=50)
     own = saved(backend)
     assert own.tokenizer.encode("one two three four").tolist() == plain
-    own.tokenizer.give_up_fast()
+    own.tokenizer.use("tokenizers")
     assert own.tokenizer.encode("one two three four").tolist() == plain
 
 

@@ -6,6 +6,7 @@ The core's ring makes them as they are. What a transform or numpy made is packed
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from millrace.ragged import Array, Ragged
 
 
 @dataclass
-class Parcel:
+class Parcel(ABC):
     """A batch on its way to a device."""
 
     memory: Array | None  # of the host, until its copy is queued
@@ -32,9 +33,9 @@ class Parcel:
         """What can be made of a slot of the device once and for all."""
         return None
 
+    @abstractmethod
     def unpack(self, memory: Any, views: Any) -> dict[str, Any]:
         """The columns, in the memory of the device that the parcel was copied to."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -181,10 +181,6 @@ class HuggingFaceTokenizer(Tokenizer):
         while self.engine not in (engine, "tokenizers"):
             del self._engines[0]
 
-    def give_up_fast(self) -> None:
-        """From here on everything runs on Hugging Face's tokenizers."""
-        self.use("tokenizers")
-
     def _has_added(self, document: bytes) -> bool:
         return any(token in document for token in self._added)
 
