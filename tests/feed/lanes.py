@@ -1,19 +1,33 @@
 """A device that is as slow as it may be: copies and kernels run when somebody waits for them.
 
 Two streams are queues of work; an event is a place in one. Nothing runs before it must, so that memory that is used
-again too early is seen as wrong numbers.
+again too early is seen as wrong numbers. The core calls it by addresses, as it calls the CUDA driver, from any thread.
 """
 
 import ctypes
+import itertools
 import threading
 import weakref
 
 import numpy as np
 import torch
 
+LOOP, COPIES, CONTEXT, INVALID_CONTEXT = 11, 12, 77, 201
+STREAMS = {LOOP: "loop", COPIES: "copies"}
+POINTER, SIZE, FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
+
 
 class Event:
     stream = place = None
+
+    def __init__(self, handle=0):
+        self.handle = handle
+
+
+class Thread(threading.local):
+    """What the driver keeps of each thread."""
+
+    context, is_inside, capture = None, False, 0
 
 
 class SlowLanes:
@@ -25,15 +39,20 @@ class SlowLanes:
         self.queues, self.done = {"loop": [], "copies": []}, {"loop": 0, "copies": 0}
         self.allocated, self.eager = [], eager
         self.host = []  # weak references to all memory of the host that was asked for
-        self.num_waits, self.inside = 0, None
+        self.num_waits, self.thread = 0, Thread()
+        self.busy = threading.RLock()  # threads take turns
+        self.events, self.handles = weakref.WeakValueDictionary(), itertools.count(1000)
+        self.calls = self.functions()
+        self.table = (*(ctypes.cast(call, POINTER).value for call in self.calls), CONTEXT, COPIES)
 
     def run(self, stream, until):
         """Runs a stream up to a place, and of the other what it waits for."""
-        while self.done[stream] < until:
-            event, work = self.queues[stream][self.done[stream]]
-            if event is not None and event.stream is not None:
-                self.run(event.stream, event.place)
-            self._step(stream, work)
+        with self.busy:
+            while self.done[stream] < until:
+                event, work = self.queues[stream][self.done[stream]]
+                if event is not None and event.stream is not None:
+                    self.run(event.stream, event.place)
+                self._step(stream, work)
 
     def _step(self, stream, work):
         self.queues[stream][self.done[stream]] = None  # what ran holds nothing
@@ -49,34 +68,87 @@ class SlowLanes:
             self._step("copies", work)
 
     def queue(self, stream, work):
-        self.queues[stream].append((None, work))
-        self._hurry()
+        with self.busy:
+            self.queues[stream].append((None, work))
+            self._hurry()
 
     def record(self, event, stream):
-        event.stream, event.place = stream, len(self.queues[stream])
+        with self.busy:
+            event.stream, event.place = stream, len(self.queues[stream])
 
     def wait(self, stream, event):
-        at = Event()
-        at.stream, at.place = event.stream, event.place
-        self.queues[stream].append((at, None))
-        self._hurry()
+        with self.busy:
+            at = Event()
+            at.stream, at.place = event.stream, event.place
+            self.queues[stream].append((at, None))
+            self._hurry()
+
+    def move(self, source, target, num_bytes):
+        # By address, as on a GPU: a copy under way keeps neither end alive.
+        self.queue("copies", lambda: ctypes.memmove(target, source, num_bytes))
+
+    def synchronize(self, event):
+        with self.busy:
+            if not self.has_come(event):
+                self.num_waits += 1
+                self.run(event.stream, event.place)
+
+    def has_come(self, event):
+        return event.stream is None or self.done[event.stream] >= event.place
 
     @property
     def num_alive(self):
         return sum(memory() is not None for memory in self.host)
 
+    # What the core calls, with the arguments and in the order of the driver's functions.
+
+    def functions(self):
+        def inside(call, *types):
+            def checked(*arguments):
+                if self.thread.context != CONTEXT:
+                    return INVALID_CONTEXT
+                call(*arguments)
+                return 0
+
+            return ctypes.CFUNCTYPE(ctypes.c_int, *types)(checked)
+
+        def anywhere(call, *types):
+            return ctypes.CFUNCTYPE(ctypes.c_int, *types)(lambda argument: call(argument) or 0)
+
+        def tell(found):
+            found[0] = self.thread.context
+
+        def relax(mode):
+            self.thread.capture, mode[0] = mode[0], self.thread.capture
+
+        events = self.events
+        return [
+            inside(lambda stream, event, flags: self.wait(STREAMS[stream], events[event]), POINTER, POINTER, FLAGS),
+            inside(lambda event, stream: self.record(events[event], STREAMS[stream]), POINTER, POINTER),
+            inside(lambda event: self.synchronize(events[event]), POINTER),
+            inside(
+                lambda target, source, size, stream: self.move(source, target, size), POINTER, POINTER, SIZE, POINTER
+            ),
+            anywhere(tell, ctypes.POINTER(POINTER)),
+            anywhere(lambda context: setattr(self.thread, "context", context), POINTER),
+            anywhere(relax, ctypes.POINTER(ctypes.c_int)),
+        ]
+
     # What the feed asks for. Events and streams belong to a context, which must be the thread's own.
 
     def __enter__(self):
-        assert self.inside is None
-        self.inside = threading.get_ident()
+        assert not self.thread.is_inside
+        self.thread.is_inside = True
 
     def __exit__(self, *error):
         self.check()
-        self.inside = None
+        self.thread.is_inside = False
 
     def check(self):
-        assert self.inside == threading.get_ident(), "in another context"
+        assert self.thread.is_inside, "in another context"
+
+    def current(self):
+        return LOOP
 
     def host_memory(self, num_bytes):
         memory = np.full(num_bytes, 78, np.uint8)
@@ -91,17 +163,20 @@ class SlowLanes:
 
     def event(self):
         self.check()
-        return Event()
+        event = Event(next(self.handles))
+        self.events[event.handle] = event
+        return event
 
     def mark(self, event):
         self.check()
         self.record(event, "loop")
 
+    mark_new = mark
+
     def copy(self, source, target, num_bytes, after, done):
         self.check()
         self.wait("copies", after)
-        # By address, as on a GPU: a copy under way keeps neither end alive.
-        self.queue("copies", lambda: ctypes.memmove(target, source, num_bytes))
+        self.move(source, target, num_bytes)
         self.record(done, "copies")
 
     def use(self, done):
@@ -110,13 +185,16 @@ class SlowLanes:
 
     def is_done(self, event):
         self.check()
-        self._hurry()
-        return self.has_come(event)
-
-    def has_come(self, event):
-        return event.stream is None or self.done[event.stream] >= event.place
+        with self.busy:
+            self._hurry()
+            return self.has_come(event)
 
     def finish(self, event):
         self.check()
         self.num_waits += 1
         self.run(event.stream, event.place)
+
+    def finish_all(self):
+        self.check()
+        with self.busy:
+            self.run("copies", len(self.queues["copies"]))

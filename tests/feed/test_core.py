@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed.native import NativeRing
+from millrace.feed.native import Memory, NativeRing
 from millrace.feed.program import Program
+from millrace.feed.ring import new_memory
 from millrace.gather import native as gather
 from millrace.native import core
 
@@ -29,10 +30,11 @@ def lies_in_memory(path):
     return max((m for m in mounts if str(path).startswith(m[0])), key=lambda m: len(m[0]))[1] in ("tmpfs", "ramfs")
 
 
-def ring_of(**options):
+def ring_of(*, depth=4, workers=1, slots=6, new_memory=new_memory):
     view = mr.Windows(mr.from_arrays({"values": np.arange(300.0)}), lookback=4, horizon=1)
     program = Program.of(mr.Feed(view, batch=8, device="numpy").line(0, None))
-    return NativeRing(program, **{"count": None, "depth": 4, "workers": 1, **options}), program
+    memory = Memory(program.layout, slots, new_memory)
+    return NativeRing(program, count=None, depth=depth, workers=workers, memory=memory), program
 
 
 def until(condition):
@@ -55,7 +57,7 @@ def test_threads_alone_make_batches():
 
 
 def test_no_more_than_the_depth_lies_ready():
-    ring, program = ring_of(depth=2, held=10)
+    ring, program = ring_of(depth=2, slots=12)
     seen = 0
     for number in range(100):
         until(lambda made=number + 2: ring.report()["num_bytes"] >= made * program.layout.fixed_bytes)

@@ -53,6 +53,20 @@ class FakeDriver:
         found[0] = 1000 + device - 70
         return 0
 
+    def cuCtxGetCurrent(self, found):
+        found[0] = self.stack[-1] if self.stack else 0
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.stack[-1:] = [context] if context else []
+        return 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return 0
+
+    def cuStreamSynchronize(self, stream):
+        return self.current(self.stream_owner(stream))
+
     def cuCtxPushCurrent_v2(self, context):
         self.stack.append(context)
         return 0
@@ -93,6 +107,10 @@ class FakeDriver:
 TYPES = {
     "cuDeviceGet": (INTEGERS, INTEGER),
     "cuDevicePrimaryCtxRetain": (FOUND, INTEGER),
+    "cuCtxGetCurrent": (FOUND,),
+    "cuCtxSetCurrent": (POINTER,),
+    "cuThreadExchangeStreamCaptureMode": (INTEGERS,),
+    "cuStreamSynchronize": (POINTER,),
     "cuCtxPushCurrent_v2": (POINTER,),
     "cuCtxPopCurrent_v2": (FOUND,),
     "cuEventCreate": (FOUND, ctypes.c_uint),
@@ -111,6 +129,7 @@ def library_of(driver):
     class Library:
         pass
 
+    Library.driver = driver
     for name, types in TYPES.items():
         function = ctypes.CFUNCTYPE(INTEGER, *types)(_plain(getattr(driver, name)))
         function.__name__ = name

@@ -54,7 +54,7 @@ int core_add_column(PyObject *module);
 
 enum { DENSE, RAGGED, PADDED, RECORD };
 enum { COPY, FROM_I8, FROM_U8, FROM_I16, FROM_U16, FROM_I32, FROM_U32, FROM_F16, FROM_BF16 };
-enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED, TOO_LARGE };
+enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED, TOO_LARGE, REFUSED };
 
 typedef struct { /* one entry of a batch */
     Column *column;

@@ -5,18 +5,21 @@
  * is one to make, and wakes threads only when there are several: a wake-up costs more than a small batch.
  *
  * A slot is used again when nobody but the feed holds it, which the reference count of its owner says. That is
- * looked at by the consumer alone, with the GIL. */
+ * looked at by the consumer alone, with the GIL. Of a slot whose batch is on a GPU, Python says so. */
 #include "ring.h"
 
 #include <stdlib.h>
 
-static Slot *take_ticket(Ring *self) {
+Slot *core_take_ticket(Ring *self) {
     if (self->is_closed || (self->count >= 0 && self->next_ticket >= self->count)) return NULL;
     if (self->next_ticket >= self->next_get + self->depth) return NULL;
-    Slot *best = NULL; /* the one used last: its memory may still be in the cache */
+    /* The one used last, whose memory may still be in the cache; on a GPU the one let go longest ago, so that its copy
+     * waits for no step that was just queued. */
+    Slot *best = NULL;
     for (int k = 0; k < self->num_slots; k++) {
         Slot *slot = &self->slots[k];
-        if (slot->state == IDLE && (best == NULL || slot->batch > best->batch)) best = slot;
+        if (slot->state != IDLE) continue;
+        if (best == NULL || (slot->batch > best->batch) != self->lanes.is_used) best = slot;
     }
     if (best == NULL) return NULL;
     best->state = FILLING;
@@ -36,25 +39,48 @@ static int num_wanted(const Ring *self) {
     return __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED) ? self->num_workers : self->num_hot;
 }
 
-static void wake_workers(Ring *self) {
-    int wanted = num_wanted(self);
+/* A thread that waits and may work now if there are `few` batches to make, or NULL. Whoever asks wakes it, after the lock
+ * is given back: a wake-up takes long enough for others to want it. It wakes the next, so the loop's thread wakes one. */
+Worker *core_choose(Ring *self, int64_t few) {
     int64_t tickets = num_tickets(self);
     int is_last = self->count >= 0 && self->next_ticket + tickets >= self->count;
-    if (!self->is_closed && tickets < (self->depth + 1) / 2 && !is_last) return;
-    for (int k = 0; k < self->num_workers; k++) {
-        if (!self->workers[k].is_waiting || (!self->is_closed && (k >= wanted || tickets-- <= 0))) continue;
-        self->workers[k].is_waiting = 0;
-        PyThread_release_lock(self->workers[k].signal);
-    }
+    if (tickets <= 0 || (tickets < few && !is_last)) return NULL;
+    for (int k = 0, wanted = num_wanted(self); k < wanted; k++)
+        if (self->workers[k].is_waiting) {
+            self->workers[k].is_waiting = 0;
+            return &self->workers[k];
+        }
+    return NULL;
+}
+
+void core_wake(Worker *worker) {
+    if (worker != NULL) PyThread_release_lock(worker->signal);
 }
 
 /* New memory for a slot, from Python; needs the GIL and that nobody else looks at the slot. */
-static int renew(Ring *self, Slot *slot, int64_t bytes) {
+int core_renew(Ring *self, Slot *slot, int64_t bytes) {
+    if (slot->is_flying) {
+        Py_BEGIN_ALLOW_THREADS
+        core_land(&self->lanes, slot);
+        Py_END_ALLOW_THREADS
+    }
     if (slot->owner != NULL) {
         PyBuffer_Release(&slot->memory);
         Py_CLEAR(slot->owner);
     }
     PyObject *owner = PyObject_CallFunction(self->allocate, "iL", (int)(slot - self->slots), (long long)bytes);
+    if (owner != NULL && self->lanes.is_used) {
+        unsigned long long target, copied, let_go;
+        PyObject *all = owner;
+        owner = NULL;
+        if (PyArg_ParseTuple(all, "OKKK", &owner, &target, &copied, &let_go)) {
+            Py_INCREF(owner);
+            slot->target = target;
+            slot->copied = (void *)(uintptr_t)copied;
+            slot->let_go = (void *)(uintptr_t)let_go;
+        }
+        Py_DECREF(all);
+    }
     if (owner == NULL) return -1;
     if (PyObject_GetBuffer(owner, &slot->memory, PyBUF_WRITABLE) < 0) {
         Py_DECREF(owner);
@@ -67,26 +93,28 @@ static int renew(Ring *self, Slot *slot, int64_t bytes) {
 }
 
 /* Makes the batch of a slot that is FILLING, with the GIL released in `state`; whatever went wrong is kept in it. */
-static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
+void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     int64_t began = core_now();
     int64_t most = self->program->most, last = self->count >= 0 && self->count < most ? self->count : most;
     core_request_ahead(self->program, slot->batch, last, work, state);
-    for (;;) {
+    int64_t landed = core_land(&self->lanes, slot);
+    began += landed;
+    while (!slot->problem.code) {
         if (slot->batch > most) {
             slot->problem = (Problem){PASSED, NULL, slot->batch, 0, 0};
             break;
         }
         int64_t capacity = slot->owner == NULL ? 0 : slot->memory.len;
         int code = core_make(self->program, slot->batch, slot->memory.buf, capacity, &slot->used, work, &slot->problem);
-        if (code != MISSING && code != SPACE) {
-            break;
-        }
+        if (code == FINE) core_launch(&self->lanes, slot);
+        if (code != MISSING && code != SPACE) break;
+        slot->problem.code = FINE;
         PyEval_RestoreThread(*state);
         /* A quarter more where a ragged batch outgrew its slot: the next will be about as large. */
         int64_t bytes = slot->problem.a;
         if (code == SPACE && bytes > self->program->fixed_bytes) bytes += bytes / 4;
         if (code == SPACE && bytes < self->most_bytes) bytes = self->most_bytes;
-        int status = code == MISSING ? core_give_missing(self->program, work) : renew(self, slot, bytes);
+        int status = code == MISSING ? core_give_missing(self->program, work) : core_renew(self, slot, bytes);
         if (status) {
             PyObject *kind, *value, *trace;
             PyErr_Fetch(&kind, &value, &trace);
@@ -102,6 +130,7 @@ static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     slot->state = READY;
     self->fill_ns += core_now() - began;
+    if (work == self->work) self->behind_ns += landed;
     self->bytes += slot->used;
     if (self->is_waiting && slot->batch == self->next_get) {
         self->is_waiting = 0;
@@ -121,16 +150,19 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
     int64_t waited = 0;
     Worker *own = &self->workers[number];
     PyThreadState *state = PyEval_SaveThread();
+    core_lanes_join(&self->lanes);
     for (;;) {
         PyThread_acquire_lock(self->lock, WAIT_LOCK);
         self->fill_wait_ns += waited;
         waited = 0;
-        Slot *slot = number < num_wanted(self) ? take_ticket(self) : NULL;
+        Slot *slot = number < num_wanted(self) ? core_take_ticket(self) : NULL;
+        Worker *next = slot == NULL ? NULL : core_choose(self, 1);
         int is_over = self->is_closed || (self->count >= 0 && self->next_ticket >= self->count);
         if (slot == NULL && !is_over) own->is_waiting = 1;
         PyThread_release_lock(self->lock);
+        core_wake(next);
         if (slot != NULL) {
-            make(self, slot, work, &state);
+            core_make_in(self, slot, work, &state);
         } else if (is_over) {
             break;
         } else {
@@ -144,107 +176,15 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Gives back what nobody holds any more; where the loop holds too many, leaves one to it and takes a new one. */
-static int sweep(Ring *self) {
-    Slot *oldest = NULL;
-    int usable = 0;
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    for (int k = 0; k < self->num_slots; k++) {
-        Slot *slot = &self->slots[k];
-        int is_free = slot->state == HELD && (slot->owner == NULL || Py_REFCNT(slot->owner) <= slot->idle);
-        if (is_free) slot->state = IDLE;
-        usable += slot->state != HELD;
-        if (slot->state == HELD && (oldest == NULL || slot->batch < oldest->batch)) oldest = slot;
-    }
-    PyThread_release_lock(self->lock);
-    if (usable >= self->depth || oldest == NULL) return 0;
-    /* Only the consumer touches slots that are held. */
-    if (renew(self, oldest, self->most_bytes)) return -1;
-    oldest->batch = -1;
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    oldest->state = IDLE;
-    PyThread_release_lock(self->lock);
-    return 0;
-}
-
-static Slot *ready(Ring *self, int64_t *depth_seen) {
-    Slot *found = NULL;
-    for (int k = 0; k < self->num_slots; k++) {
-        if (self->slots[k].state != READY) continue;
-        ++*depth_seen;
-        if (self->slots[k].batch == self->next_get) found = &self->slots[k];
-    }
-    return found;
-}
-
-static PyObject *hand_over(Ring *self, Slot *slot) {
-    if (slot->error != NULL) {
-        PyObject *error = slot->error;
-        slot->error = NULL;
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-        Py_DECREF(error);
-        return NULL;
-    }
-    if (slot->problem.code) return core_raise_problem(&slot->problem);
-    return Py_BuildValue("iL", (int)(slot - self->slots), (long long)slot->used);
-}
-
-/* get(block=True): (slot, bytes used) of the next batch, or None at the end, when closed, or if it is not ready. */
-static PyObject *get(Ring *self, int may_block) {
-    if (sweep(self) < 0) return NULL;
-    Slot *slot = NULL, *own;
-    int64_t began = core_now(), seen = 0;
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    while ((slot = ready(self, &seen)) == NULL) {
-        if (self->is_closed || (self->count >= 0 && self->next_get >= self->count) || !may_block) break;
-        own = take_ticket(self);
-        if (own == NULL) self->is_waiting = 1;
-        else wake_workers(self);
-        PyThread_release_lock(self->lock);
-        if (own != NULL) {
-            self->num_in_line++;
-            PyThreadState *state = PyEval_SaveThread();
-            make(self, own, self->work, &state);
-            PyEval_RestoreThread(state);
-        } else {
-            self->num_waits++;
-            Py_BEGIN_ALLOW_THREADS
-            PyThread_acquire_lock_timed(self->signal, 1000000, 1);
-            Py_END_ALLOW_THREADS
-            if (PyErr_CheckSignals() < 0) return NULL; /* Ctrl-C may have reached another thread */
-        }
-        seen = 0;
-        PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    }
-    if (slot != NULL) {
-        slot->state = HELD;
-        self->next_get++;
-        self->depth_seen += seen;
-        wake_workers(self);
-    }
-    PyThread_release_lock(self->lock);
-    self->get_ns += core_now() - began;
-    if (slot == NULL) Py_RETURN_NONE;
-    return hand_over(self, slot);
-}
-
-static PyObject *ring_get(PyObject *object, PyObject *args) {
-    Ring *self = (Ring *)object;
-    int may_block = 1;
-    if (!PyArg_ParseTuple(args, "|p", &may_block)) return NULL;
-    if (self->is_getting) return core_raise("FeedError", "two threads take batches from one iterator; give each its own feed");
-    self->is_getting = 1;
-    PyObject *found = get(self, may_block);
-    self->is_getting = 0;
-    return found;
-}
-
 static PyObject *ring_close(PyObject *object, PyObject *args) {
     (void)args;
     Ring *self = (Ring *)object;
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     self->is_closed = 1;
-    wake_workers(self);
+    for (int k = 0; k < self->num_workers; k++) {
+        if (self->workers[k].is_waiting) PyThread_release_lock(self->workers[k].signal);
+        self->workers[k].is_waiting = 0;
+    }
     if (self->is_waiting) {
         self->is_waiting = 0;
         PyThread_release_lock(self->signal);
@@ -260,7 +200,7 @@ static PyObject *ring_counters(PyObject *object, PyObject *args) {
     long long batches = self->next_get, waited = self->fill_wait_ns, fill = self->fill_ns, bytes = self->bytes;
     long long seen = self->depth_seen;
     PyThread_release_lock(self->lock);
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "behind_ns", (long long)self->behind_ns, "batches", batches, "get_ns", (long long)self->get_ns,
                          "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "in_line",
                          (long long)self->num_in_line, "waits", (long long)self->num_waits, "is_cold",
                          __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED));
@@ -268,7 +208,7 @@ static PyObject *ring_counters(PyObject *object, PyObject *args) {
 
 static PyMethodDef ring_methods[] = {
     {"work", ring_work, METH_VARARGS, "work(number): makes batches until the ring is closed or the line ends."},
-    {"get", ring_get, METH_VARARGS, "get(block=True): (slot, bytes used) of the next batch, or None."},
+    {"get", core_ring_get, METH_VARARGS, "get(block=True, stream=0, let go=[]): (slot, bytes used) of the next batch, or None."},
     {"close", ring_close, METH_NOARGS, "close(): ends work and get."},
     {"counters", ring_counters, METH_NOARGS, "counters(): what was counted so far."},
     {NULL, NULL, 0, NULL},

@@ -19,6 +19,20 @@ void core_request_ahead(const Program *program, int64_t batch, int64_t last, Wor
 void core_look_at_faults(Ahead *ahead, const Program *program, const Work *work, int64_t done, int64_t samples,
                          int64_t faults);
 
+/* lanes.c: a GPU, where batches go to one. */
+typedef struct {
+    int is_used;
+    int (*wait)(void *stream, void *event, unsigned flags);
+    int (*record)(void *event, void *stream);
+    int (*synchronize)(void *event);
+    int (*copy)(uint64_t target, const void *source, size_t bytes, void *stream);
+    int (*get_context)(void **context);
+    int (*set_context)(void *context);
+    int (*capture)(int *mode);
+    void *context, *copies; /* the stream of the copies */
+    PyThread_type_lock order;
+} Lanes;
+
 /* ring.c */
 enum { IDLE, FILLING, READY, HELD };
 
@@ -30,6 +44,9 @@ typedef struct {
     int64_t batch, used;
     Problem problem;
     PyObject *error;
+    uint64_t target;         /* of the device */
+    void *copied, *let_go;   /* events: the copy is done; so is what the loop did with the device's memory */
+    int is_flying, is_landing; /* a copy was queued; its end is awaited */
 } Slot;
 
 typedef struct {
@@ -49,7 +66,26 @@ typedef struct {
     /* Of num_workers, those from num_hot on work only while the data is cold, when threads mostly wait. */
     int64_t count, next_ticket, next_get, most_bytes; /* count is -1 for endless */
     int64_t get_ns, fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_waits;
+    int64_t behind_ns; /* the loop waited for a GPU that had not caught up */
+    Lanes lanes;
 } Ring;
+
+Slot *core_take_ticket(Ring *self);
+int core_renew(Ring *self, Slot *slot, int64_t bytes);
+void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state);
+Worker *core_choose(Ring *self, int64_t few);
+void core_wake(Worker *worker);
+PyObject *core_ring_get(PyObject *object, PyObject *args); /* getter.c */
+
+int core_lanes_init(Lanes *lanes, PyObject *table);
+void core_lanes_join(const Lanes *lanes);
+int core_lanes_enter(const Lanes *lanes, void **before, Problem *problem);
+void core_lanes_leave(const Lanes *lanes, void *before);
+int64_t core_land(const Lanes *lanes, Slot *slot);
+void core_launch(const Lanes *lanes, Slot *slot);
+int core_use(const Lanes *lanes, Slot *slot, void *stream, Problem *problem);
+int core_let_go(const Lanes *lanes, Slot *slot, void *stream, Problem *problem);
+PyObject *core_raise_refused(const Problem *problem);
 
 PyMethodDef *core_ring_methods(void);
 int core_add_ring(PyObject *module);

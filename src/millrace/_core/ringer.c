@@ -9,14 +9,14 @@ static PyThread_type_lock new_signal(void) {
     return lock;
 }
 
-/* Ring(program, allocate, count or -1, depth, slots, workers, more workers while the data is cold) */
+/* Ring(program, allocate, count or -1, depth, slots, workers, more workers while the data is cold, lanes of a GPU or None) */
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *program, *allocate;
+    PyObject *program, *allocate, *lanes = Py_None;
     long long count;
     int depth, num_slots, num_workers, num_more = 0;
     if (kwargs != NULL && PyDict_Size(kwargs)) return PyErr_Format(PyExc_TypeError, "Ring takes no keywords");
-    if (!PyArg_ParseTuple(args, "O!OLiii|i", Program_Type, &program, &allocate, &count, &depth, &num_slots, &num_workers,
-                          &num_more))
+    if (!PyArg_ParseTuple(args, "O!OLiii|iO", Program_Type, &program, &allocate, &count, &depth, &num_slots, &num_workers,
+                          &num_more, &lanes))
         return NULL;
     if (depth < 1 || num_slots <= depth || num_slots > 1 << 20 || num_workers < 0 || num_workers > 1 << 16 || num_more < 0 ||
         num_more > 1 << 16)
@@ -39,6 +39,10 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     if (self->lock == NULL || self->signal == NULL || self->work == NULL || self->slots == NULL || self->workers == NULL)
         goto fail;
     self->num_slots = num_slots;
+    if (lanes != Py_None && core_lanes_init(&self->lanes, lanes) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
     for (int k = 0; k < num_slots; k++) self->slots[k].batch = -1;
     for (int k = 0; k < num_workers; k++, self->num_workers++)
         if ((self->workers[k].signal = new_signal()) == NULL) goto fail;
@@ -58,6 +62,7 @@ static void ring_dealloc(PyObject *object) {
     for (int k = 0; k < self->num_workers; k++) PyThread_free_lock(self->workers[k].signal);
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     if (self->signal != NULL) PyThread_free_lock(self->signal);
+    if (self->lanes.order != NULL) PyThread_free_lock(self->lanes.order);
     free(self->work);
     free(self->slots);
     free(self->workers);

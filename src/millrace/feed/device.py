@@ -1,137 +1,106 @@
-"""Batches on a GPU: pinned slots, one copy each into a slot of the device, on a stream of its own.
+"""Batches on a GPU: a slot has pinned memory of the host and memory of the device, and one copy brings a batch over.
 
-The training thread only queues work and allocates nothing once the slots are there. It waits for the GPU in one case:
-where ``depth`` copies are under way and none is left to hand out, since then the GPU is more steps behind than that.
-A column is a view of the device's slot, which is used again when no tensor shares its storage and the work that was
-queued until then is done.
+The core's threads make a batch and queue its copy, on a stream of the feed's own, ahead of the loop. The training thread
+makes two calls to the driver per batch and allocates nothing once the slots are there. It waits for the GPU in one
+case: where all slots are on their way, since then the GPU is more steps behind than there are. A column is a view of the
+device's memory, which is used again when no tensor shares its storage and the work that was queued until then is done.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections import deque
 from typing import Any
 
 from millrace.errors import FeedError
 from millrace.feed.batch import Batch
-from millrace.feed.parcel import InLineParcels, NativeParcels, Parcel
-from millrace.feed.stage import Stage
-from millrace.ragged import Array
-
-AHEAD = 2  # copies queued before they are asked for
+from millrace.feed.native import HELD, Memory, NativeRing
+from millrace.feed.program import Layout, Program, is_ragged, torch_dtype
+from millrace.ragged import Ragged
 
 
-class DeviceSlot:
-    """Memory of the device for one batch, and the event after which it may be written again."""
+class DeviceMemory:
+    """Memory of the device for one batch, the event after which it may be written again, and views of it by a layout."""
 
-    def __init__(self, lanes: Any, num_bytes: int, parcel: Parcel) -> None:
+    def __init__(self, lanes: Any, num_bytes: int, layout: Layout | None = None) -> None:
         import torch
 
-        self.memory = lanes.new_memory(num_bytes)
-        self.address = self.memory.data_ptr()
-        self.views = parcel.views(self.memory)
+        self.memory, self.num_bytes = lanes.new_memory(num_bytes), num_bytes
+        self.address: int = self.memory.data_ptr()
         self.let_go = lanes.event()
-        lanes.mark(self.let_go)
-        self.is_free, self.is_out = True, False  # neither: on its way
-        self._storage = self.memory.untyped_storage()
-        self._count = torch._C._storage_Use_Count
-        self._idle = self.holders()
-
-    def holders(self) -> int:
-        return int(self._count(self._storage._cdata))
+        lanes.mark_new(self.let_go)
+        self.views = [] if layout is None else layout.views(self.memory, torch_dtype)[1]
+        self._storage, self._count = self.memory.untyped_storage(), torch._C._storage_Use_Count
+        self._name = self._storage._cdata
+        self._idle = self._count(self._name)
 
     @property
     def is_held(self) -> bool:
-        return self.holders() > self._idle
+        """Whether there are tensors in it besides these."""
+        return bool(self._count(self._name) > self._idle)
+
+
+class Twins(Memory):
+    """The memory of the slots on the host, and of each its twin on the device."""
+
+    def __init__(self, layout: Layout, count: int, lanes: Any) -> None:
+        super().__init__(layout, count, lanes.host_memory)
+        self._lanes = lanes
+        self.twins: list[DeviceMemory | None] = [None] * count
+        self._copied: list[Any] = [None] * count  # events: the core knows them by their handles
+
+    def allocate(self, slot: int, num_bytes: int) -> Any:
+        array = super().allocate(slot, num_bytes)
+        with self._lanes:
+            twin = self.twins[slot] = DeviceMemory(self._lanes, num_bytes, self.layout)
+            copied = self._copied[slot] = self._lanes.event()
+        return array, twin.address, copied.handle, twin.let_go.handle
 
 
 class DeviceRing:
-    """The batches of a source on the host, each copied to the device ahead of the loop; ``depth`` copies at a time."""
+    """The batches of a program on a device, at most ``depth`` ahead of the loop."""
 
-    def __init__(self, source: NativeParcels | Stage | InLineParcels, lanes: Any, *, depth: int) -> None:
-        self._source, self._lanes, self._depth = source, lanes, depth
-        self.num_workers = source.num_workers
-        self.behind_s = 0.0  # for which the loop waited until the GPU had caught up
-        self._slots: list[DeviceSlot] = []
-        # An event per copy: its turn comes again when the copy is done and the loop was told to wait for it.
-        with lanes:
-            self._events = deque(lanes.event() for _ in range(depth + AHEAD))
-        self._flying: deque[tuple[DeviceSlot, Any, Parcel] | Exception] = deque()  # not handed out yet
-        self._landing: deque[tuple[Any, Array | None]] = deque()  # host memory in use until its copy is done
+    def __init__(self, program: Program, lanes: Any, *, count: int | None, depth: int, workers: int) -> None:
+        self._lanes, self._layout = lanes, program.layout
+        self._is_ragged = any(is_ragged(field) for field in program.layout.fields)
+        self._memory = Twins(program.layout, depth + HELD, lanes)
+        self._ring = NativeRing(program, count=count, depth=depth, workers=workers, memory=self._memory, lanes=lanes)
+        self.num_workers = workers
+        self._out: list[tuple[int, DeviceMemory]] = []  # the loop's
 
     def take(self, batch: int) -> Batch:
-        lanes = self._lanes
-        with lanes:
-            self._release()
-            while len(self._flying) < AHEAD and self._launch(batch + len(self._flying), wait=not self._flying):
-                pass
-            if not self._flying:
-                raise FeedError("the feed was closed while a batch was awaited")
-            flight = self._flying.popleft()
-            if isinstance(flight, Exception):
-                raise flight
-            slot, copied, parcel = flight
-            lanes.use(copied)
-            slot.is_out = True
-            marks = parcel.marks
-            values = parcel.unpack(slot.memory, slot.views)
-            return Batch(values, positions=marks.positions, samples=marks.samples, valid=marks.valid)
+        """The next batch, which is number ``batch``."""
+        twins, held, let_go = self._memory.twins, [], []
+        for number, twin in self._out:
+            if twin.is_held:
+                held.append((number, twin))
+            elif twins[number] is twin:  # a slot that was held for too long has another by now
+                let_go.append(number)
+        self._out = held
+        found = self._ring.poll(True, self._lanes.current(), let_go)
+        if found is None:
+            raise FeedError("the feed was closed while a batch was awaited")
+        number = found[0]
+        twin, views = twins[number], self._memory.views[number]
+        assert twin is not None
+        assert views is not None
+        self._out.append((number, twin))
+        (positions, samples, valid), host = views
+        values = {name: view.detach() for name, _, view in twin.views}  # their storage counts who holds it
+        if self._is_ragged:
+            self._add_ragged(values, twin.memory, host)
+        return Batch(values, positions=positions.copy(), samples=samples.copy(), valid=valid.copy())
 
-    def _release(self) -> None:
-        """Host memory whose copy is done, and memory of the device that nobody holds, may be used again."""
-        while self._landing and self._lanes.is_done(self._landing[0][0]):
-            self._landing.popleft()
-        for slot in [slot for slot in self._slots if slot.is_out and not slot.is_held]:
-            self._lanes.mark(slot.let_go)
-            slot.is_free, slot.is_out = True, False
-            # Behind all others: a copy takes the slot that was let go longest ago, and waits for no step just queued.
-            self._slots.remove(slot)
-            self._slots.append(slot)
-
-    def _launch(self, batch: int, *, wait: bool) -> bool:
-        """Queues the copy of the next batch, if there is one; what went wrong is kept until its turn."""
-        if len(self._landing) >= self._depth:
-            if not wait:
-                return False
-            began = time.perf_counter()
-            self._lanes.finish(self._landing[0][0])
-            self.behind_s += time.perf_counter() - began
-            self._landing.popleft()
-        try:
-            parcel = self._source.poll(batch, wait)
-        except Exception as error:  # noqa: BLE001 - it is raised when this batch is asked for
-            self._flying.append(error)
-            return True
-        if parcel is None:
-            return False
-        slot, copied = self._slot_for(parcel), self._events[0]
-        self._events.rotate(-1)
-        slot.is_free = False
-        self._lanes.copy(parcel.address, slot.address, parcel.num_bytes, slot.let_go, copied)
-        self._landing.append((copied, parcel.memory))
-        parcel.memory = None
-        self._flying.append((slot, copied, parcel))
-        return True
-
-    def _slot_for(self, parcel: Parcel) -> DeviceSlot:
-        used = parcel.num_bytes
-        slot = next((s for s in self._slots if s.is_free and len(s.memory) >= used), None)
-        if slot is None:
-            # A quarter more where ragged batches grow; slots too small for them go.
-            most = max((len(s.memory) for s in self._slots), default=used)
-            self._slots = [s for s in self._slots if not s.is_free or len(s.memory) >= used]
-            slot = DeviceSlot(self._lanes, max(most if used <= most else used + used // 4, 1), parcel)
-            self._slots.append(slot)
-        return slot
+    def _add_ragged(self, values: dict[str, Any], memory: Any, host: list[Any]) -> None:
+        """Ragged columns for their offsets; how many rows they have is looked up where they were made."""
+        end = self._layout.fixed_bytes
+        for name, ragged, offsets in host:
+            if ragged is not None:
+                rows = int(offsets[-1])
+                there = self._layout.ragged_values(memory, ragged, end, rows, torch_dtype)
+                values[name] = Ragged.trusted(there, values[name])
+                end = self._layout.ragged_end(ragged, end, rows)
 
     def report(self) -> dict[str, Any]:
-        return {**self._source.report(), "behind_s": self.behind_s}
+        return self._ring.report()
 
     def close(self) -> None:
-        self._source.close()
-        if self._landing:
-            with contextlib.suppress(FeedError), self._lanes:  # a GPU that failed copies no more
-                self._lanes.finish(self._landing[-1][0])
-        self._landing.clear()
-        self._flying.clear()
+        self._ring.close()

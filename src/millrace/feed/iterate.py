@@ -17,7 +17,7 @@ from millrace.feed.cuda import CudaLanes
 from millrace.feed.device import DeviceRing
 from millrace.feed.line import Line, Plan
 from millrace.feed.native import NativeRing
-from millrace.feed.parcel import InLineParcels, NativeParcels, Packer, Parcel
+from millrace.feed.parcel import InLine, Packer, Parcel, ParcelRing
 from millrace.feed.program import MARKS, Program, Unmapped
 from millrace.feed.report import Report
 from millrace.feed.ring import Slot, Slots
@@ -41,11 +41,11 @@ class Iteration:
         self._convert = _torch_converter() if feed.device != "numpy" else None
         self.is_closed = False
         self._taking = threading.Lock()
-        self._began, self._get_s = time.perf_counter(), 0.0
+        self._began, self._next_s = time.perf_counter(), 0.0
         program = Program.of(line)
         self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
         self._lanes = CudaLanes(feed.device) if feed.device.startswith("cuda") else None
-        self._stage: Stage | NativeRing | DeviceRing | None = None
+        self._stage: Stage | NativeRing | DeviceRing | ParcelRing | None = None
         self._stage = self._start() if self._lanes is None else self._start_on_device()
 
     def _start(self) -> Stage | NativeRing | None:
@@ -58,17 +58,13 @@ class Iteration:
         workers = min(feed.fillers, feed.depth) if program.batch_bytes >= native.IN_LINE_BYTES else 0
         return NativeRing(program, count=self.total, depth=feed.depth, workers=workers)
 
-    def _start_on_device(self) -> DeviceRing:
-        """Always ahead, and in pinned memory: the training thread only queues copies."""
+    def _start_on_device(self) -> DeviceRing | ParcelRing:
+        """Always ahead, and in pinned memory."""
         feed, program, lanes, depth = self._feed, self._maker.program, self._lanes, self._feed.depth
         assert lanes is not None
         assert self._convert is not None
         if program is not None and feed.transform is None:
-            host = NativeRing(
-                program, count=self.total, depth=depth, workers=min(feed.fillers, depth), held=depth + 1,
-                new_memory=lanes.host_memory,
-            )  # fmt: skip
-            return DeviceRing(NativeParcels(host), lanes, depth=depth)
+            return DeviceRing(program, lanes, count=self.total, depth=depth, workers=min(feed.fillers, depth))
         # Ready or being made, under way, and one in hand.
         pack, convert, make = Packer(lanes, 2 * depth + 1).pack, self._convert, self._maker.make
 
@@ -76,9 +72,9 @@ class Iteration:
             return pack(convert(make(batch)))
 
         if feed.transform is None:
-            return DeviceRing(InLineParcels(parcel), lanes, depth=depth)
+            return ParcelRing(InLine(parcel), lanes, depth=depth)
         stage = Stage(parcel, workers=min(feed.workers, depth), depth=depth, count=self.total)
-        return DeviceRing(stage, lanes, depth=depth)
+        return ParcelRing(stage, lanes, depth=depth)
 
     def __iter__(self) -> Iteration:
         return self
@@ -102,7 +98,7 @@ class Iteration:
         if self.is_closed or self._count == self.total:
             self.close()
             raise StopIteration
-        began, behind_s = time.perf_counter(), self.behind_s
+        began = time.perf_counter()
         try:
             batch = self._take()
             if self._convert is not None and self._lanes is None:
@@ -112,13 +108,8 @@ class Iteration:
             raise
         self._count += 1
         self._feed.position = self.line.end(self._count)
-        self._get_s += time.perf_counter() - began - (self.behind_s - behind_s)
+        self._next_s += time.perf_counter() - began
         return batch
-
-    @property
-    def behind_s(self) -> float:
-        """How long the loop has waited for the GPU, and not for data."""
-        return self._stage.behind_s if isinstance(self._stage, DeviceRing) else 0.0
 
     def _take(self) -> Batch:
         if self._stage is not None:
@@ -139,7 +130,8 @@ class Iteration:
         way = "transform" if self._feed.transform is not None else "numpy" if self._maker.program is None else None
         way = way or ("ring" if workers else "in line")
         samples = min(self.line.end(self._count) - self.line.start, self._count * self.line.size)
-        return Report(way, workers, self._count, samples, time.perf_counter() - self._began, self._get_s, **counted)
+        get_s = self._next_s - (counted.get("behind_s") or 0.0)  # that was for the GPU, and not for data
+        return Report(way, workers, self._count, samples, time.perf_counter() - self._began, get_s, **counted)
 
     def close(self) -> None:
         is_mine = self._process == os.getpid()  # a forked child has neither the threads nor the GPU

@@ -19,6 +19,7 @@ from millrace.ragged import Array
 
 COLD_WORKERS = 4  # at least, while the data is cold: they wait for the disk, where cores are not what limits
 IN_LINE_BYTES = 64 << 10  # smaller batches are made by the loop itself: a wake-up takes longer
+HELD = 2  # by the loop: the batch of its step, and the one before until the next is there
 JOIN_S = 10.0  # a thread ends after the batch it is on
 
 
@@ -30,7 +31,7 @@ class Memory:
         self.arrays: list[Array | None] = [None] * count
         self.views: list[Views | None] = [None] * count
 
-    def allocate(self, slot: int, num_bytes: int) -> Array:
+    def allocate(self, slot: int, num_bytes: int) -> Any:
         self.arrays[slot] = self.views[slot] = None
         array = self._new_memory(num_bytes)
         self.arrays[slot], self.views[slot] = array, self.layout.views(array)
@@ -46,28 +47,22 @@ class NativeRing:
     """Batches 0, 1, 2, ... of a program, at most ``depth`` ahead. Threads hold the core's ring, never this object."""
 
     def __init__(
-        self,
-        program: Program,
-        *,
-        count: int | None,
-        depth: int,
-        workers: int,
-        held: int = 2,
-        new_memory: Callable[[int], Array] | None = None,
-    ) -> None:
-        """``held`` is how many batches are in use at a time; where there are more, each takes new memory."""
+        self, program: Program, *, count: int | None, depth: int, workers: int, memory: Memory | None = None,
+        lanes: Any = None,
+    ) -> None:  # fmt: skip
+        """Where ``memory`` has more slots than batches may be ready, those are the loop's; if it holds more, they are new."""
         in_line = workers == 0
         depth = 1 if in_line else depth
-        slots = depth + (1 if in_line else held)
-        self.memory = Memory(program.layout, slots, new_memory or ring.new_memory)
+        self.memory = memory or Memory(program.layout, depth + (1 if in_line else HELD), ring.new_memory)
         self._program, self._num_more = program.core, 0 if in_line else max(0, min(depth, COLD_WORKERS) - workers)
         self._ring = core.Ring(
-            program.core, self.memory.allocate, -1 if count is None else count, depth, slots, workers, self._num_more
-        )
-        self.num_workers = workers
+            program.core, self.memory.allocate, -1 if count is None else count, depth, len(self.memory.arrays), workers,
+            self._num_more, None if lanes is None else lanes.table,
+        )  # fmt: skip
+        self.num_workers, self._is_on_device = workers, lanes is not None
         self._threads: list[threading.Thread] = []
         # Runs at garbage collection and at interpreter exit, whichever comes first.
-        self._finish = weakref.finalize(self, _finish, self._ring, self._threads, os.getpid())
+        self._finish = weakref.finalize(self, _finish, self._ring, self._threads, lanes, os.getpid())
         try:
             self._start(workers)
         except BaseException:  # Ctrl-C, or no more threads to be had
@@ -89,16 +84,19 @@ class NativeRing:
 
     def take(self, batch: int) -> Batch:
         """The next batch, which is number ``batch``."""
-        found = self.poll(True)
+        found = self.poll()
         if found is None:
             raise FeedError("the feed was closed while a batch was awaited")
         return self.memory.batch(found[0])
 
-    def poll(self, wait: bool) -> tuple[int, int] | None:
-        """Slot and bytes of the next batch; None where it is not ready and ``wait`` is false, or there is none."""
+    def poll(self, wait: bool = True, *on_device: Any) -> tuple[int, int] | None:
+        """Slot and bytes of the next batch; None where it is not ready and ``wait`` is false, or there is none.
+
+        A ring of a device is also given the loop's stream, and the slots that were let go.
+        """
         if self._num_more and self._program.is_cold():
             self._start_more()
-        return self._ring.get(wait)  # type: ignore[no-any-return]
+        return self._ring.get(wait, *on_device)  # type: ignore[no-any-return]
 
     def report(self) -> dict[str, Any]:
         """What was counted, in the terms of ``Report``."""
@@ -110,13 +108,14 @@ class NativeRing:
             "made_in_line": found["in_line"],
             "num_bytes": found["bytes"],
             "is_cold": bool(found["is_cold"]),
+            "behind_s": found["behind_ns"] * 1e-9 if self._is_on_device else None,
         }
 
     def close(self) -> None:
         self._finish()
 
 
-def _finish(ring: Any, threads: list[threading.Thread], process: int) -> None:
+def _finish(ring: Any, threads: list[threading.Thread], lanes: Any, process: int) -> None:
     if process != os.getpid():
         return  # a forked child has none of the threads, and one of them may have held the lock
     ring.close()
@@ -124,3 +123,6 @@ def _finish(ring: Any, threads: list[threading.Thread], process: int) -> None:
     for thread in threads:
         if thread.is_alive() and thread is not threading.current_thread():
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
+    if lanes is not None:  # memory goes when no copy needs it any more
+        with contextlib.suppress(FeedError), lanes:  # a GPU that failed copies no more
+            lanes.finish_all()

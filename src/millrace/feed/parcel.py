@@ -1,95 +1,28 @@
-"""Parcels: batches that lie in one run of host memory, so that one copy brings them to a device.
+"""Parcels: batches of a transform, or of numpy, packed into one run of pinned memory, so that one copy brings them to a device.
 
-The core's ring makes them as they are. What a transform or numpy made is packed: in the transform's threads, or in line.
+They are packed in the transform's threads, or in line; the training thread queues the copies.
 """
 
 from __future__ import annotations
 
-import weakref
-from abc import ABC, abstractmethod
+import contextlib
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from millrace.errors import FeedError
 from millrace.feed.batch import Batch
-from millrace.feed.native import NativeRing
-from millrace.feed.program import ALIGN, Layout
+from millrace.feed.device import DeviceMemory
+from millrace.feed.program import ALIGN
 from millrace.feed.ring import Slots
+from millrace.feed.stage import Stage
 from millrace.ragged import Array, Ragged
 
-
-@dataclass
-class Parcel(ABC):
-    """A batch on its way to a device."""
-
-    memory: Array | None  # of the host, until its copy is queued
-    address: int
-    num_bytes: int
-    marks: Batch  # positions, samples, valid
-
-    def views(self, memory: Any) -> Any:
-        """What can be made of a slot of the device once and for all."""
-        return None
-
-    @abstractmethod
-    def unpack(self, memory: Any, views: Any) -> dict[str, Any]:
-        """The columns, in the memory of the device that the parcel was copied to."""
-
-
-@dataclass
-class NativeParcel(Parcel):
-    layout: Layout
-    rows: dict[str, int]  # of ragged columns
-
-    def views(self, memory: Any) -> Any:
-        return self.layout.views(memory, torch_dtype)[1]
-
-    def unpack(self, memory: Any, views: Any) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        end = self.layout.fixed_bytes
-        for name, ragged, view in views:
-            values[name] = view.detach()  # a tensor of its own: its storage counts who holds it
-            if ragged is not None:
-                rows = self.rows[name]
-                there = self.layout.ragged_values(memory, ragged, end, rows, torch_dtype)
-                values[name] = Ragged.trusted(there, values[name])
-                end = self.layout.ragged_end(ragged, end, rows)
-        return values
-
-
-class NativeParcels:
-    """The batches of the core's ring."""
-
-    def __init__(self, ring: NativeRing) -> None:
-        self._ring, self._layout = ring, ring.memory.layout
-        self.num_workers = ring.num_workers
-        self._addresses: dict[int, tuple[Any, int]] = {}  # of host memory, which is not held: who holds it is counted
-
-    def poll(self, batch: int, wait: bool) -> Parcel | None:
-        """The next batch, which is number ``batch``; None where it is not ready and ``wait`` is false, or there is none."""
-        got = self._ring.poll(wait)
-        if got is None:
-            return None
-        number, used = got
-        memory, found = self._ring.memory.arrays[number], self._ring.memory.batch(number)
-        assert memory is not None
-        rows = {name: len(value.values) for name, value in found.items() if isinstance(value, Ragged)}
-        return NativeParcel(memory, self._address(number, memory), used, _marks(found), self._layout, rows)
-
-    def _address(self, number: int, memory: Array) -> int:
-        """Where a slot of the host lies; asked for once, since numpy takes its time to tell."""
-        known = self._addresses.get(number)
-        if known is None or known[0]() is not memory:
-            known = self._addresses[number] = (weakref.ref(memory), memory.ctypes.data)
-        return known[1]
-
-    def report(self) -> dict[str, Any]:
-        return self._ring.report()
-
-    def close(self) -> None:
-        self._ring.close()
+AHEAD = 2  # copies queued before they are asked for
 
 
 @dataclass(frozen=True)
@@ -105,12 +38,20 @@ class Place:
         return memory[self.begin : self.begin + self.num_bytes].view(self.dtype).reshape(self.shape)
 
 
-@dataclass
-class PackedParcel(Parcel):
-    placed: dict[str, Any]  # what is not in a place stays as it is, or moves by itself
+@dataclass(slots=True)
+class Parcel:
+    """A batch on its way to a device; what has no place stays as it is, or moves by itself."""
+
+    memory: Array | None  # of the host, until its copy is queued
+    address: int
+    num_bytes: int
+    marks: Batch  # positions, samples, valid
+    placed: dict[str, Any]
     device: Any
 
-    def unpack(self, memory: Any, views: Any) -> dict[str, Any]:
+    def unpack(self, memory: Any) -> dict[str, Any]:
+        """The columns, in the memory of the device that the parcel was copied to."""
+
         def there(value: Any) -> Any:
             if isinstance(value, Place):
                 return value.view(memory)
@@ -125,7 +66,7 @@ class Packer:
     def __init__(self, lanes: Any, num_slots: int) -> None:
         self._slots, self._device = Slots(num_slots, lanes.host_memory), lanes.device
 
-    def pack(self, batch: Batch) -> PackedParcel:
+    def pack(self, batch: Batch) -> Parcel:
         import torch
 
         tensors: list[tuple[Place, Any]] = []
@@ -149,11 +90,12 @@ class Packer:
         there = torch.from_numpy(memory)
         for at, tensor in tensors:
             at.view(there).copy_(tensor.detach())
-        return PackedParcel(memory, memory.ctypes.data, end, _marks(batch), placed, self._device)
+        marks = Batch(positions=batch.positions, samples=batch.samples, valid=batch.valid)
+        return Parcel(memory, memory.ctypes.data, end, marks, placed, self._device)
 
 
-class InLineParcels:
-    """Batches that the loop makes itself, when it asks for them."""
+class InLine:
+    """Parcels that the loop makes itself, when it asks for them."""
 
     num_workers = 0
 
@@ -170,11 +112,102 @@ class InLineParcels:
         pass
 
 
-def torch_dtype(dtype: np.dtype[Any]) -> Any:
-    import torch
+class ParcelRing:
+    """Parcels, each copied to the device ahead of the loop; ``depth`` copies at a time."""
 
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    def __init__(self, source: Stage | InLine, lanes: Any, *, depth: int) -> None:
+        self._source, self._lanes, self._depth = source, lanes, depth
+        self.num_workers = source.num_workers
+        self._behind_s = 0.0  # for which the loop waited until the GPU had caught up
+        self._free: list[DeviceMemory] = []  # in the order in which they were let go
+        self._out: list[DeviceMemory] = []  # the loop's
+        self._most = 0  # bytes of the largest
+        # An event per copy: its turn comes again when the copy is done and the loop was told to wait for it.
+        with lanes:
+            self._events = deque(lanes.event() for _ in range(depth + AHEAD))
+        self._flying: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
+        self._landing: deque[tuple[Any, Array | None]] = deque()  # host memory in use until its copy is done
 
+    def take(self, batch: int) -> Batch:
+        """The next batch, which is number ``batch``."""
+        lanes, flying = self._lanes, self._flying
+        with lanes:
+            self._release()
+            while len(flying) < AHEAD and self._launch(batch + len(flying), wait=not flying):
+                pass
+            if not flying:
+                raise FeedError("the feed was closed while a batch was awaited")
+            flight = flying.popleft()
+            if isinstance(flight, Exception):
+                raise flight
+            target, copied, parcel = flight
+            lanes.use(copied)
+            self._out.append(target)
+            marks = parcel.marks
+            values = parcel.unpack(target.memory)
+            return Batch(values, positions=marks.positions, samples=marks.samples, valid=marks.valid)
 
-def _marks(batch: Batch) -> Batch:
-    return Batch(positions=batch.positions, samples=batch.samples, valid=batch.valid)
+    def _release(self) -> None:
+        """Memory of the device that nobody holds may be used again."""
+        for memory in [memory for memory in self._out if not memory.is_held]:
+            self._lanes.mark(memory.let_go)
+            self._out.remove(memory)
+            # Behind all others: a copy takes what was let go longest ago, and waits for no step just queued.
+            self._free.append(memory)
+
+    def _launch(self, batch: int, *, wait: bool) -> bool:
+        """Queues the copy of the next batch, if there is one; what went wrong is kept until its turn."""
+        if len(self._landing) >= self._depth and not self._land(wait):
+            return False
+        try:
+            parcel = self._source.poll(batch, wait)
+        except Exception as error:  # noqa: BLE001 - it is raised when this batch is asked for
+            self._flying.append(error)
+            return True
+        if parcel is None:
+            return False
+        target, copied = self._memory_for(parcel.num_bytes), self._events[0]
+        self._events.rotate(-1)
+        self._lanes.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copied)
+        self._landing.append((copied, parcel.memory))
+        parcel.memory = None
+        self._flying.append((target, copied, parcel))
+        return True
+
+    def _land(self, wait: bool) -> bool:
+        """Host memory whose copy is done may be used again; says whether there was any.
+
+        It is looked at when it is needed: to ask whether a copy is done takes about as long as to queue one.
+        """
+        lanes, landing = self._lanes, self._landing
+        if lanes.is_done(landing[-1][0]):  # then all are, since they are copied in turn
+            landing.clear()
+            return True
+        if not lanes.is_done(landing[0][0]):
+            if not wait:
+                return False
+            began = time.perf_counter()
+            lanes.finish(landing[0][0])
+            self._behind_s += time.perf_counter() - began
+        landing.popleft()
+        return True
+
+    def _memory_for(self, num_bytes: int) -> DeviceMemory:
+        for number, memory in enumerate(self._free):
+            if memory.num_bytes >= num_bytes:
+                return self._free.pop(number)
+        self._free.clear()  # all too small
+        if num_bytes > self._most:  # a quarter more where ragged batches grow
+            self._most = num_bytes + (num_bytes // 4 if self._most else 0)
+        return DeviceMemory(self._lanes, max(self._most, 1))
+
+    def report(self) -> dict[str, Any]:
+        return {**self._source.report(), "behind_s": self._behind_s}
+
+    def close(self) -> None:
+        self._source.close()
+        if self._landing:
+            with contextlib.suppress(FeedError), self._lanes:  # a GPU that failed copies no more
+                self._lanes.finish(self._landing[-1][0])
+        self._landing.clear()
+        self._flying.clear()

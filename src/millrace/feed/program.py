@@ -89,6 +89,12 @@ class Layout:
         return Batch(values, positions=positions.copy(), samples=samples.copy(), valid=valid.copy())
 
 
+def torch_dtype(dtype: np.dtype[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
 def is_ragged(field: Field) -> bool:
     return field.axis is not None and field.length is None and field.pad is None
 
