@@ -69,6 +69,7 @@ class Train:
     parallel: str = "ddp"  # ddp, fsdp2
     compile: bool = False
     recompute: bool = False  # activation checkpointing: less memory, a second forward pass
+    deterministic: bool = False  # on a GPU: only kernels that give the same bits again, as those of a CPU do
     tensorboard: bool = True  # where it is installed
     timeout_s: int = 600  # how long a rank waits for the others
 

@@ -33,7 +33,7 @@ from millrace.train.pace import Pace
 from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
 from millrace.train.saver import Saver
-from millrace.train.seeds import seed_step
+from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.signals import Signals
 from millrace.train.stepper import SMALLER_STATE, Stepper
 
@@ -72,6 +72,8 @@ class Trainer:
         self._console = console if console is not None and world.is_first else Silent()
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
+        if config.train.deterministic:
+            make_deterministic()
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
         before = self._before(resume)
         self.store = self._open(before)
