@@ -122,6 +122,7 @@ def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
     cases = {
         "give one; --store for prepared data": ["train", config, "--store", "a", "--input", "b"],
         "did you mean train.max_steps": ["train", config, "--store", str(tokens), "--set", "train.max_step=3"],
+        "or a preset: gpt-124m": ["train", "configs/nan.toml", "--store", str(tokens)],
         "is not the folder of a training run": ["generate", str(tmp_path)],
         "holds a run already": [
             "train",
@@ -141,6 +142,49 @@ def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (
+            {"WORLD_SIZE": "2"},
+            "WORLD_SIZE = 2, but RANK, MASTER_ADDR, MASTER_PORT are not set; start the ranks with torchrun",
+        ),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h"}, "WORLD_SIZE = 2, but MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two' in the environment; expected a number"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "RANK = 2 and WORLD_SIZE = 2"),
+    ],
+)
+def test_ranks_that_torchrun_did_not_start(told, message, config, tokens, tmp_path, capsys, monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert millrace(["train", config, "--store", str(tokens), "--run", str(tmp_path / "r")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_json_of_a_run_is_all_that_stdout_has(config, tokens, tmp_path, capsys):
+    run = tmp_path / "r"
+    assert millrace(["train", config, "--store", str(tokens), "--run", str(run), "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert "step 6/6" in shown.err
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert found == {
+        "run": str(run), "step": 6, "loss": losses(run)[6], "latest": "step-00000006", "best": "step-00000006",
+        "val_loss": next(line["val_loss"] for line in lines if "val_loss" in line), "stopped_by": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [["train", "nano"], ["generate", "r"], ["forecast", "r", "--entity", "a"]])
+def test_without_torch_the_extra_is_named(command):
+    code = "import sys; sys.modules['torch'] = None; from millrace.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: this needs torch: pip install 'millrace[torch]'\n")
 
 
 def environment() -> dict[str, str]:

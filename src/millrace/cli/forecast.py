@@ -25,8 +25,11 @@ def run(
     from pathlib import Path
 
     from millrace.cli.console import print_json, print_line
-    from millrace.train.forecast import forecast, plot_forecast
-    from millrace.train.load import load_model
+    from millrace.cli.train_console import training_extras
+
+    with training_extras():
+        from millrace.train.forecast import forecast, plot_forecast
+        from millrace.train.load import load_model
 
     trained = load_model(Path(path), checkpoint, own=model, store=store)
     found = forecast(trained, entity, windows=windows)
