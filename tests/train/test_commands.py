@@ -94,6 +94,7 @@ def test_train_a_forecaster_then_forecast(config, waves, tmp_path, capsys):
     np.testing.assert_array_equal(np.array(found["truth"], np.float32), truth)
     assert found["rows"] == np.arange(stop - start - 12, stop - start).reshape(3, 4).tolist()
     assert found["targets"] == ["a", "b", "c"]
+    assert found["times"] == found["rows"]  # the store has none
     assert millrace(["forecast", run, "--entity", "nobody"]) == 1
     assert "entity 'nobody' is not in" in capsys.readouterr().err
     assert millrace(["generate", run]) == 1
@@ -116,6 +117,40 @@ def test_forecasts_are_in_the_units_of_the_source(config, tmp_path, capsys):
 
     frame = pandas.read_parquet(tmp_path / "t.parquet").query("sensor == 'sensor-001'").sort_values("time")
     np.testing.assert_allclose(np.array(found["truth"]).reshape(-1), frame["temperature"].to_numpy()[-16:], rtol=1e-5)
+
+
+def test_forecasts_are_drawn_over_time_for_every_target(config, tmp_path, capsys, monkeypatch):
+    import pandas
+    from matplotlib.figure import Figure
+
+    from millrace.cli.demo_sensors import prepare_sensors, write_table
+
+    write_table(str(tmp_path / "t.parquet"), sensors=3, rows=60)
+    prepare_sensors(str(tmp_path / "t.parquet"), str(tmp_path / "store"))
+    run, drawn = str(tmp_path / "run"), []
+    changes = ["--set", "model.kind=lstm", "--set", "data.target=['flow', 'temperature']"]
+    assert millrace(["train", config, "--store", str(tmp_path / "store"), "--run", run, *changes]) == 0
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    frame = pandas.read_parquet(tmp_path / "t.parquet").query("sensor == 'sensor-001'").sort_values("time")
+    for options, expected in (([], ["flow", "temperature"]), (["--target", "temperature"], ["temperature"])):
+        assert millrace(["forecast", run, "--entity", "sensor-001", *options]) == 0
+        panels = drawn[-1].axes
+        assert [axes.get_ylabel() for axes in panels] == expected
+        assert panels[-1].get_xlabel() == "time"
+        for name, axes in zip(expected, panels, strict=True):
+            past = axes.lines[0]
+            assert past.get_xdata().tolist() == frame["time"].to_numpy()[-32:].astype("datetime64[s]").tolist()
+            np.testing.assert_allclose(past.get_ydata(), frame[name].to_numpy()[-32:], rtol=1e-4)
+    capsys.readouterr()
+    assert millrace(["forecast", run, "--entity", "sensor-001", "--target", "flow", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["targets"] == ["flow"]
+    errors = np.array(found["truth"]) - np.array(found["forecast"])
+    assert found["mse"] == {"flow": pytest.approx(np.mean(errors**2))}
+    assert np.array(found["truth"]).shape == (4, 4, 1)
+    assert np.ravel(found["times"]).tolist() == np.datetime_as_string(frame["time"].to_numpy()[-16:], "ms").tolist()
+    assert millrace(["forecast", run, "--entity", "sensor-001", "--target", "flw"]) == 1
+    assert "target 'flw' is not forecast by this run; expected one of flow, temperature" in capsys.readouterr().err
 
 
 def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):

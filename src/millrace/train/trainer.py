@@ -312,7 +312,7 @@ class Trainer:
         self._console.say(
             f"{self.config.model.kind} with {parameters:,} parameters on {self.world.device}{ranks}, "
             f"{len(self.view):,} samples, batch {self.config.train.batch}, {self.config.train.precision}, "
-            f"{torch.get_num_threads()} threads"
+            f"threads {torch.get_num_threads()}"
         )
         if self.step >= self.config.train.max_steps:
             self._console.say(f"already at step {self.step:,} of {self.config.train.max_steps:,}: nothing left to do")
