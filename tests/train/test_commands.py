@@ -222,6 +222,29 @@ def test_without_torch_the_extra_is_named(command):
     assert (done.returncode, done.stderr) == (1, "error: this needs torch: pip install 'millrace[torch]'\n")
 
 
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("", "ImportError: "),  # a folder that an uninstallation left behind
+        ("raise ImportError('cannot import name x')", "ImportError: cannot import name x"),
+        ("raise TypeError('Descriptors cannot be created directly.')", "TypeError: Descriptors"),
+    ],
+)
+def test_a_broken_tensorboard_is_one_note(broken, why, config, tokens, tmp_path):
+    package = tmp_path / "site" / "tensorboard" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text(broken)
+    paths = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "millrace", "train", config, "--store", str(tokens), "--run", str(tmp_path / "r")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**environment(), "PYTHONPATH": paths}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(f"note: TensorBoard fails ({why}") == 1
+    assert done.stdout.count("note: ") == 1
+    assert sorted(losses(tmp_path / "r")) == [1, 2, 3, 4, 5, 6]
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 

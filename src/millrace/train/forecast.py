@@ -47,7 +47,7 @@ class Forecasts:
     @property
     def mse(self) -> dict[str, float]:
         """By target, since each is in units of its own."""
-        each = np.mean((self.forecast - self.truth) ** 2, axis=(0, 1))
+        each: Array = np.mean((self.forecast - self.truth) ** 2, axis=(0, 1))
         return dict(zip(self.targets, each.tolist(), strict=True))
 
 
@@ -148,10 +148,10 @@ def plot_forecast(found: Forecasts, path: Path) -> None:
     panels[0].legend(frameon=False)
     panels[-1].set_xlabel(found.axis)
     if found.times.dtype.kind == "M":
-        from matplotlib.dates import ConciseDateFormatter
+        from matplotlib import dates
 
-        dates = panels[-1].xaxis
-        dates.set_major_formatter(ConciseDateFormatter(dates.get_major_locator()))
+        concise: Any = dates.ConciseDateFormatter
+        panels[-1].xaxis.set_major_formatter(concise(panels[-1].xaxis.get_major_locator()))
     try:
         drawn.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # no such folder, or a format that nobody draws
