@@ -1,5 +1,6 @@
 """A run's feeds leave a line per start, so that step 81,204 still means the same after restarts with other batches."""
 
+import errno
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import millrace as mr
 from millrace.feed import journal
 from millrace.order.orders import order_from_spec
-from millrace.testing import tiny_text
+from millrace.testing import count_steps, iofault, tiny_text
 
 VIEW = mr.Blocks(mr.from_arrays({"tokens": np.arange(31)}), length=1)
 
@@ -134,3 +135,23 @@ def test_what_is_not_known_is_refused(tmp_path):
     Trainer(tmp_path).train(1, batch=2)
     with pytest.raises(mr.ConfigError, match="steps count from 1"):
         journal.start_of_step(tmp_path, 0)
+
+
+def test_a_folder_that_takes_no_line_is_an_error_that_says_so(tmp_path):
+    """A file where the folder should be, no right to write, a full disk: no bare OSError; then it goes on."""
+    (tmp_path / "file").write_text("")
+    feed = mr.Feed(VIEW, batch=6, run=tmp_path / "file" / "run", device="numpy")
+    with pytest.raises(mr.StoreWriteFailed, match=r"writing .*file: File exists"):
+        iter(feed)
+    view = mr.Subset(VIEW, [5, 1, 3])  # its ids are written beside the line
+    feed = mr.Feed(view, batch=2, run=tmp_path / "run", device="numpy")
+    with count_steps() as steps:
+        iter(feed).close()
+    writes = [number for number, (operation, _) in enumerate(steps, 1) if operation in ("mkdir", "write", "rename")]
+    assert len(writes) == 3
+    for number in writes:
+        feed = mr.Feed(view, batch=2, run=tmp_path / f"run-{number}", device="numpy")
+        with iofault(number, errno.ENOSPC), pytest.raises(mr.StoreWriteFailed, match=r"No space left.*free space"):
+            iter(feed)
+        iter(feed).close()
+        assert len(journal.starts(tmp_path / f"run-{number}")) == 1

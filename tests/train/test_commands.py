@@ -94,6 +94,7 @@ def test_train_a_forecaster_then_forecast(config, waves, tmp_path, capsys):
     np.testing.assert_array_equal(np.array(found["truth"], np.float32), truth)
     assert found["rows"] == np.arange(stop - start - 12, stop - start).reshape(3, 4).tolist()
     assert found["targets"] == ["a", "b", "c"]
+    assert found["times"] == found["rows"]  # the store has none
     assert millrace(["forecast", run, "--entity", "nobody"]) == 1
     assert "entity 'nobody' is not in" in capsys.readouterr().err
     assert millrace(["generate", run]) == 1
@@ -118,10 +119,45 @@ def test_forecasts_are_in_the_units_of_the_source(config, tmp_path, capsys):
     np.testing.assert_allclose(np.array(found["truth"]).reshape(-1), frame["temperature"].to_numpy()[-16:], rtol=1e-5)
 
 
+def test_forecasts_are_drawn_over_time_for_every_target(config, tmp_path, capsys, monkeypatch):
+    import pandas
+    from matplotlib.figure import Figure
+
+    from millrace.cli.demo_sensors import prepare_sensors, write_table
+
+    write_table(str(tmp_path / "t.parquet"), sensors=3, rows=60)
+    prepare_sensors(str(tmp_path / "t.parquet"), str(tmp_path / "store"))
+    run, drawn = str(tmp_path / "run"), []
+    changes = ["--set", "model.kind=lstm", "--set", "data.target=['flow', 'temperature']"]
+    assert millrace(["train", config, "--store", str(tmp_path / "store"), "--run", run, *changes]) == 0
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    frame = pandas.read_parquet(tmp_path / "t.parquet").query("sensor == 'sensor-001'").sort_values("time")
+    for options, expected in (([], ["flow", "temperature"]), (["--target", "temperature"], ["temperature"])):
+        assert millrace(["forecast", run, "--entity", "sensor-001", *options]) == 0
+        panels = drawn[-1].axes
+        assert [axes.get_ylabel() for axes in panels] == expected
+        assert panels[-1].get_xlabel() == "time"
+        for name, axes in zip(expected, panels, strict=True):
+            past = axes.lines[0]
+            assert past.get_xdata().tolist() == frame["time"].to_numpy()[-32:].astype("datetime64[s]").tolist()
+            np.testing.assert_allclose(past.get_ydata(), frame[name].to_numpy()[-32:], rtol=1e-4)
+    capsys.readouterr()
+    assert millrace(["forecast", run, "--entity", "sensor-001", "--target", "flow", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["targets"] == ["flow"]
+    errors = np.array(found["truth"]) - np.array(found["forecast"])
+    assert found["mse"] == {"flow": pytest.approx(np.mean(errors**2))}
+    assert np.array(found["truth"]).shape == (4, 4, 1)
+    assert np.ravel(found["times"]).tolist() == np.datetime_as_string(frame["time"].to_numpy()[-16:], "ms").tolist()
+    assert millrace(["forecast", run, "--entity", "sensor-001", "--target", "flw"]) == 1
+    assert "target 'flw' is not forecast by this run; expected one of flow, temperature" in capsys.readouterr().err
+
+
 def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
     cases = {
         "give one; --store for prepared data": ["train", config, "--store", "a", "--input", "b"],
         "did you mean train.max_steps": ["train", config, "--store", str(tokens), "--set", "train.max_step=3"],
+        "or a preset: gpt-124m": ["train", "configs/nan.toml", "--store", str(tokens)],
         "is not the folder of a training run": ["generate", str(tmp_path)],
         "holds a run already": [
             "train",
@@ -141,6 +177,72 @@ def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (
+            {"WORLD_SIZE": "2"},
+            "WORLD_SIZE = 2, but RANK, MASTER_ADDR, MASTER_PORT are not set; start the ranks with torchrun",
+        ),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h"}, "WORLD_SIZE = 2, but MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two' in the environment; expected a number"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "RANK = 2 and WORLD_SIZE = 2"),
+    ],
+)
+def test_ranks_that_torchrun_did_not_start(told, message, config, tokens, tmp_path, capsys, monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert millrace(["train", config, "--store", str(tokens), "--run", str(tmp_path / "r")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_json_of_a_run_is_all_that_stdout_has(config, tokens, tmp_path, capsys):
+    run = tmp_path / "r"
+    assert millrace(["train", config, "--store", str(tokens), "--run", str(run), "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert "step 6/6" in shown.err
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert found == {
+        "run": str(run), "step": 6, "loss": losses(run)[6], "latest": "step-00000006", "best": "step-00000006",
+        "val_loss": next(line["val_loss"] for line in lines if "val_loss" in line), "stopped_by": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [["train", "nano"], ["generate", "r"], ["forecast", "r", "--entity", "a"]])
+def test_without_torch_the_extra_is_named(command):
+    code = "import sys; sys.modules['torch'] = None; from millrace.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: this needs torch: pip install 'millrace[torch]'\n")
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("", "ImportError: "),  # a folder that an uninstallation left behind
+        ("raise ImportError('cannot import name x')", "ImportError: cannot import name x"),
+        ("raise TypeError('Descriptors cannot be created directly.')", "TypeError: Descriptors"),
+    ],
+)
+def test_a_broken_tensorboard_is_one_note(broken, why, config, tokens, tmp_path):
+    package = tmp_path / "site" / "tensorboard" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text(broken)
+    paths = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "millrace", "train", config, "--store", str(tokens), "--run", str(tmp_path / "r")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**environment(), "PYTHONPATH": paths}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(f"note: TensorBoard fails ({why}") == 1
+    assert done.stdout.count("note: ") == 1
+    assert sorted(losses(tmp_path / "r")) == [1, 2, 3, 4, 5, 6]
 
 
 def environment() -> dict[str, str]:

@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
+from millrace.errors import ConfigError
+from millrace.train import config as config_module
 from millrace.train.config import Config, as_dict, load_config, parse_config, value_of
 from millrace.train.data import store_path
 from millrace.train.optimizers import learning_rate
 
-PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+REPOSITORY = Path(__file__).parents[2]
+PRESETS = sorted((REPOSITORY / "configs").glob("*.toml"))
 
 
 def test_the_presets_are_these():
@@ -27,6 +30,38 @@ def test_the_presets_are_these():
 def test_every_preset_is_valid_and_survives_json(path):
     config = load_config(path)
     assert parse_config(json.loads(json.dumps(as_dict(config)))) == config
+
+
+def test_a_preset_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in PRESETS:
+        assert load_config(path.stem) == load_config(path.name) == load_config(path)
+    Path("nano").mkdir()  # a folder is no configuration
+    assert load_config("nano").model.width == 128
+    Path("nano.toml").write_text("[model]\nwidth = 48\n")
+    assert load_config("nano.toml").model.width == 48
+    with pytest.raises(
+        ConfigError, match=r"nan cannot be read.*or a preset: gpt-124m, gpt-150m, gpt-250m, lstm, nano, tr"
+    ):
+        load_config("nan")
+
+
+def test_there_is_one_copy_of_each_preset_and_it_is_packaged():
+    """In the package, so that an installed millrace has them; ``configs/`` shows the same files."""
+    import tomllib
+
+    assert (REPOSITORY / "configs").resolve() == config_module.PRESETS.resolve()
+    data = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["millrace"]
+    package = Path(mr.__file__).parent
+    assert {path for pattern in data for path in package.glob(pattern)} >= set(config_module.PRESETS.glob("*.toml"))
+
+
+def test_the_help_names_every_preset(capsys):
+    from millrace.cli import run
+
+    assert run(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(path.stem in shown for path in PRESETS)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
 import numpy as np
@@ -105,6 +106,17 @@ def test_recomputed_activations_give_the_same_gradient():
     plain.step(batch, 1)
     again.step(batch, 1)
     close(gradients(plain), gradients(again), 1e-12)
+
+
+def test_deterministic_kernels_are_switched_on_by_their_key(tokens, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        for wanted in (False, True):
+            Trainer(config_of(tokens, train__deterministic=wanted), tmp_path / str(wanted), ALONE).close()
+            assert torch.are_deterministic_algorithms_enabled() == wanted
+            assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == wanted  # without it CUDA's products are refused
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_recomputing_is_switched_on_by_its_key(tokens, tmp_path):

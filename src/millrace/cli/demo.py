@@ -10,7 +10,7 @@ EXAMPLE = "millrace demo --out demo-output"
 
 # One thread: on a machine that others use as well, two threads that wait for each other are slower than one.
 GPT = """\
-# A small GPT over bytes; see configs/ for larger ones.
+# A small GPT over bytes; `millrace train --help` names larger ones.
 [data]
 length = 64
 

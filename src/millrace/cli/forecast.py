@@ -12,6 +12,7 @@ EXAMPLE = "millrace forecast runs/lstm --entity sensor-007"
 def run(
     path: Annotated[str, typer.Argument(metavar="RUN", help="The folder of the run.")],
     entity: Annotated[str, typer.Option(help="Name or number of the entity.")],
+    target: Annotated[list[str] | None, typer.Option(help="Only this target; may be repeated.")] = None,
     windows: Annotated[int, typer.Option(min=1, help="How many horizons, the last of the entity.")] = 4,
     out: Annotated[str | None, typer.Option(help="The picture.", show_default="RUN/forecast.png")] = None,
     checkpoint: Annotated[str, typer.Option(help="latest or best.")] = "latest",
@@ -25,18 +26,23 @@ def run(
     from pathlib import Path
 
     from millrace.cli.console import print_json, print_line
-    from millrace.train.forecast import forecast, plot_forecast
-    from millrace.train.load import load_model
+    from millrace.cli.train_console import training_extras
+
+    with training_extras():
+        from millrace.train.forecast import forecast, plot_forecast
+        from millrace.train.load import load_model
 
     trained = load_model(Path(path), checkpoint, own=model, store=store)
-    found = forecast(trained, entity, windows=windows)
+    found = forecast(trained, entity, windows=windows, target=target or [])
     if as_json:
         values = {name: getattr(found, name).tolist() for name in ("rows", "truth", "forecast")}
+        values["times"] = found.times.astype(str if found.times.dtype.kind == "M" else found.times.dtype)[
+            found.places
+        ].tolist()
         print_json({"step": trained.step, "entity": entity, "targets": found.targets, "mse": found.mse, **values})
         return
     picture = Path(out) if out is not None else Path(path) / "forecast.png"
     plot_forecast(found, picture)
-    print_line(
-        f"{entity}: {len(found.rows)} forecasts of {found.rows.shape[1]} rows, mean squared error {found.mse:.4g}"
-    )
+    errors = ", ".join(f"{mse:.4g} ({name})" for name, mse in found.mse.items())
+    print_line(f"{entity}: {len(found.rows)} forecasts of {found.rows.shape[1]} rows, mean squared error {errors}")
     print_line(f"drew {picture}")

@@ -27,8 +27,11 @@ def run(
     from pathlib import Path
 
     from millrace.cli.console import print_json, print_line
-    from millrace.train.generate import generate
-    from millrace.train.load import load_model
+    from millrace.cli.train_console import training_extras
+
+    with training_extras():
+        from millrace.train.generate import generate
+        from millrace.train.load import load_model
 
     trained = load_model(Path(path), checkpoint, own=model, store=store)
     text = generate(trained, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)

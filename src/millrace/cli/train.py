@@ -6,11 +6,17 @@ from typing import Annotated
 
 import typer
 
-EXAMPLE = "millrace train configs/nano.toml --store corpus/ --run runs/nano --set train.max_steps=200"
+EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_steps=200"
 
 
 def run(
-    config: Annotated[str, typer.Argument(metavar="CONFIG.toml", help="What to train; see configs/.")],
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A TOML file, or a preset: nano, gpt-124m, gpt-150m, gpt-250m, lstm, transformer.",
+        ),
+    ],
     store: Annotated[str | None, typer.Option(help="The store to train on.")] = None,
     input_: Annotated[str | None, typer.Option("--input", help="A small file to prepare within the run.")] = None,
     run_: Annotated[
@@ -20,10 +26,13 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.batch=64.")
     ] = None,
     resume: Annotated[str, typer.Option(help="auto continues a run that is there; never refuses to.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for machines at the end; progress goes to stderr.")
+    ] = False,
 ) -> None:
     """Train a model, or continue where it was killed.
 
-    Also under torchrun as is: torchrun --nproc-per-node 4 -m -- millrace train CONFIG.toml ...
+    Also under torchrun as is: torchrun --nproc-per-node 4 -m -- millrace train CONFIG ...
     """
     import os
     import signal
@@ -31,8 +40,8 @@ def run(
     import time
     from pathlib import Path
 
-    from millrace.cli.console import same_command
-    from millrace.cli.train_console import TrainConsole
+    from millrace.cli.console import print_json, same_command
+    from millrace.cli.train_console import TrainConsole, summary, training_extras
     from millrace.errors import ConfigError, MillraceError
 
     given = {key: value for key, value in (("store", store), ("input", input_)) if value is not None}
@@ -41,25 +50,24 @@ def run(
             f"--store {store} and --input {input_}: give one; --store for prepared data, --input for a small file to be "
             "prepared within the run"
         )
-    try:
-        from millrace.train.config import load_config
-        from millrace.train.trainer import train
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "safetensors"):
-            raise
-        raise ConfigError(f"training needs {error.name}: pip install 'millrace[torch]'") from error
+    from millrace.train.config import load_config
+
     folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
     has_started = False
     try:
         loaded = load_config(config, changes or [], given)
+        with training_extras():
+            from millrace.train.trainer import train
         has_started = True
-        stopped_by = train(loaded, folder, resume=resume, console=TrainConsole())
+        stopped_by = train(loaded, folder, resume=resume, console=TrainConsole(sys.stderr if as_json else sys.stdout))
     except MillraceError as error:
         # What is wrong before the ranks have met is wrong for all of them.
         if error.is_told or (not has_started and os.environ.get("LOCAL_RANK", "0") != "0"):
             time.sleep(1)  # torchrun ends all ranks when one has ended: the one that tells comes first
             raise typer.Exit(1) from error
         raise
+    if as_json and os.environ.get("RANK", "0") == "0":
+        print_json(summary(folder, stopped_by))
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if stopped_by:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.store import platform
 from millrace.view.spec import view_arrays
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ def note_start(run: str | os.PathLike[str], feed: Feed, stop: int | None) -> Non
     if feed.rank != 0:
         return
     folder = Path(run)
-    folder.mkdir(parents=True, exist_ok=True)
+    with platform.writing(folder / NAME):
+        _note(folder, feed, stop)
+
+
+def _note(folder: Path, feed: Feed, stop: int | None) -> None:
+    platform.make_dir(folder)
     line = {
         "step": _steps_before(folder, feed.position) + 1,
         "position": feed.position,
@@ -42,11 +48,11 @@ def note_start(run: str | os.PathLike[str], feed: Feed, stop: int | None) -> Non
     for key, ids in view_arrays(feed.view).items():
         if not (folder / f"ids-{key}.npy").exists():
             np.save(folder / f"ids-{key}.tmp.npy", ids)
-            os.replace(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
-    with open(folder / NAME, "a+b") as file:
+            platform.rename(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
+    with open(folder / NAME, "a+b", buffering=0) as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # a line torn by a kill would swallow this one
-        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        platform.write(file.fileno(), json.dumps(line, allow_nan=False).encode() + b"\n", folder / NAME)
 
 
 def arrays(run: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a training run is told: TOML to frozen dataclasses, every key known, every value checked.
 
-``load_config`` reads a file and the ``--set a.b=c`` of the command line; the resolved values are saved with the run.
+``load_config`` reads a file, or a preset of ``configs/``, and the ``--set a.b=c`` of the command line; the resolved values
+are saved with the run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -69,6 +71,7 @@ class Train:
     parallel: str = "ddp"  # ddp, fsdp2
     compile: bool = False
     recompute: bool = False  # activation checkpointing: less memory, a second forward pass
+    deterministic: bool = False  # on a GPU: only kernels that give the same bits again, as those of a CPU do
     tensorboard: bool = True  # where it is installed
     timeout_s: int = 600  # how long a rank waits for the others
 
@@ -147,19 +150,20 @@ BELOW = {
     "optimizer.lr": 1e9,
 }
 OWN_MODELS = ("gpt", "lstm", "transformer")
+PRESETS = Path(__file__).parent / "configs"
 
 
 def load_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), data: Mapping[str, str] | None = None
 ) -> Config:
-    """The configuration in a TOML file, changed by ``key=value`` overrides and by what ``data`` gives for that section."""
-    name = os.fspath(path)
+    """The configuration in a TOML file or preset, changed by ``key=value`` overrides and by what ``data`` gives for its section."""
+    name = _file(os.fspath(path))
     try:
         with open(name, "rb") as file:
             values = tomllib.load(file)
     except OSError as error:
         raise ConfigError(
-            f"{name} cannot be read: {error.strerror}; give a TOML file, e.g. one of the folder configs of the repository"
+            f"{name} cannot be read: {error.strerror}; give a TOML file, or a preset: {', '.join(presets())}"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
@@ -168,6 +172,17 @@ def load_config(
     if data:
         values["data"] = {**values.get("data", {}), **data}
     return parse_config(values, name)
+
+
+def presets() -> list[str]:
+    """The configurations that come with millrace, by name."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def _file(name: str) -> str:
+    """The file of a configuration; one that is there goes before a preset of its name."""
+    is_preset = name.removesuffix(".toml") in presets() and not os.path.isfile(name)
+    return str(PRESETS / f"{name.removesuffix('.toml')}.toml") if is_preset else name
 
 
 def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> Config:

@@ -50,8 +50,17 @@ class World:
 
 def start_world(device: str, timeout_s: int) -> World:
     """Joins the process group that torchrun describes, if it does; chooses the device."""
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    size = _told("WORLD_SIZE", 1)
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 and name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE = {size}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; start the ranks with "
+            f"torchrun --nproc-per-node {size} -m -- millrace train ..., or unset WORLD_SIZE to train in one process"
+        )
+    rank = _told("RANK", 0)
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK = {rank} and WORLD_SIZE = {size}; expected ranks from 0 to {size - 1}")
+    chosen = _device(device, _told("LOCAL_RANK", 0))
     if size == 1:
         return World(0, 1, chosen)
     if chosen.type == "cuda":
@@ -62,6 +71,15 @@ def start_world(device: str, timeout_s: int) -> World:
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     control = distributed.new_group(backend="gloo", timeout=timeout) if chosen.type == "cuda" else None
     return World(rank, size, chosen, control, store)
+
+
+def _told(name: str, default: int) -> int:
+    """A number that torchrun leaves in the environment."""
+    value = os.environ.get(name, str(default))
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"{name} = {value!r} in the environment; expected a number, as torchrun sets it") from None
 
 
 def end_world(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,20 @@ from millrace.train.load import Trained
 from millrace.train.models.forecast import Forecaster
 from millrace.train.plot import figure
 
+PANELS = 8  # of one picture; more are not read
+
 
 @dataclass(frozen=True)
 class Forecasts:
-    """The last horizons of one entity, oldest first: rows within the record, truth and forecast by target."""
+    """The last horizons of one entity, oldest first: rows within the record, truth and forecast by target.
+
+    ``times`` are those of ``past_rows``, as datetimes where the store knows their unit; without a column of times the rows.
+    """
 
     entity: str
     targets: list[str]
+    axis: str  # what ``times`` are
+    times: Array  # (rows,)
     rows: Array  # (windows, H)
     truth: Array  # (windows, H, T)
     forecast: Array  # (windows, H, T)
@@ -32,12 +40,19 @@ class Forecasts:
     past: Array  # (rows, T)
 
     @property
-    def mse(self) -> float:
-        return float(np.mean((self.forecast - self.truth) ** 2))
+    def places(self) -> Array:
+        """Where the rows of each window lie in ``times``: (windows, H)."""
+        return np.asarray(self.rows - self.past_rows[0])
+
+    @property
+    def mse(self) -> dict[str, float]:
+        """By target, since each is in units of its own."""
+        each: Array = np.mean((self.forecast - self.truth) ** 2, axis=(0, 1))
+        return dict(zip(self.targets, each.tolist(), strict=True))
 
 
-def forecast(trained: Trained, entity: str, *, windows: int = 4) -> Forecasts:
-    """Forecasts the last ``windows`` horizons of an entity, each from the rows before it."""
+def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequence[str] = ()) -> Forecasts:
+    """Forecasts the last ``windows`` horizons of an entity, each from the rows before it; some of the targets, or all."""
     model, store = trained.model, trained.store
     if not isinstance(model, Forecaster):
         raise ConfigError(
@@ -65,16 +80,40 @@ def forecast(trained: Trained, entity: str, *, windows: int = 4) -> Forecasts:
         scaled = store.meta.get("scaling") if store.manifest is None else store.manifest.scaling
         return values if scaled is None else store.inverse(values, features=targets, entity=record)
 
-    values = np.asarray(store.columns[view.column][past_rows[0] + origin : past_rows[-1] + 1 + origin])
+    of_past = slice(past_rows[0] + origin, past_rows[-1] + 1 + origin)
+    values = np.asarray(store.columns[view.column][of_past])
+    labels = [str(label) for label in view.labels["y"]]
+    chosen = _chosen(target, labels)
+    axis, times = _times(store, of_past, past_rows)
     return Forecasts(
         entity=entity,
-        targets=[str(label) for label in view.labels["y"]],
+        targets=[labels[k] for k in chosen],
+        axis=axis,
+        times=times,
         rows=begins[:, None] + np.arange(view.horizon),
-        truth=in_units(batch["y"]),
-        forecast=in_units(made.numpy()),
+        truth=in_units(batch["y"])[..., chosen],
+        forecast=in_units(made.numpy())[..., chosen],
         past_rows=past_rows,
-        past=in_units(values.reshape(len(values), -1)[:, targets]),
+        past=in_units(values.reshape(len(values), -1)[:, targets])[:, chosen],
     )
+
+
+def _chosen(wanted: Sequence[str], targets: list[str]) -> list[int]:
+    """The places of the targets that are asked for; all where none is."""
+    unknown = [name for name in wanted if name not in targets]
+    if unknown:
+        raise ConfigError(f"target {unknown[0]!r} is not forecast by this run; expected one of {', '.join(targets)}")
+    return [targets.index(name) for name in dict.fromkeys(wanted)] or list(range(len(targets)))
+
+
+def _times(store: Any, rows: slice, past_rows: Array) -> tuple[str, Array]:
+    """What to call the times of rows, and the times; the rows themselves where the store has none."""
+    if "time" not in store.columns:
+        return "row", past_rows
+    told = store.meta.get("time", {})
+    times, unit = np.asarray(store.columns["time"][rows]), told.get("unit")
+    label = str(told.get("column") or "time") + (" (UTC)" if told.get("zone") else "")
+    return label, times if unit is None else times.astype(f"datetime64[{unit}]")
 
 
 def _record(store: Any, entity: str) -> int:
@@ -91,17 +130,28 @@ def _record(store: Any, entity: str) -> int:
 
 
 def plot_forecast(found: Forecasts, path: Path) -> None:
-    """Draws the first target of the forecasts against what happened."""
-    drawn, axes = figure(9, 4)
-    axes.plot(found.past_rows, found.past[:, 0], color="0.35", linewidth=1.0, label="what happened")
-    for number, rows in enumerate(found.rows):
-        label = "forecast" if number == 0 else None
-        axes.axvline(rows[0] - 0.5, color="0.85", linewidth=0.8, zorder=0)
-        axes.plot(rows, found.forecast[number, :, 0], color="tab:orange", linewidth=1.8, label=label)
-    axes.set_xlabel("row")
-    axes.set_ylabel(found.targets[0])
-    axes.set_title(f"{found.entity}: {len(found.rows)} forecasts of {found.rows.shape[1]} rows")
-    axes.legend(frameon=False)
+    """Draws the forecasts against what happened, one panel for each target; of more than ``PANELS`` the first."""
+    targets = found.targets[:PANELS]
+    drawn, panels = figure(9, 1.5 + 2.5 * len(targets), len(targets))
+    begins = found.times[found.places[:, 0]]
+    for number, (name, axes) in enumerate(zip(targets, panels, strict=True)):
+        axes.plot(found.times, found.past[:, number], color="0.35", linewidth=1.0, label="what happened")
+        for window, places in enumerate(found.places):
+            label = "forecast" if window == 0 else None
+            axes.axvline(begins[window], color="0.85", linewidth=0.8, zorder=0)
+            axes.plot(
+                found.times[places], found.forecast[window, :, number], color="tab:orange", linewidth=1.8, label=label
+            )
+        axes.set_ylabel(name)
+    left_out = f"; {PANELS} of {len(found.targets)} targets" if len(found.targets) > PANELS else ""
+    panels[0].set_title(f"{found.entity}: {len(found.rows)} forecasts of {found.rows.shape[1]} rows{left_out}")
+    panels[0].legend(frameon=False)
+    panels[-1].set_xlabel(found.axis)
+    if found.times.dtype.kind == "M":
+        from matplotlib import dates
+
+        concise: Any = dates.ConciseDateFormatter
+        panels[-1].xaxis.set_major_formatter(concise(panels[-1].xaxis.get_major_locator()))
     try:
         drawn.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # no such folder, or a format that nobody draws

@@ -6,7 +6,6 @@ to the checkpoint's step: what was logged after it will be done again.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,39 +13,32 @@ from typing import Any
 
 from millrace.errors import TrainError
 from millrace.store import platform
+from millrace.train.board import Board
 
 NAME = "metrics.jsonl"
 
 
 class Metrics:
-    """Writes the lines of a run; TensorBoard gets the same numbers where it is installed and wanted."""
+    """Writes the lines of a run; a board gets the same numbers."""
 
-    def __init__(self, run: Path, *, step: int, tensorboard: bool) -> None:
-        self._path = run / NAME
-        self._board: Any = None
+    def __init__(self, run: Path, *, step: int, board: Board | None = None) -> None:
+        self._path, self._board = run / NAME, board
         with platform.writing(self._path):
             # Without a buffer: a killed process loses nothing, and what does not fit on the disk is an error at once.
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
             self.evaluated = _cut(self._path, step)
-            if tensorboard and importlib.util.find_spec("tensorboard") is not None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         with platform.writing(self._path):
             line = json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n"
             platform.write(self._file.fileno(), line, self._path)
-            if self._board is not None:
-                for name, value in values.items():
-                    if isinstance(value, (int, float)):
-                        self._board.add_scalar(name, value, step)
+        if self._board is not None:
+            self._board.write(step, values)
 
     def close(self) -> None:
         self._file.close()
         if self._board is not None:
-            with platform.writing(self._path.with_name("tensorboard")):
-                self._board.close()
+            self._board.close()
 
 
 def _cut(path: Path, step: int) -> tuple[int, float | None]:

@@ -11,18 +11,19 @@ from millrace.train.metrics import read_metrics
 MISSING = "matplotlib is not installed: pip install 'millrace[report]'"
 
 
-def figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure and its axes, drawn without a display."""
+def figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any]]:
+    """A figure and the axes of its panels, one above the other over the same x, drawn without a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(f"no picture can be drawn: {MISSING}") from error
     drawn = Figure(figsize=(width, height), layout="constrained")
-    axes = drawn.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    return drawn, axes
+    found = list(drawn.subplots(panels, sharex=True, squeeze=False)[:, 0])
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+    return drawn, found
 
 
 def plot_losses(run: Path) -> str:
@@ -33,7 +34,7 @@ def plot_losses(run: Path) -> str:
     if not train:
         return "no losses to draw"
     try:
-        drawn, axes = figure(7, 4)
+        drawn, [axes] = figure(7, 4)
     except ConfigError as error:
         return str(error)
     axes.plot(*zip(*train, strict=True), color="tab:blue", linewidth=1.2, label="train")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform as python_platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,26 @@ def read_run(folder: Path) -> Run | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise TrainError(f"{path} is damaged ({error}); use another --run, or remove it") from error
+
+
+def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say: Callable[[str], None]) -> Run | None:
+    """The run that a trainer continues, if one began in the folder; refuses what it cannot continue."""
+    if resume not in ("auto", "never"):
+        raise ConfigError(f"resume={resume!r}; expected auto or never")
+    before = read_run(folder)
+    if before is None:
+        return None
+    if resume == "never" and has_saved:
+        raise ConfigError(
+            f"{folder} holds a run already; leave --resume never out to continue it, or give another --run"
+        )
+    check_same(before, config, folder)
+    if before.threads != torch.get_num_threads():
+        say(
+            f"note: the run began with {before.threads} threads, now {torch.get_num_threads()}: the last bits of "
+            f"losses will differ; set train.threads = {before.threads} for an exact continuation"
+        )
+    return before
 
 
 def existing_run(folder: Path) -> Run:

@@ -1,10 +1,11 @@
-"""Randomness that follows the step: every generator is seeded anew at every step.
+"""Randomness that follows the step: every generator is seeded anew at every step, and kernels that always do the same.
 
 What dropout draws is then a function of (seed, step, rank), and nothing of any generator has to be saved to resume it.
 """
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -19,3 +20,9 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(key & (1 << 63) - 1)
     np.random.seed(key & 0xFFFFFFFF)
     random.seed(key)
+
+
+def make_deterministic() -> None:
+    """From here on torch takes no kernel whose result depends on which thread was first; it refuses what has no other."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    torch.use_deterministic_algorithms(True)

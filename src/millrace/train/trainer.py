@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import MillraceError
 from millrace.feed.feed import Feed
 from millrace.store import platform
 from millrace.train import data, run, state
+from millrace.train.board import Board
 from millrace.train.checkpoint import Checkpoints, State, name_of
 from millrace.train.config import Config
 from millrace.train.console import Console, Silent
 from millrace.train.dist import World, end_world, is_told_elsewhere, of_ranks, start_world
 from millrace.train.evaluate import evaluate
+from millrace.train.losses import Losses
 from millrace.train.memory import memory_by_part
 from millrace.train.metrics import Metrics
-from millrace.train.nonfinite import check_steps
 from millrace.train.oom import memory_for
 from millrace.train.optimizers import build_optimizer
 from millrace.train.pace import Pace
 from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
 from millrace.train.saver import Saver
-from millrace.train.seeds import seed_step
+from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.signals import Signals
 from millrace.train.stepper import SMALLER_STATE, Stepper
 
@@ -72,8 +72,10 @@ class Trainer:
         self._console = console if console is not None and world.is_first else Silent()
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
+        if config.train.deterministic:
+            make_deterministic()
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
-        before = self._before(resume)
+        before = run.earlier_run(folder, config, resume, bool(self.checkpoints.names()), self._console.say)
         self.store = self._open(before)
         self.view = data.training_view(self.store, config)
         self.val_view = data.validation_view(self.store, config)
@@ -96,35 +98,15 @@ class Trainer:
         self.step = self._load()
         if world.is_first:
             run.write_run(folder, config, self.store, world)
-        self._metrics = (
-            Metrics(folder, step=self.step, tensorboard=config.train.tensorboard) if world.is_first else None
-        )
+        self._metrics = self._open_metrics() if world.is_first else None
         self._saver = Saver(self.checkpoints, world, asynchronous=config.checkpoint.asynchronous)
         self._signals = Signals()
-        self._steps: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of those not looked at yet
+        self._losses = Losses(world, self.precision, self.feed, folder)
         self._saved_step = self.step
         self._best = self._best_known()
         self._has_said_no_val = False
 
     # The start.
-
-    def _before(self, resume: str) -> run.Run | None:
-        if resume not in ("auto", "never"):
-            raise ConfigError(f"resume={resume!r}; expected auto or never")
-        before = run.read_run(self.folder)
-        if before is None:
-            return None
-        if resume == "never" and self.checkpoints.names():
-            raise ConfigError(
-                f"{self.folder} holds a run already; leave --resume never out to continue it, or give another --run"
-            )
-        run.check_same(before, self.config, self.folder)
-        if before.threads != torch.get_num_threads():
-            self._console.say(
-                f"note: the run began with {before.threads} threads, now {torch.get_num_threads()}: the last bits of "
-                f"losses will differ; set train.threads = {before.threads} for an exact continuation"
-            )
-        return before
 
     def _open(self, before: run.Run | None) -> Any:
         """The store, as it was when the run began; rank 0 prepares an input that is not prepared yet."""
@@ -149,6 +131,11 @@ class Trainer:
         self._console.say(f"continuing {self.folder} after step {saved.step:,}")
         return saved.step
 
+    def _open_metrics(self) -> Metrics:
+        wants_board = self.config.train.tensorboard
+        board = Board(self.folder, step=self.step, say=self._console.say) if wants_board else None
+        return Metrics(self.folder, step=self.step, board=board)
+
     def _best_known(self) -> float | None:
         """The lowest val_loss so far; where a life was killed after the evaluation of this step, it is noted now."""
         if self._metrics is not None:
@@ -167,15 +154,14 @@ class Trainer:
         saved_at = time.monotonic()
         with self.feed, self._signals:
             stopped_by = self.evaluate() if self._owes_evaluation() else 0
-            with platform.writing(self.folder / "feed.jsonl"):
-                batches: Any = iter(self.feed) if self.step < last and not stopped_by else iter(())
+            batches: Any = iter(self.feed) if self.step < last and not stopped_by else iter(())
             pace = Pace(self.model, self.world, last)
             while self.step < last and not stopped_by:
                 self.step += 1
                 pace.wait_begins(batches.behind_s)
                 batch = self.to_device(next(batches))
                 pace.wait_ends(batch, batches.behind_s)
-                self._steps.append(self.stepper.step(batch, self.step))
+                self._losses.add(*self.stepper.step(batch, self.step))
                 is_due = self._minutes_due(saved_at)
                 asked, due = self.world.largest([float(self._signals.received), float(is_due)])
                 stopped_by = int(asked)
@@ -214,25 +200,13 @@ class Trainer:
             parts = memory_by_part(self.model, self.optimizer)
             self._console.say("memory: " + ", ".join(f"{part} {size / 2**20:.1f} MiB" for part, size in parts.items()))
         if self._every(self.config.train.log_every) or self.step == self.config.train.max_steps:
-            loss, norm = self._look()[-1]
+            loss, norm = self._losses.look(self.step, self._saved_step)[-1]
             facts = pace.facts(self.step, self.precision.skipped if self.precision.scaler.is_enabled() else None)
             lr = self.optimizer.param_groups[0]["lr"]
             # JSON has no infinity: the norm of a step that fp16 skipped is none.
             self._write({"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None, **facts})
             self._console.show(pace.line(self.step, loss, facts))
             self._note_saves()
-
-    def _look(self) -> list[tuple[float, float]]:
-        """Losses and gradient norms of the steps since the last look, over all ranks; stops where one is not finite."""
-        if not self._steps:
-            return []
-        losses: list[float] = self.world.add(torch.stack([loss for loss, _ in self._steps]).double()).tolist()
-        norms: list[float] = torch.stack([_whole(norm) for _, norm in self._steps]).tolist()
-        self._steps.clear()
-        may_overflow = self.precision.scaler.is_enabled()  # such a step was skipped
-        checked = [0.0] * len(norms) if may_overflow else norms
-        check_steps(losses, checked, self.step, self.feed, self.folder, self._saved_step)
-        return list(zip(losses, norms, strict=True))
 
     def evaluate(self) -> int:
         """Writes the loss on the val split; a signal ends it before its end: returns its number, else 0."""
@@ -243,7 +217,7 @@ class Trainer:
                 )
             self._has_said_no_val = True
             return 0
-        self._look()  # what is not finite is said of the step it came from
+        self._losses.look(self.step, self._saved_step)  # what is not finite is said of the step it came from
         with memory_for(
             f"in the evaluation after step {self.step}", "set train.micro_batch or a smaller one", step=self.step
         ):
@@ -276,7 +250,7 @@ class Trainer:
         """Saves model, optimiser, scaler and cursor of this step. Losses are looked at first: NaN is never saved."""
         if self._saved_step == self.step:
             return
-        self._look()
+        self._losses.look(self.step, self._saved_step)
         saved = State(
             step=self.step, feed=self.feed.state_dict(), precision=self.precision.state(), world=self.world.size
         )
@@ -310,7 +284,7 @@ class Trainer:
         self._console.say(
             f"{self.config.model.kind} with {parameters:,} parameters on {self.world.device}{ranks}, "
             f"{len(self.view):,} samples, batch {self.config.train.batch}, {self.config.train.precision}, "
-            f"{torch.get_num_threads()} threads"
+            f"threads {torch.get_num_threads()}"
         )
         if self.step >= self.config.train.max_steps:
             self._console.say(f"already at step {self.step:,} of {self.config.train.max_steps:,}: nothing left to do")
@@ -324,9 +298,3 @@ class Trainer:
         self.feed.close()
         if self._metrics is not None:
             self._metrics.close()
-
-
-def _whole(norm: Any) -> Tensor:
-    """The norm of all shards where a rank has only its own."""
-    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return whole
