@@ -79,14 +79,14 @@ class DeviceRing:
         if found is None:
             raise FeedError("the feed was closed while a batch was awaited")
         number = found[0]
-        twin, views = twins[number], self._memory.views[number]
-        assert twin is not None
+        there, views = twins[number], self._memory.views[number]
+        assert there is not None
         assert views is not None
-        self._out.append((number, twin))
+        self._out.append((number, there))
         (positions, samples, valid), host = views
-        values = {name: view.detach() for name, _, view in twin.views}  # their storage counts who holds it
+        values = {name: view.detach() for name, _, view in there.views}  # their storage counts who holds it
         if self._is_ragged:
-            self._add_ragged(values, twin.memory, host)
+            self._add_ragged(values, there.memory, host)
         return Batch(values, positions=positions.copy(), samples=samples.copy(), valid=valid.copy())
 
     def _add_ragged(self, values: dict[str, Any], memory: Any, host: list[Any]) -> None:
