@@ -1,8 +1,6 @@
 /* The consumer's side of the ring: the next batch, in its order, and slots that are given back. */
 #include "ring.h"
 
-static int64_t several(const Ring *self) { return (self->depth + 1) / 2; }
-
 /* Gives back what nobody holds any more; where the loop holds too many, leaves one to it and takes a new one. */
 static int sweep(Ring *self) {
     Slot *oldest = NULL;
@@ -77,7 +75,7 @@ static PyObject *get(Ring *self, int may_block, void *stream) {
         if (self->is_closed || (self->count >= 0 && self->next_get >= self->count) || !may_block) break;
         own = core_take_ticket(self);
         if (own == NULL) self->is_waiting = 1;
-        Worker *next = own == NULL ? NULL : core_choose(self, several(self));
+        Worker *next = own == NULL ? NULL : core_choose(self, core_several(self));
         int is_for_gpu = own == NULL && is_behind(self);
         PyThread_release_lock(self->lock);
         core_wake(next);
@@ -97,7 +95,7 @@ static PyObject *get(Ring *self, int may_block, void *stream) {
         slot->state = HELD;
         self->next_get++;
         self->depth_seen += seen;
-        next = core_choose(self, several(self));
+        next = core_choose(self, core_several(self));
     }
     PyThread_release_lock(self->lock);
     core_wake(next);

@@ -35,9 +35,9 @@ static int64_t num_tickets(const Ring *self) {
     return left < free_slots ? left : free_slots;
 }
 
-static int num_wanted(const Ring *self) {
-    return __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED) ? self->num_workers : self->num_hot;
-}
+static int is_cold(const Ring *self) { return __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED); }
+
+static int num_wanted(const Ring *self) { return is_cold(self) ? self->num_workers : self->num_hot; }
 
 /* A thread that waits and may work now if there are `few` batches to make, or NULL. Whoever asks wakes it, after the lock
  * is given back: a wake-up takes long enough for others to want it. It wakes the next, so the loop's thread wakes one. */
@@ -51,6 +51,16 @@ Worker *core_choose(Ring *self, int64_t few) {
             return &self->workers[k];
         }
     return NULL;
+}
+
+int64_t core_several(const Ring *self) { return (self->depth + 1) / 2; }
+
+/* How many batches are worth one more thread: while some lie ready, several, since threads that take turns cost the
+ * loop's thread its caches. */
+static int64_t num_worth(const Ring *self) {
+    for (int k = 0; k < self->num_slots; k++)
+        if (self->slots[k].state == READY && !is_cold(self)) return core_several(self);
+    return 1;
 }
 
 void core_wake(Worker *worker) {
@@ -156,7 +166,7 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
         self->fill_wait_ns += waited;
         waited = 0;
         Slot *slot = number < num_wanted(self) ? core_take_ticket(self) : NULL;
-        Worker *next = slot == NULL ? NULL : core_choose(self, 1);
+        Worker *next = slot == NULL ? NULL : core_choose(self, num_worth(self));
         int is_over = self->is_closed || (self->count >= 0 && self->next_ticket >= self->count);
         if (slot == NULL && !is_over) own->is_waiting = 1;
         PyThread_release_lock(self->lock);
@@ -200,16 +210,22 @@ static PyObject *ring_counters(PyObject *object, PyObject *args) {
     long long batches = self->next_get, waited = self->fill_wait_ns, fill = self->fill_ns, bytes = self->bytes;
     long long seen = self->depth_seen;
     PyThread_release_lock(self->lock);
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "behind_ns", (long long)self->behind_ns, "batches", batches, "get_ns", (long long)self->get_ns,
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
                          "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "in_line",
                          (long long)self->num_in_line, "waits", (long long)self->num_waits, "is_cold",
                          __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED));
+}
+
+static PyObject *ring_behind(PyObject *object, PyObject *args) {
+    (void)args;
+    return PyLong_FromLongLong(((Ring *)object)->behind_ns);
 }
 
 static PyMethodDef ring_methods[] = {
     {"work", ring_work, METH_VARARGS, "work(number): makes batches until the ring is closed or the line ends."},
     {"get", core_ring_get, METH_VARARGS, "get(block=True, stream=0, let go=[]): (slot, bytes used) of the next batch, or None."},
     {"close", ring_close, METH_NOARGS, "close(): ends work and get."},
+    {"behind_ns", ring_behind, METH_NOARGS, "behind_ns(): how long the consumer has waited for a GPU that was behind."},
     {"counters", ring_counters, METH_NOARGS, "counters(): what was counted so far."},
     {NULL, NULL, 0, NULL},
 };

@@ -73,6 +73,7 @@ typedef struct {
 Slot *core_take_ticket(Ring *self);
 int core_renew(Ring *self, Slot *slot, int64_t bytes);
 void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state);
+int64_t core_several(const Ring *self);
 Worker *core_choose(Ring *self, int64_t few);
 void core_wake(Worker *worker);
 PyObject *core_ring_get(PyObject *object, PyObject *args); /* getter.c */

@@ -99,6 +99,11 @@ class DeviceRing:
                 values[name] = Ragged.trusted(there, values[name])
                 end = self._layout.ragged_end(ragged, end, rows)
 
+    @property
+    def behind_s(self) -> float:
+        """How long the loop has waited until the GPU had caught up."""
+        return self._ring.behind_s
+
     def report(self) -> dict[str, Any]:
         return self._ring.report()
 

@@ -111,6 +111,11 @@ class Iteration:
         self._next_s += time.perf_counter() - began
         return batch
 
+    @property
+    def behind_s(self) -> float:
+        """How long the loop has waited for the GPU, and not for data."""
+        return self._stage.behind_s if isinstance(self._stage, (DeviceRing, ParcelRing)) else 0.0
+
     def _take(self) -> Batch:
         if self._stage is not None:
             try:
@@ -130,7 +135,7 @@ class Iteration:
         way = "transform" if self._feed.transform is not None else "numpy" if self._maker.program is None else None
         way = way or ("ring" if workers else "in line")
         samples = min(self.line.end(self._count) - self.line.start, self._count * self.line.size)
-        get_s = self._next_s - (counted.get("behind_s") or 0.0)  # that was for the GPU, and not for data
+        get_s = self._next_s - self.behind_s
         return Report(way, workers, self._count, samples, time.perf_counter() - self._began, get_s, **counted)
 
     def close(self) -> None:

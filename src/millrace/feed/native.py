@@ -98,6 +98,10 @@ class NativeRing:
             self._start_more()
         return self._ring.get(wait, *on_device)  # type: ignore[no-any-return]
 
+    @property
+    def behind_s(self) -> float:
+        return self._ring.behind_ns() * 1e-9  # type: ignore[no-any-return]
+
     def report(self) -> dict[str, Any]:
         """What was counted, in the terms of ``Report``."""
         found = self._ring.counters()
@@ -108,7 +112,7 @@ class NativeRing:
             "made_in_line": found["in_line"],
             "num_bytes": found["bytes"],
             "is_cold": bool(found["is_cold"]),
-            "behind_s": found["behind_ns"] * 1e-9 if self._is_on_device else None,
+            "behind_s": self.behind_s if self._is_on_device else None,
         }
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class ParcelRing:
     def __init__(self, source: Stage | InLine, lanes: Any, *, depth: int) -> None:
         self._source, self._lanes, self._depth = source, lanes, depth
         self.num_workers = source.num_workers
-        self._behind_s = 0.0  # for which the loop waited until the GPU had caught up
+        self.behind_s = 0.0  # for which the loop waited until the GPU had caught up
         self._free: list[DeviceMemory] = []  # in the order in which they were let go
         self._out: list[DeviceMemory] = []  # the loop's
         self._most = 0  # bytes of the largest
@@ -188,7 +188,7 @@ class ParcelRing:
                 return False
             began = time.perf_counter()
             lanes.finish(landing[0][0])
-            self._behind_s += time.perf_counter() - began
+            self.behind_s += time.perf_counter() - began
         landing.popleft()
         return True
 
@@ -202,7 +202,7 @@ class ParcelRing:
         return DeviceMemory(self._lanes, max(self._most, 1))
 
     def report(self) -> dict[str, Any]:
-        return {**self._source.report(), "behind_s": self._behind_s}
+        return {**self._source.report(), "behind_s": self.behind_s}
 
     def close(self) -> None:
         self._source.close()
