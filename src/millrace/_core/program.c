@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#define FETCH_SAMPLES 64 /* smaller batches do not keep a disk busy; their rows are asked for many batches ahead */
 #define LOOK_BYTES (256 << 10) /* copied between looks at the faults they made: each takes a quarter of a microsecond */
 
 PyTypeObject *Program_Type;
@@ -168,11 +169,14 @@ int core_find(const Program *self, int64_t batch, Work *work, Problem *problem) 
     return FINE;
 }
 
-Work *core_work_new(Program *self) {
+Work *core_work_new(Program *self, int may_fetch) {
     size_t size = (size_t)self->size, axes = (size_t)self->num_axes;
     Work *work = malloc(sizeof *work + size * (8 * (3 + 2 * axes) + 4 + 1) + 64);
     if (work == NULL) return NULL;
     work->ahead = &self->ahead;
+    work->fetch = NULL;
+    work->may_fetch = may_fetch;
+    work->num_fetched = 0;
     work->positions = (int64_t *)(work + 1);
     work->samples = work->positions + size;
     work->records = work->samples + size;
@@ -181,6 +185,20 @@ Work *core_work_new(Program *self) {
     work->parts = (int32_t *)(work->stops + size * axes);
     work->valid = (char *)(work->parts + size);
     return work;
+}
+
+void core_work_free(Work *work) {
+    if (work == NULL) return;
+    core_fetch_free(work->fetch);
+    free(work);
+}
+
+Fetch *core_fetch_of(const Program *self, Work *work) {
+    int when = __atomic_load_n(&self->fetches, __ATOMIC_ACQUIRE);
+    int is_cold = self->size >= FETCH_SAMPLES && __atomic_load_n(&work->ahead->is_cold, __ATOMIC_RELAXED);
+    if (!work->may_fetch || when == NEVER || (when == COLD && !is_cold)) return NULL;
+    if (work->fetch == NULL) work->may_fetch = (work->fetch = core_fetch_new()) != NULL;
+    return work->fetch;
 }
 
 static void pieces_of(const Program *self, const Work *work, Pieces *axes) {
@@ -213,28 +231,21 @@ static int measure(const Program *self, const Work *work, char *memory, int64_t 
     return FINE;
 }
 
-int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
-              Problem *problem) {
-    int64_t values_at[MAX_FIELDS] = {0};
+/* Copies every sample to its place. */
+static int copy_samples(const Program *self, const int64_t *values_at, char *memory, int64_t used, Work *work, Fetch *fetch,
+                        Problem *problem) {
     Pieces axes[MAX_AXES];
-    problem->code = FINE;
-    if (core_find(self, batch, work, problem)) return problem->code;
+    Fetched fetched = {.count = 0};
     pieces_of(self, work, axes);
-    if (measure(self, work, memory, values_at, capacity, used, problem)) return problem->code;
-    if (*used > capacity) {
-        *problem = (Problem){SPACE, NULL, *used, 0, 0};
-        return SPACE;
-    }
-    int64_t faults = core_disk_faults(), looked = 0, turn = LOOK_BYTES / (*used / self->size + 1) + 1;
-    for (int64_t i = 0; i <= self->size; i++) {
-        if (i - looked == turn || (i == self->size && i > looked)) {
-            int64_t now = core_disk_faults();
-            core_look_at_faults(work->ahead, self, work, i, i - looked, now - faults);
-            faults = now;
-            looked = i;
-        }
-        if (i == self->size) break;
+    int64_t faults = core_disk_faults(), looked = 0, turn = LOOK_BYTES / (used / self->size + 1) + 1;
+    for (int64_t i = 0; i < self->size; i++) {
         const Gather *gather = self->gathers[work->parts[i]];
+        if (fetch != NULL && core_fetch(fetch, self, work, i, &fetched)) {
+            work->may_fetch = fetched.count = 0; /* never again */
+            core_fetch_end(fetch);
+            fetch = NULL;
+        }
+        work->num_fetched += fetched.count > 0;
         for (int f = 0; f < self->num_fields; f++) {
             const Field *field = &gather->fields[f];
             int64_t room = field->kind == RECORD ? 1 : field->length;
@@ -244,9 +255,32 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
                 room = offsets[i + 1] - offsets[i];
                 to = memory + values_at[f] + offsets[i] * field->out_row_bytes;
             }
-            if (core_gather(field, axes, work->records, i, room, to, problem)) return problem->code;
+            if (core_gather(field, axes, work->records, i, room, to, &fetched, problem)) return problem->code;
         }
+        if (i + 1 - looked < turn && i + 1 < self->size) continue;
+        int64_t now = core_disk_faults();
+        core_look_at_faults(work->ahead, self, work, i + 1, i + 1 - looked, now - faults);
+        faults = now;
+        looked = i + 1;
     }
+    return FINE;
+}
+
+int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
+              Problem *problem) {
+    int64_t values_at[MAX_FIELDS] = {0};
+    problem->code = FINE;
+    if (core_find(self, batch, work, problem)) return problem->code;
+    if (measure(self, work, memory, values_at, capacity, used, problem)) return problem->code;
+    if (*used > capacity) {
+        *problem = (Problem){SPACE, NULL, *used, 0, 0};
+        return SPACE;
+    }
+    Fetch *fetch = core_fetch_of(self, work);
+    if (fetch != NULL) core_fetch_begin(fetch);
+    copy_samples(self, values_at, memory, *used, work, fetch, problem);
+    if (fetch != NULL) core_fetch_end(fetch);
+    if (problem->code) return problem->code;
     int64_t *positions = (int64_t *)(memory + self->marks[0]), *samples = (int64_t *)(memory + self->marks[1]);
     for (int64_t i = 0; i < self->size; i++) {
         positions[i] = work->valid[i] ? work->positions[i] : -1;

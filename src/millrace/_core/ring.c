@@ -40,7 +40,8 @@ static void wake_workers(Ring *self) {
     int wanted = num_wanted(self);
     int64_t tickets = num_tickets(self);
     int is_last = self->count >= 0 && self->next_ticket + tickets >= self->count;
-    if (!self->is_closed && tickets < (self->depth + 1) / 2 && !is_last) return;
+    int is_cold = wanted > self->num_hot; /* then a wake-up is little, and a disk with nothing to read is much */
+    if (!self->is_closed && tickets < (self->depth + 1) / 2 && !is_last && !is_cold) return;
     for (int k = 0; k < self->num_workers; k++) {
         if (!self->workers[k].is_waiting || (!self->is_closed && (k >= wanted || tickets-- <= 0))) continue;
         self->workers[k].is_waiting = 0;
@@ -103,6 +104,8 @@ static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     slot->state = READY;
     self->fill_ns += core_now() - began;
     self->bytes += slot->used;
+    self->num_fetched += work->num_fetched;
+    work->num_fetched = 0;
     if (self->is_waiting && slot->batch == self->next_get) {
         self->is_waiting = 0;
         PyThread_release_lock(self->signal);
@@ -116,7 +119,7 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
     int number;
     if (!PyArg_ParseTuple(args, "i", &number)) return NULL;
     if (number < 0 || number >= self->num_workers) return PyErr_Format(PyExc_IndexError, "worker %d", number);
-    Work *work = core_work_new(self->program);
+    Work *work = core_work_new(self->program, 1);
     if (work == NULL) return PyErr_NoMemory();
     int64_t waited = 0;
     Worker *own = &self->workers[number];
@@ -140,7 +143,7 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
         }
     }
     PyEval_RestoreThread(state);
-    free(work);
+    core_work_free(work);
     Py_RETURN_NONE;
 }
 
@@ -258,10 +261,10 @@ static PyObject *ring_counters(PyObject *object, PyObject *args) {
     Ring *self = (Ring *)object;
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     long long batches = self->next_get, waited = self->fill_wait_ns, fill = self->fill_ns, bytes = self->bytes;
-    long long seen = self->depth_seen;
+    long long seen = self->depth_seen, fetched = self->num_fetched;
     PyThread_release_lock(self->lock);
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
-                         "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "in_line",
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
+                         "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "fetched", fetched, "in_line",
                          (long long)self->num_in_line, "waits", (long long)self->num_waits, "is_cold",
                          __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED));
 }

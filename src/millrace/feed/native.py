@@ -59,6 +59,8 @@ class NativeRing:
         in_line = workers == 0
         depth = 1 if in_line else depth
         slots = depth + (1 if in_line else held)
+        if not in_line:
+            program.open_files()
         self.memory = Memory(program.layout, slots, new_memory or ring.new_memory)
         self._program, self._num_more = program.core, 0 if in_line else max(0, min(depth, COLD_WORKERS) - workers)
         self._ring = core.Ring(
@@ -110,6 +112,7 @@ class NativeRing:
             "made_in_line": found["in_line"],
             "num_bytes": found["bytes"],
             "is_cold": bool(found["is_cold"]),
+            "past_cache": found["fetched"],
         }
 
     def close(self) -> None:

@@ -74,6 +74,10 @@ class ColumnArray:
         """``whole`` as a map of the caller's own, without the kernel's read-ahead: for reading in random order."""
         return self._shards.random_array(int(self._ids[k]), self._file)
 
+    def direct(self, k: int) -> int | None:
+        """A descriptor of one shard's file that reads past the page cache, for the caller to close; None where there is none."""
+        return self._shards.direct(int(self._ids[k]), self._file)
+
     def files(self, which: Iterable[int] | None = None) -> tuple[Shards, list[tuple[int, int]]]:
         """The files of these shards (default: all) as (shard, number of the file), and who knows whether they can be mapped."""
         ids = self._ids.tolist() if which is None else [int(self._ids[k]) for k in which]

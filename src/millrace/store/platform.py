@@ -230,6 +230,17 @@ else:
             return os.read(fd, length)
 
 
+def read_past_cache(fd: int) -> bool:
+    """Reads by this descriptor go past the page cache from here on, where the filesystem can."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+    except (ImportError, AttributeError, OSError):
+        return False
+    return True
+
+
 def descriptor_limit() -> int:
     """How many descriptors this process may hold."""
     try:

@@ -152,6 +152,14 @@ class DiskShards:
             raise self._corrupt(shard, name, f"{expected} bytes", f"{size} bytes")
         return fd
 
+    def direct(self, shard: int, file: int) -> int | None:
+        """A descriptor that reads past the page cache, for the caller to close; None where the filesystem has none such."""
+        fd = self.open(shard, file)
+        if platform.read_past_cache(fd):
+            return fd
+        os.close(fd)
+        return None
+
     def array(self, shard: int, file: int) -> Array | None:
         """One whole file as a mapped array, or None where there are too many files to map."""
         found = self._maps.get((shard, file))
