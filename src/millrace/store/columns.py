@@ -225,15 +225,23 @@ class StringColumn:
             return self._texts(np.arange(len(self))[key])
         return self._texts(_rows(key, len(self)))
 
-    def _texts(self, records: Int64s) -> Array:
+    def spans(self, records: Int64s) -> tuple[Int64s, Int64s]:
+        """Where the bytes of these records begin and end in ``raw``."""
         offsets = self._offsets()
-        lengths = offsets[records + 1] - offsets[records]
-        data = self.raw.take(concatenated_ranges(offsets[records], lengths)).tobytes()
-        ends = np.cumsum(lengths).tolist()
+        return offsets[records], offsets[records + 1]
+
+    def _texts(self, records: Int64s) -> Array:
+        starts, stops = self.spans(records)
+        data = self.raw.take(concatenated_ranges(starts, stops - starts))
+        return self.decoded(Ragged(data, np.concatenate(([0], np.cumsum(stops - starts)))), records)
+
+    def decoded(self, found: Ragged, records: Int64s) -> Array:
+        """The texts of these records, whose bytes were found."""
+        data, offsets = found.values.tobytes(), found.offsets.tolist()
         texts = np.empty(len(records), object)
-        for place, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
+        for place in range(len(records)):
             try:
-                texts[place] = data[end - length : end].decode()
+                texts[place] = data[offsets[place] : offsets[place + 1]].decode()
             except UnicodeDecodeError as error:
                 raise StoreCorrupt(
                     f"column {self._name!r} of record {records[place]} is not utf-8; run millrace verify",
