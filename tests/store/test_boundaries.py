@@ -250,6 +250,26 @@ def test_100_000_shards_are_read_with_64_descriptors_and_16_384_maps(many_path, 
     assert counted["full"] == counted["after"] == counted["limit"]
 
 
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system cannot tell what is in memory")
+def test_past_the_maps_rows_in_memory_are_read_once(tmp_path, monkeypatch):
+    values = np.arange(100_000, dtype=np.float32)
+    with mr.StoreWriter(tmp_path / "store", kind="records", columns={"x": mr.Column("float32")}) as writer:
+        writer.append({"x": values})
+    (path,) = (tmp_path / "store").rglob("x.f32")
+    monkeypatch.setattr(reader, "MAX_MAPS", 0)
+    column, waits, pread = mr.open_store(tmp_path / "store").columns["x"], [], platform.pread
+    monkeypatch.setattr(platform, "pread", lambda *args: waits.append(args) or pread(*args))
+    rows = np.array([99_999, 7, 50_000])
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert np.array_equal(column[rows], values[rows])
+        file.read()
+        can_tell = platform.pread_now(file.fileno(), 1, 0) is not None  # the filesystem
+    waits.clear()
+    assert np.array_equal(column[rows], values[rows])
+    assert len(waits) == (0 if can_tell else 3)
+
+
 FEED = """
 import itertools, json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

@@ -48,6 +48,8 @@ class ArrayShards:
     def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
         return self._arrays[shard][file][start:stop]
 
+    ask = rows
+
 
 def array_store(
     layout: Layout,

@@ -203,6 +203,26 @@ def pread(fd: int, length: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def pread_now(fd: int, length: int, offset: int) -> bytes | None:
+    """Those bytes where they lie in memory; else None, and the kernel is asked to read them."""
+    if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
+        return None
+    data = bytearray(length)
+    try:
+        if os.preadv(fd, [data], offset, os.RWF_NOWAIT) == length:
+            return bytes(data)
+    except OSError:  # not in memory, or a filesystem that cannot tell
+        pass
+    os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+    return None
+
+
+def read_at_random(fd: int) -> None:
+    """Tells the kernel not to read ahead."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def pread_into(fd: int, buffer: memoryview, offset: int) -> int:
     """Fills ``buffer`` from ``offset``; returns how many bytes there were."""
     done = 0

@@ -208,8 +208,26 @@ class DiskShards:
         if mapped is not None:
             return mapped[start:stop]
         size = self.layout.files[file].item_bytes
-        with self._descriptors.use((shard, file), lambda: self.open(shard, file)) as fd:
+        with self._descriptors.use((shard, file), lambda: self._random(shard, file)) as fd:
             data = platform.pread(fd, (stop - start) * size, start * size)
+        return self._read(shard, file, start, stop, data)
+
+    def ask(self, shard: int, file: int, start: int, stop: int) -> Array | None:
+        """The same where that takes no wait for the disk; else None, and the disk begins to read."""
+        if (mapped := self.array(shard, file)) is not None:
+            return mapped[start:stop]
+        size = self.layout.files[file].item_bytes
+        with self._descriptors.use((shard, file), lambda: self._random(shard, file)) as fd:
+            data = platform.pread_now(fd, (stop - start) * size, start * size)
+        return None if data is None else self._read(shard, file, start, stop, data)
+
+    def _random(self, shard: int, file: int) -> int:
+        fd = self.open(shard, file)
+        platform.read_at_random(fd)
+        return fd
+
+    def _read(self, shard: int, file: int, start: int, stop: int, data: bytes) -> Array:
+        size = self.layout.files[file].item_bytes
         if len(data) != (stop - start) * size:
             raise self._corrupt(
                 shard, self.layout.files[file].name, f"rows up to {stop}", f"an end after {len(data)} bytes"
