@@ -174,6 +174,7 @@ typedef struct { /* of one thread, while it makes a batch */
 } Work;
 
 extern PyTypeObject *Program_Type;
+/* steps.c */
 int core_step_init(Program *program, Step *step, PyObject *plan);
 int core_steps_check(const Program *program);
 Work *core_work_new(Program *program, int may_fetch); /* may_fetch: it makes many batches */

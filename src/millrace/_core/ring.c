@@ -67,6 +67,17 @@ static int renew(Ring *self, Slot *slot, int64_t bytes) {
     return 0;
 }
 
+/* For the consumer to raise; needs the GIL. */
+static void keep_error(Slot *slot) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    Py_XDECREF(slot->error);
+    slot->error = value;
+}
+
 /* Makes the batch of a slot that is FILLING, with the GIL released in `state`; whatever went wrong is kept in it. */
 static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     int64_t began = core_now();
@@ -79,24 +90,14 @@ static void make(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
         }
         int64_t capacity = slot->owner == NULL ? 0 : slot->memory.len;
         int code = core_make(self->program, slot->batch, slot->memory.buf, capacity, &slot->used, work, &slot->problem);
-        if (code != MISSING && code != SPACE) {
-            break;
-        }
+        if (code != MISSING && code != SPACE) break;
         PyEval_RestoreThread(*state);
         /* A quarter more where a ragged batch outgrew its slot: the next will be about as large. */
         int64_t bytes = slot->problem.a;
         if (code == SPACE && bytes > self->program->fixed_bytes) bytes += bytes / 4;
         if (code == SPACE && bytes < self->most_bytes) bytes = self->most_bytes;
         int status = code == MISSING ? core_give_missing(self->program, work) : renew(self, slot, bytes);
-        if (status) {
-            PyObject *kind, *value, *trace;
-            PyErr_Fetch(&kind, &value, &trace);
-            PyErr_NormalizeException(&kind, &value, &trace);
-            Py_XDECREF(kind);
-            Py_XDECREF(trace);
-            Py_XDECREF(slot->error);
-            slot->error = value;
-        }
+        if (status) keep_error(slot);
         *state = PyEval_SaveThread();
         if (status) break;
     }
