@@ -30,24 +30,26 @@ MAX_CHECKED_FILES = 4096  # beyond this many, sizes are checked shard by shard w
 MAX_MAPS = 16_384  # Linux allows 65,530 per process; beyond this rows are read by pread
 
 
-def read_store(path: str | os.PathLike[str], snapshot: str | None = None, *, check: bool = False) -> Store:
+def read_store(
+    path: str | os.PathLike[str], snapshot: str | None = None, *, check: bool = False, safe_read: bool = False
+) -> Store:
     """A store in millrace's own format; ``open_store`` (open.py) also knows foreign ones."""
     folder = Folder(path)
     manifest, table = folder.manifest(snapshot)
     counts = manifests.table_counts(table)
-    shards = DiskShards(folder, manifest, table, counts)
+    shards = DiskShards(folder, manifest, table, counts, may_map=not safe_read)
     shards.check_root()
     if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
         shards.check_all()
     return Store(
         layout=shards.layout, counts=counts, shards=shards, kind=manifest.kind, meta=manifest.meta,
         splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
-        fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint)), manifest=manifest,
+        fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint, safe_read)), manifest=manifest,
     )  # fmt: skip
 
 
-def _reopen(path: str, snapshot: str) -> Store:
-    return read_store(path, snapshot)
+def _reopen(path: str, snapshot: str, safe_read: bool = False) -> Store:
+    return read_store(path, snapshot, safe_read=safe_read)
 
 
 def read_base(out: Path) -> Base:
@@ -62,7 +64,9 @@ def read_base(out: Path) -> Base:
 class DiskShards:
     """The arrays of a store's shards, mapped when first touched and kept; past 16,384 maps read by pread."""
 
-    def __init__(self, folder: Folder, manifest: Manifest, table: Array, counts: Int64s) -> None:
+    def __init__(
+        self, folder: Folder, manifest: Manifest, table: Array, counts: Int64s, *, may_map: bool = True
+    ) -> None:
         self.layout: Layout = manifest.layout
         self._folder, self._splits, self._table = folder, manifest.splits, table
         self._items = self.layout.file_items(counts)
@@ -74,6 +78,7 @@ class DiskShards:
         self._lock = threading.Lock()
         limit = platform.descriptor_limit()
         self._max_maps = min(MAX_MAPS, limit // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
+        self._max_maps = self._max_maps if may_map else 0
         self._descriptors = platform.DescriptorCache(max(4, min(256, limit // 4)))
 
     def name(self, shard: int) -> str:
