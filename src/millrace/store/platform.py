@@ -178,6 +178,11 @@ def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.ui
     return np.frombuffer(area, np.uint8)
 
 
+def num_maps() -> int:
+    """How many maps of the core this process holds."""
+    return _core.num_maps() if HAS_CORE else 0
+
+
 def random_twin(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same bytes through a map of its own without the kernel's read-ahead; an array that is no map as it is."""
     owner: Any = array

@@ -27,7 +27,7 @@ from millrace.store.snapshot import Base
 from millrace.store.store import Store
 
 MAX_CHECKED_FILES = 4096  # beyond this many, sizes are checked shard by shard when first touched
-MAX_MAPS = 16_384  # Linux allows 65,530 per process; beyond this rows are read by pread
+MAX_MAPS = 16_384  # of all stores: Linux allows a process 65,530; beyond this rows are read by pread
 
 
 def read_store(
@@ -62,7 +62,7 @@ def read_base(out: Path) -> Base:
 
 
 class DiskShards:
-    """The arrays of a store's shards, mapped when first touched and kept; past 16,384 maps read by pread."""
+    """The arrays of a store's shards, mapped when first touched and kept; past 16,384 maps of the process read by pread."""
 
     def __init__(
         self, folder: Folder, manifest: Manifest, table: Array, counts: Int64s, *, may_map: bool = True
@@ -190,19 +190,23 @@ class DiskShards:
     def can_map(self, files: Iterable[tuple[int, int]]) -> bool:
         """Whether there are maps left for all these files, beside those that are lent already."""
         wanted = sum(1 for file in files if file not in self._lent)
-        return wanted <= self._max_maps - len(self._maps) - self._num_lent
+        return wanted <= self._max_maps - self._num_maps()
+
+    def _num_maps(self) -> int:
+        """Maps of this process; without the core only this store's are known."""
+        return platform.num_maps() or len(self._maps) + self._num_lent
 
     def _give_back(self) -> None:
         self._num_lent -= 1
 
     def _map(self, shard: int, file: int, *, random: bool = False) -> Array | None:
-        if len(self._maps) + self._num_lent >= self._max_maps:
+        if self._num_maps() >= self._max_maps:
             return None
         fd = self.open(shard, file)
         try:
             return self._shaped(platform.map_file(fd, int(self._bytes[shard, file]), random=random), file)
         except OSError:  # no maps left, other stores of this process hold them: pread from here on
-            self._max_maps = len(self._maps) + self._num_lent
+            self._max_maps = self._num_maps()
             return None
         finally:
             os.close(fd)
