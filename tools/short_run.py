@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import millrace as mr
-from millrace.feed import native
+from millrace.feed import native, program
 from millrace.gather import native as gather
 from millrace.native import core
 
@@ -60,13 +60,20 @@ with tempfile.TemporaryDirectory(dir=".") as folder:  # the usual place may lie 
     with mr.StoreWriter(path, kind="series", columns={"x": mr.Column("float32", (16,))}, shard_bytes=1 << 17) as writer:
         for _ in range(8):
             writer.append({"x": rng.normal(size=(4000, 16)).astype(np.float32)})
-    for kind, options in ((mr.Windows, {}), (Own, {}), (mr.Windows, {"transform": lambda batch, rng: batch})):
+    large = {"batch": 64}  # read past the page cache
+    for kind, options in (
+        (mr.Windows, {}),
+        (Own, {}),
+        (mr.Windows, {"transform": lambda batch, rng: batch}),
+        (mr.Windows, large),
+    ):
+        program.DIRECT_TIMES = 0 if options is large else 2
         for file in path.rglob("*.f32"):
             fd = os.open(file, os.O_RDONLY)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
         cold = kind(mr.open_store(path), lookback=64, horizon=8)
-        with mr.Feed(cold, batch=32, device="numpy", workers=2, **options) as feed:
+        with mr.Feed(cold, device="numpy", workers=2, **{"batch": 32, **options}) as feed:
             assert len(list(itertools.islice(feed, 12))) == 12
         del cold, feed
         gc.collect()

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
+from pathlib import Path
 from typing import Any, cast
+
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def num_cores() -> int:
     """Cores this process may use, which containers and schedulers make fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _core_limit())
+
+
+@functools.cache
+def _core_limit() -> int:
+    """Time on the cores that cgroups allow, as whole cores."""
+    found = 1 << 20
+    for path, quota in _limits("cpu", "cpu.max", "cpu.cfs_quota_us"):
+        if quota[0] not in ("max", "-1"):
+            period = quota[1] if len(quota) > 1 else (path.parent / "cpu.cfs_period_us").read_text()
+            found = min(found, max(1, -(-int(quota[0]) // int(period))))
+    return found
+
+
+@functools.cache
+def memory_bytes() -> int:
+    """Memory this process may use: the machine's, or less where a cgroup says so."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
+    limits = [limit[0] for _, limit in _limits("memory", "memory.max", "memory.limit_in_bytes")]
+    return min([found, *(int(limit) for limit in limits if limit != "max")])
+
+
+def _limits(controller: str, new: str, old: str) -> list[tuple[Path, list[str]]]:
+    """What the cgroups of this process say, of either version, and where."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in OWN_CGROUPS.read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            own = CGROUPS / controllers / group.lstrip("/")
+            files = [folder / (old if controllers else new) for folder in (own, *own.parents)]
+            found += [(file, file.read_text().split()) for file in files if file.is_file()]
+    return found
 
 
 core: Any = None

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.needs_core
 
 ROWS = np.arange(16 * 400_000, dtype=np.float32).reshape(-1, 16)  # 25.6 MB
 RECORDS = 20
+TEXT = {"text": mr.Column("string", per="record"), "row": mr.Column("int8")}
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,12 @@ def path(tmp_path_factory):
 @pytest.fixture
 def is_on_disk(path):
     """Whether the store, which no page of is in memory now, has a disk behind it."""
+    return drop(path, "hits.f32")
+
+
+def drop(path, files):
     gc.collect()  # pages that are mapped would stay
-    for file in path.rglob("hits.f32"):
+    for file in path.rglob(files):
         fd = os.open(file, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
@@ -86,7 +91,7 @@ def test_transforms_read_cold_stores_ahead(path, is_on_disk):
         iterator = iter(feed)
         for found in itertools.islice(iterator, 8):
             check(view, found)
-        assert iterator._maker.program.core.is_cold() is is_on_disk
+        assert feed.report().is_cold is is_on_disk
 
 
 def test_views_that_python_alone_knows_read_cold_stores_ahead(path, is_on_disk):
@@ -94,9 +99,7 @@ def test_views_that_python_alone_knows_read_cold_stores_ahead(path, is_on_disk):
     with mr.Feed(view, batch=64, device="numpy") as feed:
         for found in itertools.islice(feed, 20):
             check(view, found)
-        assert feed.report().way == "numpy"
-    native = view._sources.native(view.fields)
-    assert native.gather.is_cold() is is_on_disk
+        assert (feed.report().way, feed.report().is_cold) == ("numpy", is_on_disk)
     (lent,) = view.store._shards._lent  # a map without the kernel's read-ahead, and no other
     assert lent not in view.store._shards._maps
 
@@ -108,7 +111,31 @@ def test_records_with_text_read_cold_stores_ahead(path, is_on_disk):
             assert batch.name.tolist() == [f"n{k}" for k in batch.samples]
             rows = [ROWS[k * 20_000 : (k + 1) * 20_000] for k in batch.samples]
             assert np.array_equal(batch.hits.values, np.concatenate(rows))
-    assert view._sources.native(view.fields).gather.is_cold() is is_on_disk
+        assert feed.report().is_cold is is_on_disk
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Texts of some kilobytes."""
+    path = tmp_path_factory.mktemp("texts") / "store"
+    texts = [f"{k} é " * (200 + k % 700) for k in range(3000)]
+    with mr.StoreWriter(path, kind="records", columns=TEXT) as writer:
+        writer.extend({"text": texts, "row": np.zeros(3000, np.int8)}, np.arange(3001))
+    return path, texts
+
+
+def test_text_is_read_ahead_by_maps_without_read_ahead_of_the_kernel(texts):
+    path, expected = texts
+    is_on_disk = drop(path, "text.*")
+    view = mr.Records(mr.open_store(path), columns=["text"])
+    with mr.Feed(view, batch=16, device="numpy", seed=1) as feed:
+        for batch in itertools.islice(feed, 20):
+            assert batch.text.tolist() == [expected[k] for k in batch.samples]
+        assert feed.report().is_cold is is_on_disk
+    shards = view.store._shards
+    file = next(k for k, file in enumerate(view.store.layout.files) if file.column == "text")
+    assert (0, file) in shards._lent
+    assert (0, file) not in shards._maps
 
 
 def test_more_threads_make_batches_while_the_data_is_cold(path, is_on_disk, monkeypatch):

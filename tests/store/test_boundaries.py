@@ -1,6 +1,7 @@
 """Past 2^31 and 2^32 rows and bytes, past 16,384 maps, and 100,000 shards with 64 descriptors."""
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -142,11 +143,31 @@ def everything(store):
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 50])
 def test_past_the_maps_rows_are_read_by_pread_and_are_the_same(rich, monkeypatch, limit):
-    mapped = everything(mr.open_store(rich.path))
-    monkeypatch.setattr(reader, "MAX_MAPS", limit)
+    other = mr.open_store(rich.path)
+    mapped = everything(other)
+    gc.collect()
+    monkeypatch.setattr(reader, "MAX_MAPS", platform.num_maps() + limit)  # which are of all stores
     store = mr.open_store(rich.path)
     assert everything(store) == mapped
     assert len(store._shards._maps) == limit
+    del other
+
+
+@pytest.mark.needs_core
+def test_all_stores_of_a_process_share_the_maps(rich, monkeypatch):
+    mapped = everything(mr.open_store(rich.path))
+    gc.collect()
+    before = platform.num_maps()
+    monkeypatch.setattr(reader, "MAX_MAPS", before + 40)
+    stores = [mr.open_store(rich.path) for _ in range(3)]
+    assert all(everything(store) == mapped for store in stores)
+    assert platform.num_maps() == before + 40
+    views = [mr.Records(store.split("train"), columns=["float64", "key"]) for store in stores]
+    assert len({str(view[np.arange(5)]) for view in views}) == 1  # by what feeds would map
+    assert platform.num_maps() == before + 40
+    del stores, views
+    gc.collect()
+    assert platform.num_maps() == before
 
 
 def test_when_the_system_has_no_more_maps_rows_are_read_by_pread(rich, monkeypatch):
@@ -248,6 +269,26 @@ def test_100_000_shards_are_read_with_64_descriptors_and_16_384_maps(many_path, 
     assert counted["limit"] <= 16_384
     assert counted["few"] == min(5_000, counted["limit"])
     assert counted["full"] == counted["after"] == counted["limit"]
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system cannot tell what is in memory")
+def test_past_the_maps_rows_in_memory_are_read_once(tmp_path, monkeypatch):
+    values = np.arange(100_000, dtype=np.float32)
+    with mr.StoreWriter(tmp_path / "store", kind="records", columns={"x": mr.Column("float32")}) as writer:
+        writer.append({"x": values})
+    (path,) = (tmp_path / "store").rglob("x.f32")
+    monkeypatch.setattr(reader, "MAX_MAPS", 0)
+    column, waits, pread = mr.open_store(tmp_path / "store").columns["x"], [], platform.pread
+    monkeypatch.setattr(platform, "pread", lambda *args: waits.append(args) or pread(*args))
+    rows = np.array([99_999, 7, 50_000])
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert np.array_equal(column[rows], values[rows])
+        file.read()
+        can_tell = platform.pread_now(file.fileno(), 1, 0) is not None  # the filesystem
+    waits.clear()
+    assert np.array_equal(column[rows], values[rows])
+    assert len(waits) == (0 if can_tell else 3)
 
 
 FEED = """

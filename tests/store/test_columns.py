@@ -168,14 +168,20 @@ class Watched:
     """Shards that note how many rows were asked of them; ``mapped=False`` as past the last map."""
 
     def __init__(self, shards, *, mapped):
-        self._shards, self._mapped, self.rows_read = shards, mapped, []
+        self._shards, self._mapped, self.rows_read, self.calls = shards, mapped, [], []
 
     def array(self, shard, file):
         return self._shards.array(shard, file) if self._mapped else None
 
     def rows(self, shard, file, start, stop):
+        self.calls.append(("rows", shard, start, stop))
         self.rows_read.append(stop - start)
         return self._shards.rows(shard, file, start, stop)
+
+    def ask(self, shard, file, start, stop):
+        """Rows of every third shard lie in memory."""
+        self.calls.append(("ask", shard, start, stop))
+        return self._shards.rows(shard, file, start, stop) if shard % 3 == 2 else None
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -192,9 +198,28 @@ def test_rows_far_apart_are_had_without_those_between(key, mapped):
 def test_rows_less_than_a_page_apart_are_read_together():
     column, values = column_over([1000] * 10)
     watched = column._shards = Watched(column._shards, mapped=False)
-    rows = np.array([2999, 100, 90, 2500, 2000, 2999])
+    rows = np.array([1999, 100, 90, 1500, 1000, 1999])
     same(column[rows], values[rows])
     assert watched.rows_read == [11, 1000]
+
+
+@pytest.mark.parametrize("way", ["take", "spans"])
+def test_rows_that_are_not_mapped_are_all_asked_for_before_the_first_is_waited_for(way):
+    column, values = column_over([1000] * 10)
+    watched = column._shards = Watched(column._shards, mapped=False)
+    starts = np.array([9000, 2500, 2990, 100, 4999, 50, 50])
+    if way == "take":
+        same(column.take(starts), values[starts])
+    else:
+        for found, start in zip(column.spans(starts, starts + 20), starts, strict=True):
+            same(found, values[start : start + 20])
+        same(column.spans(starts, starts)[0], values[:0])
+    asked = [call[1:] for call in watched.calls if call[0] == "ask"]
+    waited = [call[1:] for call in watched.calls if call[0] == "rows"]
+    assert [call[0] for call in watched.calls] == ["ask"] * len(asked) + ["rows"] * len(waited)
+    assert set(waited) <= set(asked)
+    # What lay in memory was not read again, unless its span goes on in another shard.
+    assert {shard for shard, start, stop in waited if shard % 3 == 2 and start > 0 and stop < 1000} == set()
 
 
 @quick

@@ -236,10 +236,9 @@ def test_a_file_cut_after_open_is_an_error_and_no_signal(rich_copy, fresh, maps)
 
 
 CUT_WHILE_OPEN = """
-from millrace.store import reader
+import pickle
 path, file = sys.argv[1:]
-reader.MAX_MAPS = 0
-store = mr.open_store(path).split("train")
+store = pickle.loads(pickle.dumps(mr.open_store(path, safe_read=True))).split("train")
 column = store.columns["float64"]
 start = int(column.starts[1])
 assert column[start] is not None     # its descriptor is kept now
@@ -257,6 +256,40 @@ def test_a_file_cut_while_it_is_read_by_descriptor_is_an_error(rich_copy, fresh)
     error = json.loads(fresh(DAMAGE + CUT_WHILE_OPEN, rich_copy.path, file))
     assert error["path"] == str(file)
     assert "an end after 0 bytes" in error["text"]
+
+
+CUT_WHILE_FED = """
+path, file, is_transformed = sys.argv[1:]
+view = mr.Records(mr.open_store(path, safe_read=True).split("train"), columns=["float64", "key"])
+transform = (lambda batch, rng: batch) if is_transformed == "True" else None
+with mr.Feed(view, batch=8, seed=1, device="numpy", transform=transform) as feed:
+    batches = iter(feed)
+    next(batches)
+    os.chmod(file, 0o644)
+    os.truncate(file, 0)
+    try:
+        for _ in range(20):
+            next(batches)
+    except mr.StoreCorrupt as error:
+        print(json.dumps(told(error)))
+with open("/proc/self/maps") as maps:
+    assert not any(path in line for line in maps)
+"""
+
+
+@pytest.mark.parametrize("name", ["float64.*", "key.*"])
+@pytest.mark.parametrize("is_transformed", [False, True])
+def test_a_file_cut_while_it_is_fed_is_an_error_where_nothing_is_mapped(rich_copy, fresh, name, is_transformed):
+    (file,) = (rich_copy.path / "shards" / "train-00001").glob(name)
+    error = json.loads(fresh(DAMAGE + CUT_WHILE_FED, rich_copy.path, file, is_transformed))
+    assert error["path"] == str(file)
+    assert "an end after 0 bytes" in error["text"]
+
+
+def test_foreign_layouts_are_always_mapped(tmp_path):
+    np.arange(9, dtype="<u2").tofile(tmp_path / "tokens.bin")
+    with pytest.raises(mr.ConfigError, match="always mapped; prepare a store"):
+        mr.open_store(tmp_path / "tokens.bin", safe_read=True)
 
 
 # Offsets that lie.

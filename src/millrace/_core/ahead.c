@@ -93,17 +93,8 @@ static int64_t ask_samples(const Program *program, int64_t first, const Work *wo
     for (int64_t i = first; i < program->size; i++) {
         const Gather *gather = program->gathers[work->parts[i]];
         for (int f = 0; f < gather->num_fields; f++) {
-            const Column *column = gather->fields[f].column;
-            int64_t low = INT64_MAX, high = 0, start, stop;
-            int is_known = 0;
-            for (int g = 0; g < f; g++) is_known |= gather->fields[g].column == column;
-            for (int g = f; g < gather->num_fields && !is_known; g++) {
-                if (gather->fields[g].column != column) continue;
-                core_rows_of(program, &gather->fields[g], work, i, &start, &stop);
-                if (start < stop && start < low) low = start;
-                if (stop > high) high = stop;
-            }
-            if (!is_known) bytes += core_ask(column, low, high);
+            int64_t start, stop;
+            if (core_column_rows(program, work, i, f, &start, &stop)) bytes += core_ask(gather->fields[f].column, start, stop);
         }
     }
     return bytes;
@@ -160,6 +151,11 @@ void core_request_ahead(const Program *program, int64_t batch, int64_t last, Wor
     if (distance < AHEAD_BATCHES) distance = AHEAD_BATCHES;
     int64_t every = PROBE_SAMPLES / program->size;
     if (every < PROBE_BATCHES) every = PROBE_BATCHES;
+    if (core_fetch_of(program, work) != NULL) { /* which reads what it needs itself */
+        if (batch % every == 0 && batch < last && found(program, batch, work, state))
+            core_note_probe(ahead, waits_for_disk(program, work, 0));
+        return;
+    }
     if (last > batch + distance) last = batch + distance;
     for (;;) { /* each batch is asked for once, by whichever thread comes first */
         int64_t next = LOAD(ahead->asked), from = next > batch ? next : batch;

@@ -4,12 +4,17 @@
 #include "core.h"
 
 #include <stdlib.h>
+#ifndef _WIN32
+#include <unistd.h>
+#endif
 
 PyTypeObject *Column_Type;
 
 const char *core_shard(const Column *column, int64_t shard) {
     return __atomic_load_n(&column->addresses[shard], __ATOMIC_ACQUIRE);
 }
+
+int core_file(const Column *column, int64_t shard) { return __atomic_load_n(&column->files[shard], __ATOMIC_ACQUIRE); }
 
 int64_t core_shard_of(const Column *column, int64_t row) {
     /* The last shard that starts at or before the row: empty ones before it start at the same row. */
@@ -43,10 +48,12 @@ static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->row_bytes = row_bytes;
     self->addresses = calloc((size_t)count, sizeof *self->addresses);
     self->shards = calloc((size_t)count, sizeof *self->shards);
-    if (self->addresses == NULL || self->shards == NULL) {
+    self->files = malloc((size_t)count * sizeof *self->files);
+    if (self->addresses == NULL || self->shards == NULL || self->files == NULL) {
         PyErr_NoMemory();
         goto fail;
     }
+    for (int64_t k = 0; k < count; k++) self->files[k] = -1;
     return (PyObject *)self;
 fail:
     Py_DECREF(self);
@@ -57,6 +64,11 @@ static void column_dealloc(PyObject *object) {
     Column *self = (Column *)object;
     for (int64_t k = 0; self->shards != NULL && k < self->num_shards; k++)
         if (self->addresses[k] != NULL) PyBuffer_Release(&self->shards[k]);
+#ifndef _WIN32
+    for (int64_t k = 0; self->files != NULL && k < self->num_shards; k++)
+        if (self->files[k] >= 0) close(self->files[k]);
+#endif
+    free(self->files);
     free(self->addresses);
     free(self->shards);
     free(self->starts);
@@ -79,6 +91,18 @@ static PyObject *column_give(PyObject *object, PyObject *args) {
     }
     self->shards[shard] = buffer;
     __atomic_store_n(&self->addresses[shard], (const char *)buffer.buf, __ATOMIC_RELEASE);
+    Py_RETURN_NONE;
+}
+
+/* read_by(shard, fd): the column closes it. */
+static PyObject *column_read_by(PyObject *object, PyObject *args) {
+    Column *self = (Column *)object;
+    long long shard;
+    int fd;
+    if (!PyArg_ParseTuple(args, "Li", &shard, &fd)) return NULL;
+    if (shard < 0 || shard >= self->num_shards || fd < 0 || core_file(self, shard) >= 0)
+        return PyErr_Format(PyExc_ValueError, "shard %lld, file %d", shard, fd);
+    __atomic_store_n(&self->files[shard], fd, __ATOMIC_RELEASE);
     Py_RETURN_NONE;
 }
 
@@ -117,6 +141,7 @@ static PyObject *column_missing(PyObject *object, PyObject *args) {
 
 static PyMethodDef column_methods[] = {
     {"give", column_give, METH_VARARGS, "give(shard, array): the rows of one shard."},
+    {"read_by", column_read_by, METH_VARARGS, "read_by(shard, fd): cold rows are read by this O_DIRECT descriptor, which the column closes."},
     {"missing", column_missing, METH_VARARGS, "missing(starts, stops): shards of these spans not given yet, or None."},
     {NULL, NULL, 0, NULL},
 };

@@ -41,10 +41,12 @@ typedef struct {
     int64_t *starts;        /* the first row of each shard, and the end */
     const char **addresses; /* of each shard, NULL until it is given */
     Py_buffer *shards;
+    int *files; /* of each shard, by which cold rows are read past the page cache, -1 for none; the column closes them */
 } Column;
 
 extern PyTypeObject *Column_Type;
 const char *core_shard(const Column *column, int64_t shard);
+int core_file(const Column *column, int64_t shard);
 int64_t core_shard_of(const Column *column, int64_t row);
 int core_add_column(PyObject *module);
 
@@ -77,12 +79,25 @@ typedef struct { /* what went wrong, where, with its numbers */
     int64_t a, b, c;
 } Problem;
 
+#define FETCHED_PARTS 16
+
+typedef struct { /* rows [start, stop) of a column, which lie elsewhere than in its shards */
+    const Column *column;
+    int64_t start, stop;
+    const char *rows;
+} FetchedPart;
+
+typedef struct { /* of one sample */
+    int count;
+    FetchedPart parts[FETCHED_PARTS];
+} Fetched;
+
 /* The bytes of so many rows of a field in all its samples; -1 where they pass 2^63 - 1. */
 int64_t core_out_bytes(const Field *field, int64_t samples, int64_t rows);
 int64_t core_piece_rows(const Pieces *pieces, int64_t i);
-/* Copies sample i of a field, which has room for so many rows. */
+/* Copies sample i of a field, which has room for so many rows; `fetched` may be NULL. */
 int core_gather(const Field *field, const Pieces *axes, const int64_t *records, int64_t i, int64_t room, char *to,
-                Problem *problem);
+                const Fetched *fetched, Problem *problem);
 PyObject *core_raise_problem(const Problem *problem);
 
 /* ahead.c: whether data is cold, and what was asked for. */
@@ -121,6 +136,7 @@ void core_order(const Order *order, const int64_t *positions, int64_t count, int
 /* program.c: the steps of a plan, and a whole batch by them. */
 #define ALIGN 256 /* of what lies in a slot: enough for every device */
 
+enum { NEVER, COLD, ALWAYS };
 enum { TAKE, CONCAT, STRIDE, LOCATE, OFFSETS };
 
 typedef struct {
@@ -140,23 +156,33 @@ typedef struct {
     Py_buffer *held;
     PyObject *parts, *find_shard;
     int64_t marks[3], places[MAX_FIELDS], fixed_bytes;
-    int64_t most; /* the last batch that positions allow */
+    int64_t most;  /* the last batch that positions allow */
+    int fetches;   /* NEVER, or from the files of its columns: COLD rows, or ALWAYS */
     Ahead ahead;
 } Program;
+
+typedef struct Fetch Fetch; /* fetch.c */
 
 typedef struct { /* of one thread, while it makes a batch */
     int64_t *positions, *samples, *records, *starts, *stops;
     int32_t *parts;
     char *valid;
     Ahead *ahead; /* the program's */
+    Fetch *fetch; /* made when it is first needed */
+    int may_fetch;
+    int64_t num_fetched; /* samples */
 } Work;
 
 extern PyTypeObject *Program_Type;
+/* steps.c */
 int core_step_init(Program *program, Step *step, PyObject *plan);
 int core_steps_check(const Program *program);
-Work *core_work_new(Program *program); /* free() it */
+Work *core_work_new(Program *program, int may_fetch); /* may_fetch: it makes many batches */
+void core_work_free(Work *work);
 /* shards.c. Of a batch that was found: the rows a field reads of sample i, none where they are wrong; whether shards are missing. */
 void core_rows_of(const Program *program, const Field *field, const Work *work, int64_t i, int64_t *start, int64_t *stop);
+/* The span that holds what all fields of field f's column read of sample i; 0 where that is nothing, or an earlier field's. */
+int core_column_rows(const Program *program, const Work *work, int64_t i, int f, int64_t *start, int64_t *stop);
 int core_has_missing(const Program *program, const Work *work);
 /* Asks Python for all of them; needs the GIL. 0, or -1 with an exception. */
 int core_give_missing(const Program *program, const Work *work);

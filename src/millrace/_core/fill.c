@@ -97,7 +97,7 @@ static void work(void *argument) {
                 int64_t room = room_of(task, f, i, &to);
                 if (task->gather->fields[f].kind == RAGGED && room != core_piece_rows(&task->axes[task->gather->fields[f].axis], i))
                     problem = (Problem){SHORT, &task->gather->fields[f], i, room, -1};
-                else core_gather(&task->gather->fields[f], task->axes, task->records, i, room, to, &problem);
+                else core_gather(&task->gather->fields[f], task->axes, task->records, i, room, to, NULL, &problem);
             }
         }
     }

@@ -82,8 +82,18 @@ static int failed(Problem *problem, int code, const Field *field, int64_t a, int
     return code;
 }
 
+/* Rows of one shard where they were fetched, else NULL. */
+static const char *fetched_rows(const Fetched *fetched, const Column *column, int64_t start, int64_t stop) {
+    for (int k = 0; fetched != NULL && k < fetched->count; k++) {
+        const FetchedPart *part = &fetched->parts[k];
+        if (part->column == column && part->start <= start && stop <= part->stop)
+            return part->rows + (start - part->start) * column->row_bytes;
+    }
+    return NULL;
+}
+
 /* Rows [start, stop) of a column, over the ends of shards. */
-static int copy_span(const Field *field, int64_t start, int64_t stop, char *to, Problem *problem) {
+static int copy_span(const Field *field, int64_t start, int64_t stop, char *to, const Fetched *fetched, Problem *problem) {
     const Column *column = field->column;
     if (start < 0 || stop < start || stop > column->num_rows)
         return failed(problem, OUTSIDE, field, start, stop, column->num_rows);
@@ -92,9 +102,12 @@ static int copy_span(const Field *field, int64_t start, int64_t stop, char *to, 
         int64_t begin = column->starts[shard], end = column->starts[shard + 1];
         int64_t last = stop < end ? stop : end;
         if (last <= start) continue; /* an empty shard */
-        const char *rows = core_shard(column, shard);
-        if (rows == NULL) return failed(problem, MISSING, field, shard, 0, 0);
-        copy_rows(field, rows + (start - begin) * column->row_bytes, last - start, to);
+        const char *rows = fetched_rows(fetched, column, start, last);
+        if (rows == NULL) {
+            if ((rows = core_shard(column, shard)) == NULL) return failed(problem, MISSING, field, shard, 0, 0);
+            rows += (start - begin) * column->row_bytes;
+        }
+        copy_rows(field, rows, last - start, to);
         to += (last - start) * field->out_row_bytes;
         start = last;
     }
@@ -103,7 +116,7 @@ static int copy_span(const Field *field, int64_t start, int64_t stop, char *to, 
 
 /* Up to `room` rows of the pieces of sample i, without the first `skip`; *copied says how many. */
 static int copy_pieces(const Field *field, const Pieces *pieces, int64_t i, int64_t skip, int64_t room, char *to,
-                       int64_t *copied, Problem *problem) {
+                       int64_t *copied, const Fetched *fetched, Problem *problem) {
     int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i];
     int64_t high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
     *copied = 0;
@@ -118,7 +131,7 @@ static int copy_pieces(const Field *field, const Pieces *pieces, int64_t i, int6
         start += skip;
         skip = 0;
         if (stop - start > room - *copied) stop = start + (room - *copied);
-        if (copy_span(field, start, stop, to + *copied * field->out_row_bytes, problem)) return problem->code;
+        if (copy_span(field, start, stop, to + *copied * field->out_row_bytes, fetched, problem)) return problem->code;
         *copied += stop - start;
     }
     return FINE;
@@ -139,10 +152,11 @@ int64_t core_piece_rows(const Pieces *pieces, int64_t i) {
 }
 
 int core_gather(const Field *field, const Pieces *axes, const int64_t *records, int64_t i, int64_t room, char *to,
-                Problem *problem) {
-    if (field->kind == RECORD) return copy_span(field, records[i], (int64_t)((uint64_t)records[i] + 1), to, problem);
+                const Fetched *fetched, Problem *problem) {
+    if (field->kind == RECORD)
+        return copy_span(field, records[i], (int64_t)((uint64_t)records[i] + 1), to, fetched, problem);
     int64_t copied, skip = field->kind == DENSE ? field->first : 0;
-    if (copy_pieces(field, &axes[field->axis], i, skip, room, to, &copied, problem)) return problem->code;
+    if (copy_pieces(field, &axes[field->axis], i, skip, room, to, &copied, fetched, problem)) return problem->code;
     if (field->kind == PADDED)
         memset(to + copied * field->out_row_bytes, 0, (size_t)((room - copied) * field->out_row_bytes));
     else if (copied < room)

@@ -11,6 +11,29 @@ static int64_t stored_bytes(int cast, int64_t item_bytes) {
     return cast == COPY ? item_bytes : sizes[cast];
 }
 
+/* Which items of the last axis, each inside the `group` there are. */
+static int items_init(Field *field, PyObject *items, long long group) {
+    field->num_items = PyTuple_Size(items);
+    if (field->num_items <= 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "items are empty");
+        return -1;
+    }
+    field->items = calloc((size_t)field->num_items, sizeof(int64_t));
+    if (field->items == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int64_t k = 0; k < field->num_items; k++) {
+        field->items[k] = PyLong_AsLongLong(PyTuple_GetItem(items, k));
+        if (PyErr_Occurred()) return -1;
+        if (field->items[k] < 0 || field->items[k] >= group) {
+            PyErr_Format(PyExc_IndexError, "field %s: an item is outside the %lld of a row", field->name, group);
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static int field_init(Field *field, PyObject *columns, PyObject *description) {
     PyObject *items;
     int number;
@@ -43,24 +66,7 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
         return -1;
     }
     if (items != Py_None) {
-        field->num_items = PyTuple_Size(items);
-        if (field->num_items <= 0) {
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "items are empty");
-            return -1;
-        }
-        field->items = calloc((size_t)field->num_items, sizeof(int64_t));
-        for (int64_t k = 0; field->items != NULL && k < field->num_items; k++) {
-            field->items[k] = PyLong_AsLongLong(PyTuple_GetItem(items, k));
-            if (PyErr_Occurred()) return -1;
-            if (field->items[k] < 0 || field->items[k] >= group) {
-                PyErr_Format(PyExc_IndexError, "field %s: an item is outside the %lld of a row", name, group);
-                return -1;
-            }
-        }
-        if (field->items == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
+        if (items_init(field, items, group) < 0) return -1;
         if (__builtin_mul_overflow(row_items / group, field->num_items, &out_items)) out_items = -1;
     }
     if (out_items < 0 || __builtin_mul_overflow(out_items, out_bytes, &field->out_row_bytes)) {

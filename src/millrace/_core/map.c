@@ -13,6 +13,8 @@ int core_add_map(PyObject *module) { (void)module; return 0; } /* store/platform
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+static int64_t num_maps; /* of this process; changed with the GIL held */
+
 typedef struct {
     PyObject_HEAD
     void *address;
@@ -50,12 +52,16 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     }
     self->address = address;
     self->length = (size_t)length;
+    num_maps++;
     return (PyObject *)self;
 }
 
 static void map_dealloc(PyObject *object) {
     Map *self = (Map *)object;
-    if (self->address != NULL) munmap(self->address, self->length);
+    if (self->address != NULL) {
+        munmap(self->address, self->length);
+        num_maps--;
+    }
     core_free(object);
 }
 
@@ -80,6 +86,7 @@ static PyObject *map_random(PyObject *object, PyObject *args) {
     }
     twin->address = address;
     twin->length = self->length;
+    num_maps++;
     return (PyObject *)twin;
 #else
     (void)object;
@@ -108,5 +115,18 @@ static PyType_Spec map_spec = {
     .slots = map_slots,
 };
 
-int core_add_map(PyObject *module) { return core_add_type(module, &map_spec, NULL); }
+static PyObject *map_count(PyObject *module, PyObject *args) {
+    (void)module, (void)args;
+    return PyLong_FromLongLong(num_maps);
+}
+
+static PyMethodDef map_functions[] = {
+    {"num_maps", map_count, METH_NOARGS, "num_maps(): how many Maps this process has."},
+    {NULL, NULL, 0, NULL},
+};
+
+int core_add_map(PyObject *module) {
+    if (PyModule_AddFunctions(module, map_functions) < 0) return -1;
+    return core_add_type(module, &map_spec, NULL);
+}
 #endif

@@ -5,98 +5,10 @@
 
 #include <stdlib.h>
 
+#define FETCH_SAMPLES 64 /* smaller batches do not keep a disk busy; their rows are asked for many batches ahead */
 #define LOOK_BYTES (256 << 10) /* copied between looks at the faults they made: each takes a quarter of a microsecond */
 
 PyTypeObject *Program_Type;
-
-/* One step: ("take", ids, next) | ("concat", ends, nexts) | ("stride", part, count, stride, rows)
- * | ("locate", part, ends, firsts, stride, rows) | ("offsets", part, (offsets of each axis)). */
-static const int64_t *hold(Program *self, PyObject *object, int64_t *count) {
-    Py_buffer *more = realloc(self->held, (size_t)(self->num_held + 1) * sizeof *more);
-    if (more == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    self->held = more;
-    const int64_t *numbers = core_int64s(object, &self->held[self->num_held], count);
-    if (numbers != NULL) self->num_held++;
-    return numbers;
-}
-
-int core_step_init(Program *self, Step *step, PyObject *plan) {
-    PyObject *name = PyTuple_GetItem(plan, 0), *numbers, *more;
-    long long count, stride, rows;
-    if (name == NULL) return -1;
-    if (!PyUnicode_CompareWithASCIIString(name, "take")) {
-        step->kind = TAKE;
-        if (!PyArg_ParseTuple(plan, "OOi", &name, &numbers, &step->next)) return -1;
-        step->numbers[0] = hold(self, numbers, &step->count);
-    } else if (!PyUnicode_CompareWithASCIIString(name, "concat")) {
-        step->kind = CONCAT;
-        if (!PyArg_ParseTuple(plan, "OOO", &name, &numbers, &more)) return -1;
-        int64_t others = 0;
-        step->numbers[0] = step->own[0] = core_copied_int64s(numbers, &step->count);
-        if (step->numbers[0] != NULL) step->numbers[1] = step->own[1] = core_copied_int64s(more, &others);
-        if (step->numbers[1] != NULL && others != step->count) PyErr_SetString(PyExc_ValueError, "a step of concat");
-    } else if (!PyUnicode_CompareWithASCIIString(name, "stride")) {
-        step->kind = STRIDE;
-        if (!PyArg_ParseTuple(plan, "OiLLL", &name, &step->part, &count, &stride, &rows)) return -1;
-        step->count = count;
-        step->stride = stride;
-        step->rows = rows;
-    } else if (!PyUnicode_CompareWithASCIIString(name, "locate")) {
-        step->kind = LOCATE;
-        if (!PyArg_ParseTuple(plan, "OiOOLL", &name, &step->part, &numbers, &more, &stride, &rows)) return -1;
-        step->stride = stride;
-        step->rows = rows;
-        int64_t others = 0;
-        step->numbers[0] = hold(self, numbers, &step->count);
-        if (step->numbers[0] != NULL) step->numbers[1] = hold(self, more, &others);
-        if (step->numbers[1] != NULL && others != step->count) PyErr_SetString(PyExc_ValueError, "a step of locate");
-    } else {
-        step->kind = OFFSETS;
-        if (!PyArg_ParseTuple(plan, "OiO!", &name, &step->part, &PyTuple_Type, &more)) return -1;
-        if (PyTuple_Size(more) > MAX_AXES) PyErr_SetString(PyExc_ValueError, "a step of offsets");
-        for (Py_ssize_t k = 0; k < PyTuple_Size(more) && k < MAX_AXES; k++) {
-            int64_t others;
-            step->numbers[k] = hold(self, PyTuple_GetItem(more, k), &others);
-            if (step->numbers[k] == NULL) return -1;
-            if (others < 1 || (k && others - 1 != step->count)) PyErr_SetString(PyExc_ValueError, "a step of offsets");
-            step->count = others - 1;
-            step->num_axes = (int)k + 1;
-        }
-    }
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* Every index a step holds is checked here, so that running it needs no more than the sample's own check. */
-int core_steps_check(const Program *self) {
-    for (int k = 0; k < self->num_steps; k++) {
-        const Step *step = &self->steps[k];
-        int is_fine = 1;
-        /* Steps only lead onwards, so that they end. */
-        if (step->kind == TAKE) is_fine = step->next > k && step->next < self->num_steps;
-        else if (step->kind == CONCAT)
-            for (int64_t i = 0; i < step->count; i++)
-                is_fine &= step->numbers[1][i] > k && step->numbers[1][i] < self->num_steps;
-        else is_fine = step->part >= 0 && step->part < self->num_parts;
-        if (is_fine && step->kind == OFFSETS) {
-            const Gather *gather = self->gathers[step->part];
-            is_fine = step->num_axes <= self->num_axes; /* as many as the work area has room for */
-            for (int f = 0; f < gather->num_fields; f++)
-                is_fine &= gather->fields[f].kind == RECORD || gather->fields[f].axis < step->num_axes;
-        } else if (is_fine && step->kind != TAKE && step->kind != CONCAT) {
-            const Gather *gather = self->gathers[step->part];
-            for (int f = 0; f < gather->num_fields; f++)
-                is_fine &= gather->fields[f].axis == 0 && (gather->fields[f].kind != RECORD || step->kind == LOCATE);
-        }
-        if (!is_fine) {
-            PyErr_Format(PyExc_ValueError, "step %d of a plan leads nowhere", k);
-            return -1;
-        }
-    }
-    return 0;
-}
 
 static int beyond(Problem *problem, int64_t x, int64_t limit) {
     *problem = (Problem){BEYOND, NULL, x, limit, 0};
@@ -168,11 +80,14 @@ int core_find(const Program *self, int64_t batch, Work *work, Problem *problem) 
     return FINE;
 }
 
-Work *core_work_new(Program *self) {
+Work *core_work_new(Program *self, int may_fetch) {
     size_t size = (size_t)self->size, axes = (size_t)self->num_axes;
     Work *work = malloc(sizeof *work + size * (8 * (3 + 2 * axes) + 4 + 1) + 64);
     if (work == NULL) return NULL;
     work->ahead = &self->ahead;
+    work->fetch = NULL;
+    work->may_fetch = may_fetch;
+    work->num_fetched = 0;
     work->positions = (int64_t *)(work + 1);
     work->samples = work->positions + size;
     work->records = work->samples + size;
@@ -181,6 +96,20 @@ Work *core_work_new(Program *self) {
     work->parts = (int32_t *)(work->stops + size * axes);
     work->valid = (char *)(work->parts + size);
     return work;
+}
+
+void core_work_free(Work *work) {
+    if (work == NULL) return;
+    core_fetch_free(work->fetch);
+    free(work);
+}
+
+Fetch *core_fetch_of(const Program *self, Work *work) {
+    int when = __atomic_load_n(&self->fetches, __ATOMIC_ACQUIRE);
+    int is_cold = self->size >= FETCH_SAMPLES && __atomic_load_n(&work->ahead->is_cold, __ATOMIC_RELAXED);
+    if (!work->may_fetch || when == NEVER || (when == COLD && !is_cold)) return NULL;
+    if (work->fetch == NULL) work->may_fetch = (work->fetch = core_fetch_new()) != NULL;
+    return work->fetch;
 }
 
 static void pieces_of(const Program *self, const Work *work, Pieces *axes) {
@@ -213,28 +142,21 @@ static int measure(const Program *self, const Work *work, char *memory, int64_t 
     return FINE;
 }
 
-int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
-              Problem *problem) {
-    int64_t values_at[MAX_FIELDS] = {0};
+/* Copies every sample to its place. */
+static int copy_samples(const Program *self, const int64_t *values_at, char *memory, int64_t used, Work *work, Fetch *fetch,
+                        Problem *problem) {
     Pieces axes[MAX_AXES];
-    problem->code = FINE;
-    if (core_find(self, batch, work, problem)) return problem->code;
+    Fetched fetched = {.count = 0};
     pieces_of(self, work, axes);
-    if (measure(self, work, memory, values_at, capacity, used, problem)) return problem->code;
-    if (*used > capacity) {
-        *problem = (Problem){SPACE, NULL, *used, 0, 0};
-        return SPACE;
-    }
-    int64_t faults = core_disk_faults(), looked = 0, turn = LOOK_BYTES / (*used / self->size + 1) + 1;
-    for (int64_t i = 0; i <= self->size; i++) {
-        if (i - looked == turn || (i == self->size && i > looked)) {
-            int64_t now = core_disk_faults();
-            core_look_at_faults(work->ahead, self, work, i, i - looked, now - faults);
-            faults = now;
-            looked = i;
-        }
-        if (i == self->size) break;
+    int64_t faults = core_disk_faults(), looked = 0, turn = LOOK_BYTES / (used / self->size + 1) + 1;
+    for (int64_t i = 0; i < self->size; i++) {
         const Gather *gather = self->gathers[work->parts[i]];
+        if (fetch != NULL && core_fetch(fetch, self, work, i, &fetched)) {
+            work->may_fetch = fetched.count = 0; /* never again */
+            core_fetch_end(fetch);
+            fetch = NULL;
+        }
+        work->num_fetched += fetched.count > 0;
         for (int f = 0; f < self->num_fields; f++) {
             const Field *field = &gather->fields[f];
             int64_t room = field->kind == RECORD ? 1 : field->length;
@@ -244,9 +166,32 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
                 room = offsets[i + 1] - offsets[i];
                 to = memory + values_at[f] + offsets[i] * field->out_row_bytes;
             }
-            if (core_gather(field, axes, work->records, i, room, to, problem)) return problem->code;
+            if (core_gather(field, axes, work->records, i, room, to, &fetched, problem)) return problem->code;
         }
+        if (i + 1 - looked < turn && i + 1 < self->size) continue;
+        int64_t now = core_disk_faults();
+        core_look_at_faults(work->ahead, self, work, i + 1, i + 1 - looked, now - faults);
+        faults = now;
+        looked = i + 1;
     }
+    return FINE;
+}
+
+int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
+              Problem *problem) {
+    int64_t values_at[MAX_FIELDS] = {0};
+    problem->code = FINE;
+    if (core_find(self, batch, work, problem)) return problem->code;
+    if (measure(self, work, memory, values_at, capacity, used, problem)) return problem->code;
+    if (*used > capacity) {
+        *problem = (Problem){SPACE, NULL, *used, 0, 0};
+        return SPACE;
+    }
+    Fetch *fetch = core_fetch_of(self, work);
+    if (fetch != NULL) core_fetch_begin(fetch);
+    copy_samples(self, values_at, memory, *used, work, fetch, problem);
+    if (fetch != NULL) core_fetch_end(fetch);
+    if (problem->code) return problem->code;
     int64_t *positions = (int64_t *)(memory + self->marks[0]), *samples = (int64_t *)(memory + self->marks[1]);
     for (int64_t i = 0; i < self->size; i++) {
         positions[i] = work->valid[i] ? work->positions[i] : -1;

@@ -122,7 +122,7 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     }
     Problem problem = {0};
     int64_t used = 0;
-    Work *work = core_work_new(self);
+    Work *work = core_work_new(self, 0);
     int status = work == NULL ? (PyErr_NoMemory(), -1) : 0;
     int64_t last = self->stop < 0 ? self->most : (self->stop - self->start - 1) / self->batch + 1;
     if (!status) {
@@ -137,7 +137,7 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
         if (problem.code != MISSING) break;
         status = core_give_missing(self, work);
     }
-    free(work);
+    core_work_free(work);
     PyBuffer_Release(&memory);
     if (status) return NULL;
     if (problem.code && problem.code != SPACE) return core_raise_problem(&problem);
@@ -149,7 +149,15 @@ static PyObject *program_is_cold(PyObject *object, PyObject *args) {
     return PyBool_FromLong(__atomic_load_n(&((Program *)object)->ahead.is_cold, __ATOMIC_RELAXED));
 }
 
+static PyObject *program_fetch(PyObject *object, PyObject *args) {
+    int is_always = 0;
+    if (!PyArg_ParseTuple(args, "|p", &is_always)) return NULL;
+    __atomic_store_n(&((Program *)object)->fetches, is_always ? ALWAYS : COLD, __ATOMIC_RELEASE);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef program_methods[] = {
+    {"fetch", program_fetch, METH_VARARGS, "fetch(always=False): cold rows, or all, are read by the files that columns were given."},
     {"is_cold", program_is_cold, METH_NOARGS, "is_cold(): whether rows are asked for ahead of the copy."},
     {"fill", program_fill, METH_VARARGS, "fill(batch, memory): bytes used, or minus those needed."},
     {NULL, NULL, 0, NULL},

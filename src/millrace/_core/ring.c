@@ -44,6 +44,7 @@ static int num_wanted(const Ring *self) { return is_cold(self) ? self->num_worke
 Worker *core_choose(Ring *self, int64_t few) {
     int64_t tickets = num_tickets(self);
     int is_last = self->count >= 0 && self->next_ticket + tickets >= self->count;
+    if (is_cold(self)) few = 1; /* then a wake-up is little, and a disk with nothing to read is much */
     if (tickets <= 0 || (tickets < few && !is_last)) return NULL;
     for (int k = 0, wanted = num_wanted(self); k < wanted; k++)
         if (self->workers[k].is_waiting) {
@@ -59,7 +60,7 @@ int64_t core_several(const Ring *self) { return (self->depth + 1) / 2; }
  * loop's thread its caches. */
 static int64_t num_worth(const Ring *self) {
     for (int k = 0; k < self->num_slots; k++)
-        if (self->slots[k].state == READY && !is_cold(self)) return core_several(self);
+        if (self->slots[k].state == READY) return core_several(self);
     return 1;
 }
 
@@ -102,6 +103,17 @@ int core_renew(Ring *self, Slot *slot, int64_t bytes) {
     return 0;
 }
 
+/* For the consumer to raise; needs the GIL. */
+static void keep_error(Slot *slot) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    Py_XDECREF(slot->error);
+    slot->error = value;
+}
+
 /* Makes the batch of a slot that is FILLING, with the GIL released in `state`; whatever went wrong is kept in it. */
 void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     int64_t began = core_now();
@@ -125,15 +137,7 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
         if (code == SPACE && bytes > self->program->fixed_bytes) bytes += bytes / 4;
         if (code == SPACE && bytes < self->most_bytes) bytes = self->most_bytes;
         int status = code == MISSING ? core_give_missing(self->program, work) : core_renew(self, slot, bytes);
-        if (status) {
-            PyObject *kind, *value, *trace;
-            PyErr_Fetch(&kind, &value, &trace);
-            PyErr_NormalizeException(&kind, &value, &trace);
-            Py_XDECREF(kind);
-            Py_XDECREF(trace);
-            Py_XDECREF(slot->error);
-            slot->error = value;
-        }
+        if (status) keep_error(slot);
         *state = PyEval_SaveThread();
         if (status) break;
     }
@@ -142,6 +146,8 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     self->fill_ns += core_now() - began;
     if (work == self->work) self->behind_ns += landed;
     self->bytes += slot->used;
+    self->num_fetched += work->num_fetched;
+    work->num_fetched = 0;
     if (self->is_waiting && slot->batch == self->next_get) {
         self->is_waiting = 0;
         PyThread_release_lock(self->signal);
@@ -155,7 +161,7 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
     int number;
     if (!PyArg_ParseTuple(args, "i", &number)) return NULL;
     if (number < 0 || number >= self->num_workers) return PyErr_Format(PyExc_IndexError, "worker %d", number);
-    Work *work = core_work_new(self->program);
+    Work *work = core_work_new(self->program, 1);
     if (work == NULL) return PyErr_NoMemory();
     int64_t waited = 0;
     Worker *own = &self->workers[number];
@@ -182,7 +188,7 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
         }
     }
     PyEval_RestoreThread(state);
-    free(work);
+    core_work_free(work);
     Py_RETURN_NONE;
 }
 
@@ -208,10 +214,10 @@ static PyObject *ring_counters(PyObject *object, PyObject *args) {
     Ring *self = (Ring *)object;
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     long long batches = self->next_get, waited = self->fill_wait_ns, fill = self->fill_ns, bytes = self->bytes;
-    long long seen = self->depth_seen;
+    long long seen = self->depth_seen, fetched = self->num_fetched;
     PyThread_release_lock(self->lock);
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
-                         "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "in_line",
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
+                         "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "fetched", fetched, "in_line",
                          (long long)self->num_in_line, "waits", (long long)self->num_waits, "is_cold",
                          __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED));
 }

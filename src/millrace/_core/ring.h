@@ -32,6 +32,15 @@ typedef struct {
     void *context, *copies; /* the stream of the copies */
     PyThread_type_lock order;
 } Lanes;
+/* fetch.c: reads the rows of a batch's samples, in their order. */
+Fetch *core_fetch_new(void); /* NULL where the system cannot */
+void core_fetch_free(Fetch *fetch);
+void core_fetch_begin(Fetch *fetch); /* of a batch */
+/* The rows of sample i that could be read; -1 where no more can be. Samples are asked for one after the other. */
+int core_fetch(Fetch *fetch, const Program *program, const Work *work, int64_t i, Fetched *found);
+void core_fetch_end(Fetch *fetch); /* waits for what is under way */
+/* program.c: what reads the next batch, or NULL where it is copied from the maps. */
+Fetch *core_fetch_of(const Program *program, Work *work);
 
 /* ring.c */
 enum { IDLE, FILLING, READY, HELD };
@@ -65,7 +74,7 @@ typedef struct {
     PyThread_type_lock lock, signal; /* of everything here; of the consumer */
     /* Of num_workers, those from num_hot on work only while the data is cold, when threads mostly wait. */
     int64_t count, next_ticket, next_get, most_bytes; /* count is -1 for endless */
-    int64_t get_ns, fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_waits;
+    int64_t get_ns, fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_waits, num_fetched;
     int64_t behind_ns; /* the loop waited for a GPU that had not caught up */
     Lanes lanes;
 } Ring;

@@ -32,7 +32,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     num_workers += num_more;
     self->lock = PyThread_allocate_lock();
     self->signal = new_signal();
-    self->work = core_work_new(self->program);
+    self->work = core_work_new(self->program, 1);
     self->slots = calloc((size_t)num_slots, sizeof(Slot));
     self->workers = calloc((size_t)num_workers + 1, sizeof(Worker));
     self->count = count;
@@ -63,7 +63,7 @@ static void ring_dealloc(PyObject *object) {
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     if (self->signal != NULL) PyThread_free_lock(self->signal);
     if (self->lanes.order != NULL) PyThread_free_lock(self->lanes.order);
-    free(self->work);
+    core_work_free(self->work);
     free(self->slots);
     free(self->workers);
     Py_XDECREF((PyObject *)self->program);

@@ -17,6 +17,23 @@ void core_rows_of(const Program *self, const Field *field, const Work *work, int
     *last = stop;
 }
 
+int core_column_rows(const Program *self, const Work *work, int64_t i, int f, int64_t *first, int64_t *last) {
+    const Gather *gather = self->gathers[work->parts[i]];
+    const Column *column = gather->fields[f].column;
+    for (int g = 0; g < f; g++)
+        if (gather->fields[g].column == column) return 0;
+    *first = INT64_MAX;
+    *last = 0;
+    for (int g = f; g < gather->num_fields; g++) {
+        int64_t start, stop;
+        if (gather->fields[g].column != column) continue;
+        core_rows_of(self, &gather->fields[g], work, i, &start, &stop);
+        if (start < stop && start < *first) *first = start;
+        if (stop > *last) *last = stop;
+    }
+    return *first < *last;
+}
+
 /* The first shard at or after *shard of rows [start, stop) that is not there, or -1. */
 static int64_t next_missing(const Column *column, int64_t shard, int64_t stop) {
     for (; shard < column->num_shards && column->starts[shard] < stop; shard++)

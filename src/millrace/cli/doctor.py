@@ -21,11 +21,11 @@ def run(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for mac
 
 
 def examine() -> dict[str, Any]:
-    import os
     import platform as python_platform
     from importlib.metadata import PackageNotFoundError, version
 
     from millrace import __version__
+    from millrace.native import num_cores
     from millrace.store import lock, platform
 
     def installed(name: str) -> str | None:
@@ -43,7 +43,7 @@ def examine() -> dict[str, Any]:
         if has_core
         else "not built: the slower numpy twins serve; install a C compiler and reinstall",
         "file lock": "flock" if lock.HAS_FLOCK else "lease file with heartbeat (no flock on this platform)",
-        "cores": os.cpu_count(),
+        "cores": num_cores(),
         "open files": platform.descriptor_limit(),
         **{name: installed(name) for name in optional},
     }

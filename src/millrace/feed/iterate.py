@@ -134,6 +134,7 @@ class Iteration:
         workers, counted = (0, {}) if stage is None else (stage.num_workers, stage.report())
         way = "transform" if self._feed.transform is not None else "numpy" if self._maker.program is None else None
         way = way or ("ring" if workers else "in line")
+        counted.setdefault("is_cold", self._maker.is_cold())
         samples = min(self.line.end(self._count) - self.line.start, self._count * self.line.size)
         get_s = self._next_s - self.behind_s
         return Report(way, workers, self._count, samples, time.perf_counter() - self._began, get_s, **counted)
@@ -172,6 +173,14 @@ class _Maker:
             return filled
         # Marks of their own go on: the transform may change those it is given.
         return self._transformed(batch, filled, {name: getattr(filled, name).copy() for name, _ in MARKS})
+
+    def is_cold(self) -> bool | None:
+        """Whether rows are asked for ahead of the copy; None where that is not known."""
+        if self.program is not None:
+            return bool(self.program.core.is_cold())
+        with self._lock:
+            plan = self._plans.get(max(self._plans, default=-1))
+        return None if plan is None else plan.located.is_cold()
 
     def _planned(self, batch: int, slot: Slot) -> Batch:
         plan = self._plan(batch)

@@ -53,6 +53,8 @@ class NativeRing:
         """Where ``memory`` has more slots than batches may be ready, those are the loop's; if it holds more, they are new."""
         in_line = workers == 0
         depth = 1 if in_line else depth
+        if not in_line:
+            program.open_files()
         self.memory = memory or Memory(program.layout, depth + (1 if in_line else HELD), ring.new_memory)
         self._program, self._num_more = program.core, 0 if in_line else max(0, min(depth, COLD_WORKERS) - workers)
         self._ring = core.Ring(
@@ -113,6 +115,7 @@ class NativeRing:
             "num_bytes": found["bytes"],
             "is_cold": bool(found["is_cold"]),
             "behind_s": self.behind_s if self._is_on_device else None,
+            "past_cache": found["fetched"],
         }
 
     def close(self) -> None:

@@ -6,22 +6,27 @@ batches are planned in Python, many at a time.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from millrace.errors import FeedError
+from millrace.errors import FeedError, StoreError
 from millrace.feed.batch import Batch
 from millrace.feed.line import Line
 from millrace.gather.native import Native
 from millrace.gather.reference import Field
-from millrace.native import core
+from millrace.native import core, memory_bytes
 from millrace.ragged import Ragged
+from millrace.store import platform
 from millrace.view.view import View
 
 ALIGN = 256  # as in core.h
 MAX_SIZE = 1 << 28  # samples of a batch, likewise
+MAX_FILES = 1024  # that a feed holds open to read by, and at most an eighth of what the process may
+DIRECT_TIMES = 2  # the page cache has few rows of a column so many times larger than memory
 MARKS = (("positions", np.dtype(np.int64)), ("samples", np.dtype(np.int64)), ("valid", np.dtype(bool)))
 
 
@@ -115,7 +120,7 @@ class Program:
     def __init__(self, line: Line, order: tuple[Any, ...], plan: list[tuple[Any, ...]], natives: list[Native]) -> None:
         steps: list[Any] = []
         _flatten(plan, steps, [])
-        self.layout = Layout(line.view.fields, line.size)
+        self._natives, self.layout = natives, Layout(line.view.fields, line.size)
         self.batch_bytes = self.layout.fixed_bytes + _ragged_bytes(line)
         first, last = line.share
         stop = -1 if line.stop is None else line.stop
@@ -123,6 +128,22 @@ class Program:
             order, tuple(steps), tuple(native.gather for native in natives), (line.start, stop, line.batch, first, last),
             self.layout.marks, self.layout.places, self.layout.fixed_bytes, _finder(natives),
         )  # fmt: skip
+
+    def open_files(self) -> None:
+        """Gives the core what it reads cold rows by, past the page cache: of columns much larger than memory, as many files as
+        may be had. The maps serve the rest."""
+        left, limit = min(MAX_FILES, platform.descriptor_limit() // 8), DIRECT_TIMES * memory_bytes()
+        with contextlib.suppress(OSError, StoreError):  # no more descriptors to be had; what is damaged the copy says
+            for native in self._natives:
+                for name, table in native.tables.items():
+                    column = native.columns[name]
+                    is_large = math.prod(column.shape) * column.dtype.itemsize > limit
+                    for shard in range(min(left, len(column.starts) - 1) if is_large else 0):
+                        if (fd := column.direct(shard)) is None:
+                            break
+                        table.read_by(shard, fd)
+                        left -= 1
+                        self.core.fetch()
 
     @classmethod
     def of(cls, line: Line) -> Program | None:

@@ -28,7 +28,8 @@ class Report:
     depth_seen: float | None = None
     made_in_line: int | None = None  # by the loop itself
     num_bytes: int | None = None
-    is_cold: bool | None = None  # rows are asked for ahead of the copy
+    is_cold: bool | None = None  # rows are asked for ahead of the copy; None where numpy copies
+    past_cache: int | None = None  # samples read past the page cache: of columns much larger than memory
     behind_s: float | None = None  # the GPU was that far behind the loop
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,6 +53,8 @@ class Report:
         if self.depth_seen is not None:
             lines.append(f"{self.depth_seen:.1f} batches lay ready when one was asked for")
         if self.num_bytes is not None:
-            cold = "; the data is cold, rows are asked for ahead" if self.is_cold else ""
-            lines.append(f"{self.num_bytes:,} bytes{cold}")
+            lines.append(f"{self.num_bytes:,} bytes")
+        if self.is_cold:
+            past = f"; {self.past_cache:,} samples were read past the page cache" if self.past_cache else ""
+            lines.append(f"the data is cold, rows are asked for ahead{past}")
         return "\n".join(lines)

@@ -6,7 +6,7 @@ A batch's rows are copied as slices of the mapped shards by one ``np.concatenate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -51,6 +51,12 @@ class Field:
         return (self.length if self.length is not None else self.pad, *self.tail)
 
 
+def any_of(answers: Iterable[bool | None]) -> bool | None:
+    """Whether one of them is true; None where none is known."""
+    known = [answer for answer in answers if answer is not None]
+    return any(known) if known else None
+
+
 def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.empty(shape, dtype)
 
@@ -64,6 +70,19 @@ class Sources(dict[str, Any]):
         if self._native is None or self._native[0] is not fields:
             self._native = fields, Native.of(self, fields)
         return self._native[1]
+
+    def bytes_of(self, field: Field) -> tuple[Sources, tuple[Field, ...]]:
+        """The bytes of a text column, as ragged rows on an axis of their own."""
+        found = self._bytes.get(field.column)
+        if found is None:
+            name = field.column
+            rows = Field(name, name, name, np.dtype(np.uint8))
+            found = self._bytes[name] = Sources({name: self[name].raw}), (rows,)
+        return found
+
+    @cached_property
+    def _bytes(self) -> dict[str, tuple[Sources, tuple[Field, ...]]]:
+        return {}
 
 
 class Located:
@@ -101,6 +120,21 @@ class Located:
                 out[field.name] = self._dense[field.name].fill(first, last, array, shared)
         return out
 
+    def is_cold(self) -> bool | None:
+        """Whether rows are asked for ahead of the copy; None where numpy copies."""
+        each = [None if self._native is None else self._native.gather.is_cold()]
+        return any_of([*each, *(texts.is_cold() for texts in self._texts.values())])
+
+    @cached_property
+    def _texts(self) -> dict[str, Located]:
+        """The bytes of text columns, found like other rows."""
+        found: dict[str, Located] = {}
+        for field in (field for field in self._fields if field.is_text):
+            sources, rows = self._columns.bytes_of(field)  # type: ignore[attr-defined]
+            spans = {field.column: Spans(*self._columns[field.column].spans(self._records))}
+            found[field.column] = Located(sources, rows, spans, None)
+        return found
+
     @cached_property
     def _dense(self) -> dict[str, _Dense]:
         found: dict[str, _Dense] = {}
@@ -125,7 +159,8 @@ class Located:
         assert self._records is not None
         records = self._records[first:last]
         if field.is_text:
-            return self._columns[field.column][records]  # type: ignore[no-any-return]
+            found = self._texts[field.column].fill(first, last)[field.column]
+            return self._columns[field.column].decoded(found, records)  # type: ignore[no-any-return]
         out = allocate(field.name, (last - first, *field.tail), field.dtype)
         out[...] = _delivered(field, self._columns[field.column].take(records))
         return out

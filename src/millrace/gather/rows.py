@@ -20,6 +20,7 @@ class ColumnSource(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
     def whole(self, shard: int) -> Array | None: ...
     def span(self, start: int, stop: int) -> Array: ...
+    def spans(self, starts: Int64s, stops: Int64s) -> list[Array]: ...
     def take(self, rows: Array) -> Array: ...
 
 
@@ -53,6 +54,9 @@ class Items:
 
     def span(self, start: int, stop: int) -> Array:
         return self._column.span(start, stop)[..., self._items]
+
+    def spans(self, starts: Int64s, stops: Int64s) -> list[Array]:
+        return [rows[..., self._items] for rows in self._column.spans(starts, stops)]
 
     def take(self, rows: Array) -> Array:
         return self._column.take(rows)[..., self._items]
@@ -104,13 +108,16 @@ class Rows:
             mapped_all: dict[int, Any] = whole
             spans = zip(shards[first:last], begins[first:last], ends_here, strict=True)
             return [mapped_all[shard][begin:end] for shard, begin, end in spans]
-        found: list[Array] = []
+        found: list[Any] = [None] * (last - first)
+        others = []
         for k in range(first, last):
             mapped, end = whole[shards[k]], ends[k]
             if mapped is None or end < 0:
-                found.append(self._column.span(int(self._starts[k]), int(self._stops[k])))
+                others.append(k)
             else:
-                found.append(mapped[begins[k] : end])
+                found[k - first] = mapped[begins[k] : end]
+        for k, rows in zip(others, self._column.spans(self._starts[others], self._stops[others]), strict=True):
+            found[k - first] = rows
         return found
 
     def copy(self, first: int, last: int, out: Array) -> None:

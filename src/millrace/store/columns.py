@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millrace.errors import ConfigError, StoreCorrupt
-from millrace.ragged import Array, Int64s, Ragged, concatenated_ranges
+from millrace.ragged import Array, Int64s
 from millrace.store.layout import bfloat16_values
 
 if TYPE_CHECKING:
     from millrace.store.store import Shards
 
 PAGE_BYTES = 4096
+ASKED_SHARDS = 1024  # whose rows are asked for before the first is waited for, where they are not mapped
 
 
 class ColumnArray:
@@ -74,6 +74,10 @@ class ColumnArray:
         """``whole`` as a map of the caller's own, without the kernel's read-ahead: for reading in random order."""
         return self._shards.random_array(int(self._ids[k]), self._file)
 
+    def direct(self, k: int) -> int | None:
+        """A descriptor of one shard's file that reads past the page cache, for the caller to close; None where there is none."""
+        return self._shards.direct(int(self._ids[k]), self._file)
+
     def files(self, which: Iterable[int] | None = None) -> tuple[Shards, list[tuple[int, int]]]:
         """The files of these shards (default: all) as (shard, number of the file), and who knows whether they can be mapped."""
         ids = self._ids.tolist() if which is None else [int(self._ids[k]) for k in which]
@@ -81,7 +85,7 @@ class ColumnArray:
 
     def _piece(self, k: int, start: int, stop: int) -> Array:
         rows = self._shards.rows(int(self._ids[k]), self._file, start, stop)
-        return bfloat16_values(rows) if self._decode else rows
+        return self._values(rows)
 
     def span(self, start: int, stop: int) -> Array:
         """Rows [start, stop): a view where they lie in one shard."""
@@ -95,6 +99,25 @@ class ColumnArray:
             if base < end:
                 parts.append(self._piece(k, max(start - base, 0), min(stop, end) - base))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def spans(self, starts: Int64s, stops: Int64s) -> list[Array]:
+        """Many spans: rows that are not in memory are all asked for before the first is waited for."""
+        asked = [self._ask(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return [
+            self.span(int(starts[k]), int(stops[k])) if rows is None else self._values(rows)
+            for k, rows in enumerate(asked)
+        ]
+
+    def _ask(self, start: int, stop: int) -> Array | None:
+        """A span, where it lies in one shard and takes no wait for the disk."""
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        last = int(np.searchsorted(self.starts, stop, side="left"))
+        found = None
+        for k in range(first, last if start < stop else first):
+            base, end = int(self.starts[k]), int(self.starts[k + 1])
+            if base < end:
+                found = self._shards.ask(int(self._ids[k]), self._file, max(start - base, 0), min(stop, end) - base)
+        return found if last - first == 1 else None
 
     def _mapped_span(self, start: int, stop: int) -> Array | None:
         """Rows [start, stop) where that is a view: in one mapped shard, without decoding."""
@@ -110,35 +133,49 @@ class ColumnArray:
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         by_shard = np.argsort(shards, kind="stable")
         visited, firsts = np.unique(shards[by_shard], return_index=True)
-        for k, places in zip(visited.tolist(), np.split(by_shard, firsts[1:]), strict=True):
-            out[places] = self._rows_at(int(self._ids[k]), rows[places] - self.starts[k])
+        pieces = list(zip(visited.tolist(), np.split(by_shard, firsts[1:]), strict=True))
+        for some in (pieces[k : k + ASKED_SHARDS] for k in range(0, len(pieces), ASKED_SHARDS)):
+            begun = [self._begin(int(self._ids[k]), rows[places] - self.starts[k]) for k, places in some]
+            for (_, places), finish in zip(some, begun, strict=True):
+                out[places] = self._values(finish())
         return out
 
-    def _rows_at(self, shard: int, inside: Int64s) -> Array:
+    def _begin(self, shard: int, inside: Int64s) -> Callable[[], Array]:
+        """Rows of one shard: those that are not mapped are asked for here, and waited for by what is returned."""
         mapped = self._shards.array(shard, self._file)
-        found = mapped[inside] if mapped is not None else self._read_at(shard, inside)
-        return bfloat16_values(found) if self._decode else found
-
-    def _read_at(self, shard: int, inside: Int64s) -> Array:
-        """Rows of a shard that is not mapped; those less than a page apart are read together."""
+        if mapped is not None:
+            return lambda: mapped[inside]
+        # Those less than a page apart are read together.
         distinct, places = np.unique(inside, return_inverse=True)
         item_bytes = self._storage.itemsize * int(np.prod(self._tail, dtype=np.int64))
         runs = np.split(distinct, np.flatnonzero(np.diff(distinct) * item_bytes > PAGE_BYTES) + 1)
-        parts = [self._shards.rows(shard, self._file, int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs]
-        return np.concatenate(parts)[places]
+        ends = [(int(run[0]), int(run[-1]) + 1) for run in runs]
+        asked = [self._shards.ask(shard, self._file, *run) for run in ends]
+
+        def finish() -> Array:
+            parts = []
+            for run, end, found in zip(runs, ends, asked, strict=True):
+                rows = self._shards.rows(shard, self._file, *end) if found is None else found
+                parts.append(rows[run - run[0]])
+            return np.concatenate(parts)[places]
+
+        return finish
+
+    def _values(self, rows: Array) -> Array:
+        return bfloat16_values(rows) if self._decode else rows
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, tuple):
             if not key:
                 return self[:]
             found = self[key[0]]
-            if _is_int(key[0]):
+            if is_int(key[0]):
                 return found[key[1:]]
             # Rows by array pair up with arrays behind them, as in numpy.
             rows_of_found = slice(None) if isinstance(key[0], slice) else np.arange(len(found))
             return found[(rows_of_found, *key[1:])]
-        if _is_int(key):
-            row = _index(int(key), len(self))
+        if is_int(key):
+            row = index_of(int(key), len(self))
             return self.span(row, row + 1)[0]
         if isinstance(key, slice):
             rows = range(len(self))[key]
@@ -148,7 +185,7 @@ class ColumnArray:
             if view is not None:
                 return view[:: rows.step]
             return self.take(np.arange(rows.start, rows.stop, rows.step, dtype=np.int64))
-        return self.take(_rows(key, len(self)))
+        return self.take(rows_of(key, len(self)))
 
     def __iter__(self) -> Iterator[Any]:
         for _, piece in self.pieces():
@@ -164,17 +201,17 @@ class ColumnArray:
         return f"<column {self.dtype} {self.shape}>"
 
 
-def _is_int(key: Any) -> bool:
+def is_int(key: Any) -> bool:
     return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
 
 
-def _index(row: int, length: int) -> int:
+def index_of(row: int, length: int) -> int:
     if not -length <= row < length:
         raise IndexError(f"row {row} is out of range; the column has {length}")
     return row % length
 
 
-def _rows(key: Any, length: int) -> Int64s:
+def rows_of(key: Any, length: int) -> Int64s:
     rows = np.asarray(key)
     if rows.dtype == bool:
         if rows.shape != (length,):
@@ -189,103 +226,3 @@ def _rows(key: Any, length: int) -> Int64s:
         raise IndexError(f"row {low if low < -length else high} is out of range; the column has {length}")
     rows = rows.astype(np.int64)
     return np.where(rows < 0, rows + length, rows)
-
-
-class StringColumn:
-    """Text per record: an integer gives a ``str``, anything else an object array of them.
-
-    ``raw`` is the bytes of all, ``ragged(start, stop)`` those of some records with their offsets.
-    """
-
-    dtype = np.dtype(object)
-
-    def __init__(self, name: str, raw: ColumnArray, offsets: Callable[[], Int64s]) -> None:
-        self.raw, self._name, self._offsets = raw, name, offsets
-
-    def __len__(self) -> int:
-        return len(self._offsets()) - 1
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self),)
-
-    def ragged(self, start: int, stop: int) -> Ragged:
-        offsets = self._offsets()[start : stop + 1]
-        return Ragged(self.raw.span(int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
-
-    def __getitem__(self, key: Any) -> Any:
-        if _is_int(key):
-            record = _index(int(key), len(self))
-            return self._texts(np.array([record]))[0]
-        if isinstance(key, slice):
-            return self._texts(np.arange(len(self))[key])
-        return self._texts(_rows(key, len(self)))
-
-    def _texts(self, records: Int64s) -> Array:
-        offsets = self._offsets()
-        lengths = offsets[records + 1] - offsets[records]
-        data = self.raw.take(concatenated_ranges(offsets[records], lengths)).tobytes()
-        ends = np.cumsum(lengths).tolist()
-        texts = np.empty(len(records), object)
-        for place, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
-            try:
-                texts[place] = data[end - length : end].decode()
-            except UnicodeDecodeError as error:
-                raise StoreCorrupt(
-                    f"column {self._name!r} of record {records[place]} is not utf-8; run millrace verify",
-                    column=self._name,
-                ) from error
-        return texts
-
-    def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self), 4096):
-            yield from self[first : first + 4096]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self._texts(np.arange(len(self)))
-
-    def __repr__(self) -> str:
-        return f"<column of {len(self)} strings>"
-
-
-class DictionaryColumn:
-    """Text with few values: ``codes`` is the int32 column that models use, indexing gives the text."""
-
-    dtype = np.dtype(object)
-
-    def __init__(self, name: str, codes: ColumnArray, values: tuple[str, ...]) -> None:
-        self.codes, self.values, self._name = codes, values, name
-        self._texts = np.array([*values, None], object)[:-1]
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
-
-    def __getitem__(self, key: Any) -> Any:
-        codes = np.asarray(self.codes[key])
-        if codes.size and not (codes.min() >= 0 and codes.max() < len(self.values)):
-            wrong = codes.min() if codes.min() < 0 else codes.max()
-            raise StoreCorrupt(
-                f"column {self._name!r} holds code {wrong} of {len(self.values)} values; run millrace verify",
-                column=self._name,
-            )
-        return self._texts[codes]
-
-    def code(self, value: str) -> int:
-        """The code of one value."""
-        if value not in self.values:
-            raise ConfigError(f"{value!r} is not among the {len(self.values)} values of column {self._name!r}")
-        return self.values.index(value)
-
-    def __iter__(self) -> Iterator[Any]:
-        for first in range(0, len(self), 4096):
-            yield from self[first : first + 4096]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.asarray(self[:], dtype=object)
-
-    def __repr__(self) -> str:
-        return f"<column {self.shape} of {len(self.values)} dictionary values>"

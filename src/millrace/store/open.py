@@ -13,12 +13,18 @@ from millrace.store.store import Store
 
 
 def open_store(
-    path: str | os.PathLike[str], *, snapshot: str | None = None, dtype: Any = None, check: bool = False
+    path: str | os.PathLike[str],
+    *,
+    snapshot: str | None = None,
+    dtype: Any = None,
+    check: bool = False,
+    safe_read: bool = False,
 ) -> Store:
     """The store at a path, read-only, its manifest and file sizes checked.
 
     ``snapshot`` opens an earlier state by its fingerprint. ``dtype`` says what a headerless file of a foreign
-    layout holds. ``check`` compares the size of every file at once, however many there are.
+    layout holds. ``check`` compares the size of every file at once, however many there are. ``safe_read`` maps no file: where
+    somebody cuts one off while it is read, that is a ``StoreCorrupt`` and not the end of the process; much slower.
     """
     name = os.fspath(path)
     if "://" in name:
@@ -28,9 +34,13 @@ def open_store(
             raise ConfigError(
                 f"dtype={dtype!r} given, but {name} is a millrace store and knows its dtypes; leave it out"
             )
-        return read_store(name, snapshot, check=check)
+        return read_store(name, snapshot, check=check, safe_read=safe_read)
     if snapshot is not None:
         if not os.path.exists(name):
             raise missing(os.path.abspath(name))
         raise ConfigError(f"snapshot= given, but {name} is not a millrace store; foreign layouts have no snapshots")
+    if safe_read:
+        raise ConfigError(
+            f"safe_read=True, but {name} is a foreign layout, which is always mapped; prepare a store from it"
+        )
     return open_foreign(os.path.abspath(name), dtype)

@@ -178,6 +178,11 @@ def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.ui
     return np.frombuffer(area, np.uint8)
 
 
+def num_maps() -> int:
+    """How many maps of the core this process holds."""
+    return _core.num_maps() if HAS_CORE else 0
+
+
 def random_twin(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same bytes through a map of its own without the kernel's read-ahead; an array that is no map as it is."""
     owner: Any = array
@@ -201,6 +206,26 @@ def pread(fd: int, length: int, offset: int) -> bytes:
         parts.append(part)
         length, offset = length - len(part), offset + len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def pread_now(fd: int, length: int, offset: int) -> bytes | None:
+    """Those bytes where they lie in memory; else None, and the kernel is asked to read them."""
+    if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
+        return None
+    data = bytearray(length)
+    try:
+        if os.preadv(fd, [data], offset, os.RWF_NOWAIT) == length:
+            return bytes(data)
+    except OSError:  # not in memory, or a filesystem that cannot tell
+        pass
+    os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+    return None
+
+
+def read_at_random(fd: int) -> None:
+    """Tells the kernel not to read ahead."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def pread_into(fd: int, buffer: memoryview, offset: int) -> int:
@@ -228,6 +253,17 @@ else:
         with _seek_lock:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, length)
+
+
+def read_past_cache(fd: int) -> bool:
+    """Reads by this descriptor go past the page cache from here on, where the filesystem can."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+    except (ImportError, AttributeError, OSError):
+        return False
+    return True
 
 
 def descriptor_limit() -> int:

@@ -27,27 +27,29 @@ from millrace.store.snapshot import Base
 from millrace.store.store import Store
 
 MAX_CHECKED_FILES = 4096  # beyond this many, sizes are checked shard by shard when first touched
-MAX_MAPS = 16_384  # Linux allows 65,530 per process; beyond this rows are read by pread
+MAX_MAPS = 16_384  # of all stores: Linux allows a process 65,530; beyond this rows are read by pread
 
 
-def read_store(path: str | os.PathLike[str], snapshot: str | None = None, *, check: bool = False) -> Store:
+def read_store(
+    path: str | os.PathLike[str], snapshot: str | None = None, *, check: bool = False, safe_read: bool = False
+) -> Store:
     """A store in millrace's own format; ``open_store`` (open.py) also knows foreign ones."""
     folder = Folder(path)
     manifest, table = folder.manifest(snapshot)
     counts = manifests.table_counts(table)
-    shards = DiskShards(folder, manifest, table, counts)
+    shards = DiskShards(folder, manifest, table, counts, may_map=not safe_read)
     shards.check_root()
     if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
         shards.check_all()
     return Store(
         layout=shards.layout, counts=counts, shards=shards, kind=manifest.kind, meta=manifest.meta,
         splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
-        fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint)), manifest=manifest,
+        fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint, safe_read)), manifest=manifest,
     )  # fmt: skip
 
 
-def _reopen(path: str, snapshot: str) -> Store:
-    return read_store(path, snapshot)
+def _reopen(path: str, snapshot: str, safe_read: bool = False) -> Store:
+    return read_store(path, snapshot, safe_read=safe_read)
 
 
 def read_base(out: Path) -> Base:
@@ -60,9 +62,11 @@ def read_base(out: Path) -> Base:
 
 
 class DiskShards:
-    """The arrays of a store's shards, mapped when first touched and kept; past 16,384 maps read by pread."""
+    """The arrays of a store's shards, mapped when first touched and kept; past 16,384 maps of the process read by pread."""
 
-    def __init__(self, folder: Folder, manifest: Manifest, table: Array, counts: Int64s) -> None:
+    def __init__(
+        self, folder: Folder, manifest: Manifest, table: Array, counts: Int64s, *, may_map: bool = True
+    ) -> None:
         self.layout: Layout = manifest.layout
         self._folder, self._splits, self._table = folder, manifest.splits, table
         self._items = self.layout.file_items(counts)
@@ -74,6 +78,7 @@ class DiskShards:
         self._lock = threading.Lock()
         limit = platform.descriptor_limit()
         self._max_maps = min(MAX_MAPS, limit // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
+        self._max_maps = self._max_maps if may_map else 0
         self._descriptors = platform.DescriptorCache(max(4, min(256, limit // 4)))
 
     def name(self, shard: int) -> str:
@@ -152,6 +157,14 @@ class DiskShards:
             raise self._corrupt(shard, name, f"{expected} bytes", f"{size} bytes")
         return fd
 
+    def direct(self, shard: int, file: int) -> int | None:
+        """A descriptor that reads past the page cache, for the caller to close; None where the filesystem has none such."""
+        fd = self.open(shard, file)
+        if platform.read_past_cache(fd):
+            return fd
+        os.close(fd)
+        return None
+
     def array(self, shard: int, file: int) -> Array | None:
         """One whole file as a mapped array, or None where there are too many files to map."""
         found = self._maps.get((shard, file))
@@ -177,19 +190,23 @@ class DiskShards:
     def can_map(self, files: Iterable[tuple[int, int]]) -> bool:
         """Whether there are maps left for all these files, beside those that are lent already."""
         wanted = sum(1 for file in files if file not in self._lent)
-        return wanted <= self._max_maps - len(self._maps) - self._num_lent
+        return wanted <= self._max_maps - self._num_maps()
+
+    def _num_maps(self) -> int:
+        """Maps of this process; without the core only this store's are known."""
+        return platform.num_maps() or len(self._maps) + self._num_lent
 
     def _give_back(self) -> None:
         self._num_lent -= 1
 
     def _map(self, shard: int, file: int, *, random: bool = False) -> Array | None:
-        if len(self._maps) + self._num_lent >= self._max_maps:
+        if self._num_maps() >= self._max_maps:
             return None
         fd = self.open(shard, file)
         try:
             return self._shaped(platform.map_file(fd, int(self._bytes[shard, file]), random=random), file)
         except OSError:  # no maps left, other stores of this process hold them: pread from here on
-            self._max_maps = len(self._maps) + self._num_lent
+            self._max_maps = self._num_maps()
             return None
         finally:
             os.close(fd)
@@ -200,8 +217,26 @@ class DiskShards:
         if mapped is not None:
             return mapped[start:stop]
         size = self.layout.files[file].item_bytes
-        with self._descriptors.use((shard, file), lambda: self.open(shard, file)) as fd:
+        with self._descriptors.use((shard, file), lambda: self._random(shard, file)) as fd:
             data = platform.pread(fd, (stop - start) * size, start * size)
+        return self._read(shard, file, start, stop, data)
+
+    def ask(self, shard: int, file: int, start: int, stop: int) -> Array | None:
+        """The same where that takes no wait for the disk; else None, and the disk begins to read."""
+        if (mapped := self.array(shard, file)) is not None:
+            return mapped[start:stop]
+        size = self.layout.files[file].item_bytes
+        with self._descriptors.use((shard, file), lambda: self._random(shard, file)) as fd:
+            data = platform.pread_now(fd, (stop - start) * size, start * size)
+        return None if data is None else self._read(shard, file, start, stop, data)
+
+    def _random(self, shard: int, file: int) -> int:
+        fd = self.open(shard, file)
+        platform.read_at_random(fd)
+        return fd
+
+    def _read(self, shard: int, file: int, start: int, stop: int, data: bytes) -> Array:
+        size = self.layout.files[file].item_bytes
         if len(data) != (stop - start) * size:
             raise self._corrupt(
                 shard, self.layout.files[file].name, f"rows up to {stop}", f"an end after {len(data)} bytes"

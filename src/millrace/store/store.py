@@ -17,9 +17,10 @@ import numpy as np
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
-from millrace.store.columns import ColumnArray, DictionaryColumn, StringColumn
+from millrace.store.columns import ColumnArray
 from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts, Manifest, digest
+from millrace.store.text_columns import DictionaryColumn, StringColumn
 
 
 class Shards(Protocol):
@@ -31,7 +32,9 @@ class Shards(Protocol):
     def array(self, shard: int, file: int) -> Array | None: ...
     def random_array(self, shard: int, file: int) -> Array | None: ...
     def can_map(self, files: Iterable[tuple[int, int]]) -> bool: ...
+    def direct(self, shard: int, file: int) -> int | None: ...
     def rows(self, shard: int, file: int, start: int, stop: int) -> Array: ...
+    def ask(self, shard: int, file: int, start: int, stop: int) -> Array | None: ...
 
 
 class _Columns(dict[str, Any]):

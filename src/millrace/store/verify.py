@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from millrace.errors import MillraceError, StoreCorrupt, StoreError
+from millrace.native import num_cores
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import platform
@@ -83,7 +84,7 @@ def verify_store(
         except MillraceError as error:
             damage.append(Damage(str(getattr(error, "path", None) or folder.path), str(error)))
     step = progress or (lambda num_bytes: None)
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(workers or num_cores()) as pool:
         # Largest first, so that no thread ends with one big file alone.
         tasks = sorted(files.values(), key=lambda file: -file.num_bytes)
         for found in pool.map(lambda file: _check_file(file, step), tasks):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Allocate, Field, Located, new_array
+from millrace.gather.reference import Allocate, Field, Located, any_of, new_array
 from millrace.identity import digest
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Ragged, Spans
@@ -207,6 +207,9 @@ class _LocatedConcat(Located):
         self._fields, self._views, self._parts = fields, views, parts
         # How many samples of each view stand before each place, so that any run of samples can be filled.
         self._before = {k: np.concatenate(([0], np.cumsum(views == k))) for k in parts}
+
+    def is_cold(self) -> bool | None:
+        return any_of(part.is_cold() for part in self._parts.values())
 
     def fill(self, first: int, last: int, allocate: Allocate = new_array) -> dict[str, Any]:
         views = self._views[first:last]

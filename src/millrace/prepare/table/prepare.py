@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError, MillraceError, SourceError
+from millrace.native import num_cores
 from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
@@ -62,7 +63,7 @@ def prepare_table(
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     target = Path(os.path.realpath(out))
-    running = Running(workers or os.cpu_count() or 1, stall_s, progress or (lambda *_: None))
+    running = Running(workers or num_cores(), stall_s, progress or (lambda *_: None))
     if append:
         from millrace.prepare.table.append import append_table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError, SourceError
+from millrace.native import num_cores
 from millrace.prepare.files import find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table import csv_files
@@ -111,7 +111,7 @@ def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
 def _look_at_all(sources: Sequence[TableSource]) -> list[_Look]:
     if len(sources) < 8:
         return [_look(source) for source in sources]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, num_cores())) as pool:
         return list(pool.map(_look, sources))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.native import num_cores
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
 from millrace.prepare.functions import source_digest
@@ -65,7 +66,7 @@ def prepare_text(
     """
     reading, cutting = parted(as_made(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
-                        workers or os.cpu_count() or 1, append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
+                        workers or num_cores(), append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
 
 
 class _Preparation:
