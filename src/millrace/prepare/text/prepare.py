@@ -45,7 +45,7 @@ SCRATCH = (
     *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
     *("names.bin", "name_ends.bin", "alone"),
 )
-PLAN_VERSION = 2  # of what parts hold: another one does not continue them
+PLAN_VERSION = 3  # of what parts hold: another one does not continue them
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 

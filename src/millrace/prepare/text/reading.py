@@ -19,6 +19,7 @@ from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_s
 from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
 from millrace.prepare.text.masks import Masked
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
 
@@ -73,8 +74,13 @@ class Reader:
         """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
         offsets: list[int] = []
         texts: list[bytes] = []
-        before = self.bytes_read
+        before = last = self.bytes_read
+        document = None  # of which these are pieces: they are given apart from all others
         for more_offsets, more_texts in some:
+            if texts and more_texts and _document(more_offsets) != document:
+                yield offsets, texts
+                offsets, texts, before = [], [], last
+            document, last = _document(more_offsets) if more_texts else document, self.bytes_read
             offsets += more_offsets
             texts += more_texts
             if self.bytes_read - before + 64 * len(texts) >= CHUNK_BYTES:
@@ -85,7 +91,7 @@ class Reader:
 
     def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
         """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
-        offsets = (stretch.base + stretch.starts).tolist()
+        offsets = stretch.offsets()
         texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
         if texts is None:
             return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
@@ -198,6 +204,11 @@ class Reader:
             "start": base64.b64encode(bad.data[:1024]).decode(),
         }
         self._quarantine(json.dumps(line).encode() + b"\n")
+
+
+def _document(offsets: list[int]) -> int | None:
+    """Where the document of which these are pieces begins; pieces of different ones never come together."""
+    return offsets[0].document if isinstance(offsets[0], Piece) else None
 
 
 def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple[int, bytes | Bad]]]:

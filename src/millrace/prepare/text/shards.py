@@ -20,6 +20,7 @@ from millrace.prepare.text.dedup import find_repeats
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import DOCUMENT, PartDone, part_folder
+from millrace.prepare.text.pieces import spread
 from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
@@ -65,17 +66,18 @@ class Assignment:
 
     def make(self, repeats: Array) -> None:
         """Writes the splits of all parts; ``repeats`` marks the documents that go."""
-        kept_before, kept = 0, int(len(repeats) - repeats.sum())
-        first = 0
+        kept_before, kept = 0, int(len(repeats) - repeats.sum() - sum(part.pieces for part in self._parts))
+        first, is_gone = 0, False
         for part in self._parts:
             all_documents = documents_of(self._folder, part.number)
             with open(self.path(part.number), "wb") as file:
                 for start in range(0, len(all_documents), STEP):
                     documents = all_documents[start : start + STEP]
-                    gone = repeats[first : first + len(documents)]
-                    first += len(documents)
-                    numbers = kept_before + np.cumsum(~gone) - 1
-                    kept_before += int((~gone).sum())
+                    goes_on = documents["goes_on"]
+                    gone = spread(repeats[first : first + len(documents)], goes_on, is_gone)
+                    first, is_gone = first + len(documents), bool(gone[-1])
+                    numbers = kept_before + np.cumsum(~gone & ~goes_on) - 1
+                    kept_before = int(numbers[-1]) + 1
                     splits = self._splits(documents["hash"][:, 0], numbers, kept)
                     splits[gone] = DROPPED
                     file.write(splits.tobytes())
@@ -87,7 +89,7 @@ class Assignment:
             self.documents[split] += int((splits == k).sum())
             self.tokens[split] += int(documents["tokens"][splits == k].sum())
         self.characters += int(documents["characters"][~gone].sum())
-        self.dropped["documents"] += int(gone.sum())
+        self.dropped["documents"] += int((gone & ~documents["goes_on"]).sum())
         self.dropped["bytes"] += int(documents["bytes"][gone].sum())
 
     def _splits(self, hashes: Array, numbers: Int64s, kept: int) -> Array:
@@ -124,6 +126,8 @@ def repeated(
 ) -> Array:
     """A mask over all documents: True for repeats of earlier ones, or of those ``known`` from the store appended to.
 
+    Pieces that go on with a document are not compared: it is False for them.
+
     ``known`` gives the hashes of old documents and, where near-duplicates are looked for, their bands.
     """
     total = sum(part.documents for part in parts)
@@ -139,21 +143,29 @@ def repeated(
             bands = None
             if options.dedup == "near":
                 bands = mapped(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
-            yield from _keys(documents_of(folder, part.number)["hash"], bands, first)
+            documents = documents_of(folder, part.number)
+            yield from _keys(documents["hash"], bands, first, documents["goes_on"] if part.pieces else None)
             first += part.documents
 
     return find_repeats(keys(), entries, total, folder / "partitions")
 
 
-def _keys(hashes: Array, bands: Array | None, first: int | None) -> Iterator[tuple[Array, Array]]:
+def _keys(
+    hashes: Array, bands: Array | None, first: int | None, goes_on: Array | None = None
+) -> Iterator[tuple[Array, Array]]:
     """Hashes, and bands told apart by their place, with the numbers from ``first``; None is before all others."""
     for start in range(0, len(hashes), STEP):
-        some = hashes[start : start + STEP]
+        mine = slice(start, start + STEP)
+        some, their_bands = hashes[mine], None if bands is None else bands[mine]
         numbers = np.full(len(some), -1) if first is None else np.arange(first + start, first + start + len(some))
+        if goes_on is not None:
+            heads = ~goes_on[mine]
+            some, numbers = some[heads], numbers[heads]
+            their_bands = None if their_bands is None else their_bands[heads]
         yield some, numbers
-        for band in range(0 if bands is None else BANDS):
-            assert bands is not None
-            yield np.column_stack((bands[start : start + STEP, band], np.full(len(some), band, np.uint64))), numbers
+        for band in range(0 if their_bands is None else BANDS):
+            assert their_bands is not None
+            yield np.column_stack((their_bands[:, band], np.full(len(some), band, np.uint64))), numbers
 
 
 def cut_shards(
