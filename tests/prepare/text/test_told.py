@@ -64,7 +64,9 @@ def test_the_same_standard_input_again_is_done_and_another_refused(prepare, tmp_
     assert (again.returncode, again.stdout.startswith("already complete")) == (0, True), again.stderr
     other = prepare("-", *more, "--out", "out", input=given + "third")
     assert other.returncode == 1
-    assert "out is finished, but with other sources or options: sources: - was" in other.stderr
+    assert (
+        "out is finished, but with other sources or options: '-' had 280,000 bytes, now 280,005; choose" in other.stderr
+    )
 
 
 def test_an_error_in_standard_input_names_it(prepare):
@@ -74,13 +76,15 @@ def test_an_error_in_standard_input_names_it(prepare):
 
 def test_cleaned_code_is_told_before_and_after_with_the_remedy(prepare, tmp_path):
     (tmp_path / "a.py").write_text("def f():\n    return 1\n")
-    (tmp_path / "b.md").write_text("prose")
-    said = "note: 'a.py': code is cleaned like prose and loses its indentation; --no-normalize keeps it\n"
-    done = prepare("a.py", "b.md", "--out", "out")
-    assert said in done.stdout
-    assert said in done.stderr
+    (tmp_path / "b.md").write_text("* a list\n    * in a list")
+    (tmp_path / "c.txt").write_text("prose")
+    said = "code and markup are cleaned like prose and lose their indentation; --no-normalize keeps it\n"
+    for names, files in ((("a.py", "b.md", "c.txt"), "'a.py' and 1 more"), (("c.txt", "b.md"), "'b.md'")):
+        done = prepare(*names, "--out", f"out{len(names)}")
+        assert f"note: {files}: {said}" in done.stdout
+        assert f"note: {files}: {said}" in done.stderr
     assert "--no-normalize" not in prepare("a.py", "b.md", "--out", "kept", "--no-normalize").stdout
-    assert "--no-normalize" not in prepare("b.md", "--out", "prose").stdout
+    assert "--no-normalize" not in prepare("c.txt", "--out", "prose").stdout
     assert texts(tmp_path / "kept")[0] == Path(tmp_path / "a.py").read_text()
 
 
@@ -94,6 +98,72 @@ def test_what_a_folder_held_besides_is_told(prepare, tmp_path):
     assert "note: files of other endings left out: 1 .bin\n" in done.stdout
     told = json.loads(prepare("in", "--out", "out2", "--json").stdout)["notes"]
     assert len(told) == 2
+
+
+def test_files_that_hold_nothing_are_told(prepare, tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "b.parquet")
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "c.txt").write_text("")
+    (tmp_path / "d.csv").write_text("text\n")
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"\n\n\n"))
+    (tmp_path / "f.txt").write_text(" ")  # a document, which is dropped and counted
+    assert "note" not in prepare("a.txt", "f.txt", "--out", "one").stdout
+    assert "note: 'c.txt': no document is in it\n" in prepare("a.txt", "c.txt", "--out", "two").stdout
+    names = ["b.parquet", "a.txt", "c.txt", "d.csv", "e.txt.gz", "f.txt"]
+    assert "note: 'b.parquet' and 3 more: no document is in them\n" in prepare(*names, "--out", "all").stdout
+
+
+def test_a_slice_in_which_no_document_begins_is_no_empty_file(tmp_path):
+    (tmp_path / "a.txt").write_text("word " * 1000)
+    options = {"tokenizer": "bytes", "val": 0, "part_bytes": 100, "workers": 1}
+    assert mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **options).notes == []
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [({"val_tail": True, "dedup": "none"}, True), ({"val_tail": True}, False), ({"dedup": "none"}, False),
+     ({"val_tail": True, "dedup": "none", "val": 0}, False)],
+)  # fmt: skip
+def test_a_tail_that_may_repeat_what_is_trained_on_is_told(tmp_path, options, is_told):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\none\n\nthree\n\nfour")
+    given = {"val": 0.5, "tokenizer": "bytes", "workers": 1, **options}
+    report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **given)
+    assert ["equal documents may be in train and in val" in note for note in report.notes] == [True] * is_told
+
+
+def test_near_duplicates_are_counted_apart_from_equal_ones(tmp_path):
+    words = [f"word{k}" for k in range(200)]
+    first, near = " ".join(words), " ".join([*words[:-1], "other"])
+    texts = [first, first, near, "short", near]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    options = {"dedup": "near", "tokenizer": "bytes", "val": 0, "workers": 1}
+    for part_bytes in (1 << 20, 1000):
+        path = tmp_path / str(part_bytes)
+        report = mr.prepare_text(str(tmp_path / "a.txt"), path, part_bytes=part_bytes, **options)
+        assert report.documents == {"train": 2}
+        assert report.dropped == {
+            "duplicate": 2, "duplicate bytes": len(first) + len(near), "near-duplicate": 1, "near-duplicate bytes": len(near),
+        }  # fmt: skip
+    report = mr.prepare_text(str(tmp_path / "a.txt"), path, append=True, **options)
+    assert (report.dropped["duplicate"], report.dropped["near-duplicate"]) == (4, 1)
+
+
+def test_a_store_does_not_depend_on_the_engine_that_is_installed(tmp_path, monkeypatch):
+    for k in range(2):
+        (tmp_path / f"{k}.txt").write_text(f"text {k}\n\nmore of it")
+    reports = {}
+    for name in ("gigatoken", "tiktoken", "tokenizers"):
+        monkeypatch.setenv("MILLRACE_BPE", name)
+        for k in range(2):  # and an append
+            source = str(tmp_path / f"{k}.txt")
+            reports[name] = mr.prepare_text(source, tmp_path / name, val=0, workers=1, append=bool(k))
+    assert len({report.engine for report in reports.values()}) > 1
+    assert len({report.fingerprint for report in reports.values()}) == 1
+    assert len({(tmp_path / name / "store.json").read_bytes() for name in reports}) == 1
+    assert b"tiktoken" in (tmp_path / "tiktoken" / "provenance.json").read_bytes()
 
 
 def test_documents_with_replaced_characters_are_not_called_dropped(prepare, tmp_path):

@@ -75,6 +75,7 @@ class PartDone(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     sizes: dict[str, int]
     pieces: int = 0  # of its documents, those that go on with the one before
+    without: tuple[int, ...] = ()  # sources in whose ranges no document begins
 
 
 def part_folder(folder: str | Path, number: int) -> Path:
@@ -148,7 +149,7 @@ class _Maker:
         dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
         return PartDone(
             self._task.part.number, self._num_documents, self._num_tokens, self._reader.bytes_read, dropped, sizes,
-            self._num_pieces,
+            self._num_pieces, tuple(self._reader.without),
         )  # fmt: skip
 
     def close(self) -> None:

@@ -67,9 +67,9 @@ class CutDocument:
         return stop - self._first - 1
 
 
-def spread(gone: Array, goes_on: Array, before: bool) -> Array:
-    """``gone`` with that of the first piece for those behind it; ``before`` is that of the record before all."""
+def spread(why: Array, goes_on: Array, before: int) -> Array:
+    """Why records go, with that of the first piece for those behind it; ``before`` is that of the record before all."""
     if not goes_on.any():
-        return gone
-    heads = np.maximum.accumulate(np.where(goes_on, -1, np.arange(len(gone))))
-    return np.where(heads < 0, before, gone[heads])
+        return why
+    heads = np.maximum.accumulate(np.where(goes_on, -1, np.arange(len(why))))
+    return np.where(heads < 0, why.dtype.type(before), why[heads])

@@ -6,7 +6,6 @@ written in workers again. Killed at any time, the same call continues: whole par
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,21 +18,22 @@ import msgspec
 from millrace.errors import ConfigError, MillraceError
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
-from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
 from millrace.prepare.text.columns import store_columns, write_names
 from millrace.prepare.text.existing import Existing, as_made, runs
-from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
+from millrace.prepare.text.notes import notes_after, notes_before
+from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
 from millrace.prepare.text.part import PartDone, PartTask, prepare_part
+from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
 from millrace.prepare.text.room import estimate
 from millrace.prepare.text.scan import mark_repeats, scan_part
-from millrace.prepare.text.sources import STDIN, Part, Source, code_note, cut_parts, find_sources
+from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
-from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
+from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
@@ -45,7 +45,6 @@ SCRATCH = (
     *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
     *("names.bin", "name_ends.bin", "alone"),
 )
-PLAN_VERSION = 3  # of what parts hold: another one does not continue them
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -81,6 +80,7 @@ class _Preparation:
         stall_s: float,
     ) -> None:
         self._paths, self._out, self._reading, self._cutting = paths, out, reading, cutting
+        self._plan = TextPlan(reading, cutting)
         self._workers, self._append, self._progress = local.Workers(workers, stall_s), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
@@ -116,19 +116,6 @@ class _Preparation:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
         return sources
 
-    def _plan(self, sources: Sequence[Source]) -> dict[str, Any]:
-        described = {source.path: [source.size, source.mtime_ns, source.ends] for source in sources}
-        plan = {
-            "version": PLAN_VERSION, "options": msgspec.to_builtins(self._reading), "sources": described,
-            "order": list(described), "tokenizer": file_identity(self._reading.tokenizer),
-        }  # fmt: skip
-        if self._reading.filter is not None:
-            plan["filter"] = source_digest(self._reading.filter, "--filter")
-        return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
-
-    def _whole_plan(self, sources: Sequence[Source]) -> dict[str, Any]:
-        return {**self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
-
     def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:
         """All there is to append is in the store."""
         self._partial.close(remove=True)
@@ -140,7 +127,7 @@ class _Preparation:
         made = next(iter(runs(self._out)), {})
         before = made.get("plan") or {}
         stdin = read_through(before.get("sources", {}).get(STDIN)) if STDIN in self._paths else None
-        plan = {**self._whole_plan(self._find(stdin)), "version": before.get("version")}  # of parts, which are no more
+        plan = {**self._plan.whole(self._find(stdin)), "version": before.get("version")}  # of parts, which are no more
         changed = differences(before, plan)
         if changed:
             raise ConfigError(
@@ -155,12 +142,13 @@ class _Preparation:
         if existing is not None:
             made = next(iter(runs(self._out)[::-1]), {})
             is_current = made.get("fingerprint") == existing.manifest.fingerprint
-            if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
+            if is_current and not differences(made.get("plan") or {}, self._plan.whole(sources)):
                 return self._already(existing, made["report"])  # also where it was killed at its very end
-        check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, self._loosened(sources))
+        planned = self._plan.of_parts(sources, existing)
+        check_plan(folder / "plan.json", planned, folder, self._plan.allowed(sources))
         self._is_mine = True
-        if self._reading.normalize and (note := code_note(sources)):
-            self._progress("note", 0, 0, {"note": note})  # now, since the work may take hours, and when it is done
+        for note in notes_before(sources, self._reading, self._cutting):
+            self._progress("note", 0, 0, {"note": note})  # now, and again when it is done
             self._notes.append(note)
         parts = cut_parts(sources, self._reading.part_bytes)
         # While the vocabulary loads.
@@ -170,30 +158,14 @@ class _Preparation:
         columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
         done = self._read(sources, parts, tokenizer, existing)
+        self._notes += notes_after(sources, parts, done)
         assignment = sharding.Assignment(folder, done, self._cutting)
-        documents = iter(()) if existing is None else existing.documents()
-        num_documents = 0 if existing is None else existing.manifest.totals.records
+        compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
         with platform.writing(folder):
-            assignment.make(sharding.repeated(folder, done, self._reading, documents, num_documents))
+            assignment.make(sharding.repeated(folder, done, self._reading, *compared))
         if not self._append:
             assignment.check()
         return self._publish(sources, done, assignment, tokenizer, columns, existing)
-
-    def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
-        """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
-        if existing is None or self._reading.dedup_unit != "line":
-            return self._plan(sources)
-        return {**self._plan(sources), "appended to": existing.manifest.fingerprint}
-
-    def _loosened(self, sources: Sequence[Source]) -> Callable[[Any, Any], Any]:
-        has_records = any(source.format != "text" for source in sources)
-
-        def allow(old: Any, new: Any) -> Any:
-            if old.get("version") != PLAN_VERSION:
-                return old
-            return {**old, "options": loosened(old["options"], new["options"], has_records=has_records)}
-
-        return allow
 
     def _tokenizer(self, sources: list[Source], parts: Sequence[Part], existing: Existing | None) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""
@@ -270,7 +242,7 @@ class _Preparation:
         if existing is not None and not any(assignment.documents.values()):
             return self._already(existing, summary(done, assignment, {}, tokenizer))
         base = None if existing is None else existing.base
-        plan = {"read": self._plan_on(sources, existing), "shards": msgspec.to_builtins(self._cutting)}
+        plan = {"read": self._plan.of_parts(sources, existing), "shards": self._plan.of_shards}
         check_plan(self._partial.folder / "cut.json", plan["shards"], self._partial.folder)
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
@@ -290,7 +262,7 @@ class _Preparation:
         }  # fmt: skip
         quarantine = Quarantine(self._out, self._partial.folder, done, {} if existing is None else existing.made())
         provenance = {
-            "plan": self._whole_plan(sources), "report": report, "quarantine_bytes": quarantine.num_bytes
+            "plan": self._plan.whole(sources), "report": report, "quarantine_bytes": quarantine.num_bytes
         }  # fmt: skip
         files: dict[str, bytes | Iterable[bytes]] = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         if quarantine:

@@ -40,12 +40,14 @@ class Reader:
         self._filter = load_function(options.filter, "--filter")
         self._looks_at_each = self._filter is not None or options.min_chars > 1
         self.bytes_read = 0
+        self.without: list[int] = []  # sources in whose ranges no document begins
         self.dropped: Counter[str] = Counter()
 
     def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, list[int], list[bytes]]]:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
+            before = self.bytes_read, self.dropped.total()
             heavy = self._folder is not None and is_heavy(source, unit)
             with alone(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
                 told = self.bytes_read
@@ -53,6 +55,8 @@ class Reader:
                     yield unit.source, offsets, texts
                     alive(bytes=self.bytes_read - told)
                     told = self.bytes_read
+            if (self.bytes_read, self.dropped.total()) == before:
+                self.without.append(unit.source)
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:

@@ -24,7 +24,7 @@ RECORDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "pa
 CODE = """c cc cpp cs css cu go h hpp hs html java jl js jsx kt lua md ml php pl py pyi r rb rs rst scala sh sql swift tex toml
 ts tsx yaml yml"""
 WHOLE = frozenset(f".{ending}" for ending in CODE.split())  # of which a file is a document
-PROSE = frozenset((".html", ".md", ".rst", ".tex"))  # of these, in which indentation says little
+PROSE = frozenset((".html", ".tex"))  # of these, in which indentation says little
 EXPECTED = "text, JSONL, CSV or Parquet, or - for standard input"
 STDIN = "-"
 
@@ -42,8 +42,8 @@ class Source(InputFile, frozen=True, kw_only=True):
         return self.format in ("csv", "parquet")
 
     @property
-    def is_code(self) -> bool:
-        """Whether its indentation matters."""
+    def is_indented(self) -> bool:
+        """Whether its indentation matters: code, and markup with lists and code in it."""
         return self.format == "text" and _kind(self.path)[2] in WHOLE - PROSE
 
     @property
@@ -124,17 +124,6 @@ def _refuse_unreadable(file: InputFile, kind: str | None, ending: str) -> None:
                 "or say what it holds with --format",
                 source=file.path, offset=at,
             )  # fmt: skip
-
-
-def code_note(sources: Sequence[Source]) -> str | None:
-    """What to say of code that is cleaned."""
-    code = [source.path for source in sources if source.is_code]
-    more = f" and {len(code) - 1:,} more" if len(code) > 1 else ""
-    return (
-        f"{code[0]!r}{more}: code is cleaned like prose and loses its indentation; --no-normalize keeps it"
-        if code
-        else None
-    )
 
 
 def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:
