@@ -85,7 +85,9 @@ def run(
         str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts of which it is true.")
     ] = None,
     on_error: Annotated[str, typer.Option(help="For unreadable documents: stop, skip or replace.")] = "stop",
-    max_ratio: Annotated[int, typer.Option(help="How much a compressed file may expand.")] = 1000,
+    max_ratio: Annotated[
+        int, typer.Option(help="How many times its size a compressed file may expand to; 1 GiB is always allowed.")
+    ] = 1000,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
     stall: Annotated[
         float,

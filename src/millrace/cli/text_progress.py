@@ -17,7 +17,7 @@ AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line that are neither bar 
 
 
 class TextProgress:
-    """Called as (stage, done, total, facts); stage "read" counts bytes, "lines" parts, "write" shards.
+    """Called as (stage, done, total, facts); stage "unpack" counts files, "read" bytes, "lines" parts, "write" shards.
 
     Before them come "note", one for the user to read, and "room": bytes of disk that may be needed, and that are free.
     """
@@ -82,7 +82,8 @@ class TextProgress:
         if stage == "lines":
             return [f"{facts['lines']:,} lines compared"]
         if stage != "read":
-            return [f"{done:,} shard{'s' * (done != 1)}"]
+            noun = "file" if stage == "unpack" else "shard"
+            return [f"{done:,} {noun}{'s' * (done != 1)}"]
         files = f"{facts['files']:,} of {facts['all_files']:,} files"
         if not facts["bytes"]:  # nothing to reckon with yet
             return [files, f"{size(memory())} memory"]

@@ -258,7 +258,7 @@ class _Maker:
     def _uncuttable(self, number: int, offset: int, error: Uncuttable) -> SourceError:
         units = zip(self._task.part.units, self._task.sources, strict=True)
         source = next(source for unit, source in units if unit.source == number)
-        unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
+        unit, name = source.place
         return SourceError(
             f"{source.path!r}: the document at {unit} {offset} is too long for this tokenizer: from its byte {error.offset} on "
             f"{error}",

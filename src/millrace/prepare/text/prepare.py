@@ -33,6 +33,7 @@ from millrace.prepare.text.room import estimate
 from millrace.prepare.text.scan import mark_repeats, scan_part
 from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
+from millrace.prepare.text.unpack import unpack, unpack_tasks, unpacked
 from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
@@ -43,7 +44,7 @@ from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
     *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
-    *("names.bin", "name_ends.bin", "alone"),
+    *("names.bin", "name_ends.bin", "alone", "unpacked"),
 )
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
@@ -150,6 +151,7 @@ class _Preparation:
         for note in notes_before(sources, self._reading, self._cutting):
             self._progress("note", 0, 0, {"note": note})  # now, and again when it is done
             self._notes.append(note)
+        sources = self._unpacked(sources)
         parts = cut_parts(sources, self._reading.part_bytes)
         # While the vocabulary loads.
         self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
@@ -166,6 +168,12 @@ class _Preparation:
         if not self._append:
             assignment.check()
         return self._publish(sources, done, assignment, tokenizer, columns, existing)
+
+    def _unpacked(self, sources: list[Source]) -> list[Source]:
+        tasks = unpack_tasks(sources, self._reading, self._partial.folder)
+        for finished, _ in enumerate(self._run(unpack, tasks), start=1):
+            self._progress("unpack", finished, len(tasks), {})
+        return unpacked(sources, self._partial.folder)
 
     def _tokenizer(self, sources: list[Source], parts: Sequence[Part], existing: Existing | None) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""

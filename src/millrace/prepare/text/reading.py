@@ -179,12 +179,12 @@ class Reader:
                 self.dropped["invalid characters replaced"] += 1
                 return document.decode(errors="replace")
             bad = document[error.start : error.start + 8]
-            place = offset if source.has_rows else offset + error.start
+            place = offset + error.start if source.format == "text" else offset  # of the record
             raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
 
     def _line(self, source: Source, offset: int) -> str:
         """The line of a byte, as editors count: nobody knew it until something was wrong there."""
-        if source.has_rows:
+        if source.format == "parquet":
             return "it"
         line, left = 1, offset
         with open_source(source, self._options) as file:
@@ -194,7 +194,7 @@ class Reader:
 
     def _set_aside(self, source: Source, bad: Bad) -> None:
         if self._options.on_error == "stop":
-            unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
+            unit, name = source.place
             raise SourceError(
                 f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend {self._line(source, bad.offset)}, "
                 "or go on with --on-error skip",
