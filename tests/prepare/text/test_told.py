@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import millrace as mr
 from millrace.prepare.engines import local
+from millrace.text import breaks, simple
 
 RECORDS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
 FORMATS = {
@@ -184,6 +186,56 @@ def test_info_after_an_append_tells_of_both(prepare, tools, tmp_path):
     assert report["shards"] == {"train": 2}
     assert report["dropped"] == {"duplicate": 1, "duplicate bytes": 3, "empty": 1, "too short": 2}
     assert report["characters"] == 11
+
+
+def test_an_append_tells_what_it_added_and_what_the_store_holds(prepare, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "b.txt").write_text("three\n\none")
+    (tmp_path / "c.txt").write_text("")
+    first = prepare("a.txt", "--out", "out").stdout
+    assert first.startswith("split ")
+    assert "added" not in first
+    table = "split  documents  tokens  shards\ntrain  {:<9}  {:<6}  {}\n"
+    said = prepare("b.txt", "--out", "out", "--append").stdout
+    assert said.startswith("added:\n" + table.format(1, 6, 1) + "the store now holds:\n" + table.format(3, 14, 2))
+    nothing = prepare("c.txt", "--out", "out", "--append").stdout
+    assert re.fullmatch(r"nothing to add to \S+, fingerprint \w+ \(no documents\)\nnote: 'c.txt': .*\n", nothing)
+
+
+def test_what_was_read_is_told_as_text(prepare, tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"word " * 100_000))
+    assert re.search(r"\nread 488\.3 KiB of text in \d", prepare("a.txt.gz", "--out", "out").stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"val": 1e-9}, r"'val' would be .* \(--val 0\), or .* --val, or the last documents for it with --val-tail\);"),
+     ({"val": 0, "test": 1e-9}, r"'test' would be .* \(--test 0\), or .* --test, or the last .* --val-tail\);"),
+     ({"val": 0.3, "test": 0.3, "val_tail": True, "min_chars": 4}, r"'val' would be .* \(a larger --val\); what")],
+)  # fmt: skip
+def test_an_empty_split_has_remedies_that_fit(tmp_path, options, said):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
+    given = {"tokenizer": "bytes", "workers": 1, **options}
+    with pytest.raises(mr.ConfigError, match=said):
+        mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **given)
+    if not options.get("val_tail"):
+        report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **{**given, "val_tail": True})
+        assert report.documents == {"train": 2, next(name for name in ("val", "test") if options.get(name)): 1}
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 50])
+def test_a_character_that_an_append_brings_is_told_with_its_document(tmp_path, monkeypatch, piece_bytes):
+    monkeypatch.setattr(breaks, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(simple, "PIECE_BYTES", piece_bytes)
+    given = {"tokenizer": "char", "workers": 1, "val": 0}
+    (tmp_path / "a.txt").write_text("abc \n")
+    (tmp_path / "b.txt").write_text("abc\n\ncab " + "abc " * 50 + "\u00e9\n\nabba")
+    mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **given, normalize=False, dedup="none")
+    with pytest.raises(
+        mr.SourceError, match=r"b\.txt': the document at byte 5 cannot be encoded: character 'é' is not in"
+    ) as caught:
+        mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "out", **given, normalize=False, dedup="none", append=True)
+    assert (caught.value.source, caught.value.offset) == (str(tmp_path / "b.txt"), 5)
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.csv"])

@@ -31,8 +31,7 @@ from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
-from millrace.text.simple import BytesTokenizer
-from millrace.text.tokenizer import Tokenizer
+from millrace.text.tokenizer import Tokenizer, UnknownCharacter
 
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
 # Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
@@ -214,14 +213,16 @@ class _Maker:
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
-        tokens, lengths = self._tokenizer.encode_spaced(texts)
+        try:
+            tokens, lengths = self._tokenizer.encode_spaced(texts)
+        except UnknownCharacter as error:
+            which = next(k for k, text in enumerate(texts) if error.character.encode() in text)
+            raise self._refused(number, offsets[which], f"cannot be encoded: {error}") from error
         self._spill("tokens.bin").write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
-        is_bytes = isinstance(self._tokenizer, BytesTokenizer)  # an id is a byte: they are counted
-        sizes = lengths - 1 if is_bytes else np.fromiter(map(len, texts), np.int64, len(texts))
-        documents["bytes"] = documents["characters"] = sizes
+        documents["bytes"] = documents["characters"] = self._tokenizer.num_bytes(texts, lengths)
         are_ascii = list(map(bytes.isascii, texts))
         if not all(are_ascii):
             others = [k for k, is_ascii in enumerate(are_ascii) if not is_ascii]
@@ -244,7 +245,10 @@ class _Maker:
                     self._spill("mask.bin").write(token_mask(text.spans - start, *places))
                 alive()
         except Uncuttable as error:
-            raise self._uncuttable(number, offset, error) from error
+            problem = f"is too long for this tokenizer: from its byte {error.offset} on {error}"
+            raise self._refused(number, offset, problem) from error
+        except UnknownCharacter as error:
+            raise self._refused(number, offset, f"cannot be encoded: {error}") from error
         self._spill("tokens.bin").write(np.zeros(1, dtype))  # room for the end
         if isinstance(text, Masked):
             self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
@@ -255,15 +259,14 @@ class _Maker:
         self._hashed_lines = hashed_lines
         self._store_kept([text])
 
-    def _uncuttable(self, number: int, offset: int, error: Uncuttable) -> SourceError:
+    def _refused(self, number: int, offset: int, problem: str) -> SourceError:
+        """Of a document that the tokenizer does not take."""
         units = zip(self._task.part.units, self._task.sources, strict=True)
         source = next(source for unit, source in units if unit.source == number)
         unit, name = source.place
         return SourceError(
-            f"{source.path!r}: the document at {unit} {offset} is too long for this tokenizer: from its byte {error.offset} on "
-            f"{error}",
-            source=source.path, **{name: offset},
-        )  # fmt: skip
+            f"{source.path!r}: the document at {unit} {offset} {problem}", source=source.path, **{name: offset}
+        )
 
     def _store_extras(self, texts: list[bytes], tokens: Array, lengths: Int64s) -> None:
         """What only some options ask for."""

@@ -120,7 +120,9 @@ class _Preparation:
     def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:
         """All there is to append is in the store."""
         self._partial.close(remove=True)
-        return TextReport(str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0)
+        return TextReport(
+            str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0, notes=self._notes
+        )
 
     def _finished(self) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""

@@ -24,7 +24,7 @@ class TextReport(msgspec.Struct):
     tokens: dict[str, int]
     shards: dict[str, int]
     dropped: dict[str, int]
-    bytes_read: int
+    bytes_read: int  # of documents as they stand in their files, unpacked: of a record those of its text
     characters: int
     seconds: float
     tokenizer: str

@@ -111,9 +111,10 @@ class Assignment:
         for split, share in (("val", self._options.val), ("test", self._options.test)):
             if share > 0 and self.documents[split] == 0:
                 total = sum(self.documents.values())
+                last = "" if self._options.val_tail else ", or the last documents for it with --val-tail"
                 raise ConfigError(
-                    f"split {split!r} would be empty: {share:g} of {total} documents; do without it (--{split} 0), "
-                    f"or take more (a larger --{split}, or --val-tail); what was read is kept"
+                    f"split {split!r} would be empty: {share:g} of {total:,} documents; do without it (--{split} 0), "
+                    f"or take more (a larger --{split}{last}); what was read is kept"
                 )
         if self.documents["train"] == 0:
             raise ConfigError("no training documents are left; look at the counts of what was dropped, or lower --val")
