@@ -21,7 +21,7 @@ from millrace.prepare.files import InputFile
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
-from millrace.prepare.text.columns import store_columns, write_names
+from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
@@ -39,7 +39,6 @@ from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
 from millrace.store.publish import Partial
-from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
@@ -258,7 +257,9 @@ class _Preparation:
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
-        tasks = self._shard_tasks(planned, columns, tokenizer, base, [source.path for source in sources])
+        with platform.writing(self._partial.folder):
+            names = [source.path for source in sources]
+            tasks = sharding.shard_tasks(planned, self._partial.folder, names, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
@@ -280,36 +281,3 @@ class _Preparation:
         fingerprint = self._partial.publish(fields, base, provenance, files)
         seconds = time.monotonic() - self._started
         return TextReport(str(self._out), fingerprint, True, **report, seconds=seconds, notes=self._notes)
-
-    def _shard_tasks(
-        self,
-        planned: Mapping[str, Any],
-        columns: Mapping[str, Column],
-        tokenizer: Tokenizer,
-        base: Base | None,
-        names: list[str],
-    ) -> list[sharding.ShardTask]:
-        # The sources of an append are numbered behind those of the store.
-        if columns["source"].dtype == "string":
-            with platform.writing(self._partial.folder):
-                write_names(self._partial.folder, names)
-        places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
-        codes = tuple(places[name] for name in names) if places else ()
-        plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
-        tasks = []
-        for split, shards in planned.items():
-            first = 0 if base is None else base.next_number(split)
-            tasks += [
-                sharding.ShardTask(
-                    split,
-                    first + k,
-                    tuple(pieces),
-                    str(self._partial.folder),
-                    plain,
-                    tokenizer.spaced_dtype.itemsize,
-                    tokenizer.end,
-                    codes,
-                )
-                for k, pieces in enumerate(shards)
-            ]
-        return tasks

@@ -7,7 +7,7 @@ number of workers. A shard is then a pure task: copy these documents.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.prepare.text.columns import extra_arrays, names_of
+from millrace.prepare.text.columns import extra_arrays, names_of, write_names
 from millrace.prepare.text.dedup import EXACT, NEAR, Repeats, find_repeats
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
@@ -26,6 +26,8 @@ from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry, ShardWriter
+from millrace.store.snapshot import Base
+from millrace.text.tokenizer import Tokenizer
 
 SPLITS = ("train", "val", "test")
 DROPPED = 255
@@ -198,6 +200,32 @@ def cut_shards(
                 filled[split] += int(ends[last - 1]) - done
                 at = last
     return {split: [shard for shard in found if shard] for split, found in shards.items() if found}
+
+
+def shard_tasks(
+    planned: Mapping[str, Sequence[Sequence[tuple[int, int, int]]]],
+    folder: Path,
+    names: Sequence[str],
+    columns: Mapping[str, Column],
+    tokenizer: Tokenizer,
+    base: Base | None,
+) -> list[ShardTask]:
+    """Tasks that write the shards planned by ``cut_shards``, numbered behind those of the store that is appended to."""
+    if columns["source"].dtype == "string":
+        write_names(folder, names)
+    # The sources of an append are numbered behind those of the store.
+    places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
+    codes = tuple(places[name] for name in names) if places else ()
+    plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
+    width, end = tokenizer.spaced_dtype.itemsize, tokenizer.end
+    tasks = []
+    for split, shards in planned.items():
+        first = 0 if base is None else base.next_number(split)
+        tasks += [
+            ShardTask(split, first + k, tuple(pieces), str(folder), plain, width, end, codes)
+            for k, pieces in enumerate(shards)
+        ]
+    return tasks
 
 
 def write_shard(task: ShardTask) -> ShardEntry:
