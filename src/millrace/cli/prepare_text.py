@@ -146,12 +146,14 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         print_table(_splits(whole["documents"], whole["tokens"], whole["shards"]), indent="")
     tokens = sum(report.tokens.values())
     for reason, number in report.dropped.items():
-        print_line(f"{'' if reason == REPLACED else 'dropped, '}{reason}: {number:,}")
+        where = f" (named in {out}/quarantine.jsonl)" if reason.startswith("unreadable") else ""
+        print_line(f"{'' if reason == REPLACED else 'dropped, '}{reason}: {number:,}{where}")
     for note in report.notes:
         print_line(f"note: {note}")
     seconds = max(report.seconds, 1e-9)
     each = report.characters / max(tokens, 1)
-    print_line(f"{each:.2f} characters per token ({report.tokenizer}, by {report.engine})")
+    by = f", by {report.engine}" if report.engine != report.tokenizer else ""
+    print_line(f"{each:.2f} characters per token ({report.tokenizer}{by})")
     print_line(
         f"read {size(report.bytes_read)} of text in {seconds:.1f} s: {report.bytes_read / seconds / 1e6:.1f} MB/s, "
         f"{tokens / seconds:,.0f} tokens/s"

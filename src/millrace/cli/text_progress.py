@@ -19,7 +19,8 @@ AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line that are neither bar 
 class TextProgress:
     """Called as (stage, done, total, facts); stage "unpack" counts files, "read" bytes, "lines" parts, "write" shards.
 
-    Before them come "note", one for the user to read, and "room": bytes of disk that may be needed, and that are free.
+    A call of which facts say that a stage ``begins`` tells what an earlier run did of it. Before all come "note", one for
+    the user to read, and "room": bytes of disk that may be needed, and that are free.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,8 @@ class TextProgress:
         self._bar: Any = None
         self._task: Any = None
         self._stage = ""
+        self._done = 0  # when this stage began, of which an earlier run may have done some
+        self._before: Mapping[str, Any] = {}
 
     def __enter__(self) -> TextProgress:
         if sys.stderr.isatty():
@@ -62,7 +65,9 @@ class TextProgress:
                 )
             return
         if stage != self._stage:
-            self._stage, self._started = stage, self._stage_began
+            begins = facts.get("begins", False)
+            self._stage, self._started = stage, time.monotonic() if begins else self._stage_began
+            self._done, self._before = (done, facts) if begins else (0, {})
             if self._bar is not None:
                 self._task = self._bar.add_task(stage, total=total, facts="")
         self._stage_began = time.monotonic()  # the next stage begins where the last call of this one was
@@ -73,8 +78,8 @@ class TextProgress:
             self._bar.update(self._task, completed=done, facts=text)
         elif time.monotonic() - self._said >= EVERY_S:
             self._said = time.monotonic()
-            left = (time.monotonic() - self._started) * (total - done) / max(done, 1)
-            when = f", about {left:.0f} s left" if done else ""
+            left = (time.monotonic() - self._started) * (total - done) / max(done - self._done, 1)
+            when = f", about {left:.0f} s left" if done > self._done else ""
             sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {SEPARATOR.join(found)}{when}\n")
 
     def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
@@ -85,14 +90,15 @@ class TextProgress:
             noun = "file" if stage == "unpack" else "shard"
             return [f"{done:,} {noun}{'s' * (done != 1)}"]
         files = f"{facts['files']:,} of {facts['all_files']:,} files"
-        if not facts["bytes"]:  # nothing to reckon with yet
+        num_bytes, num_tokens = (facts[name] - self._before.get(name, 0) for name in ("bytes", "tokens"))
+        if not num_bytes:  # nothing to reckon with yet
             return [files, f"{size(memory())} memory"]
         seconds = max(time.monotonic() - self._started, 1e-9)
         repeats = facts["repeats"] / max(facts["documents"] + facts["repeats"], 1)
         return [
             files,
-            f"{facts['bytes'] / seconds / 1e6:.1f} MB/s",
-            f"{thousands(facts['tokens'] / seconds)} tokens/s",
+            f"{num_bytes / seconds / 1e6:.1f} MB/s",
+            f"{thousands(num_tokens / seconds)} tokens/s",
             f"{size(memory())} memory",
             f"{repeats:.1%} repeats",
             f"{size(facts['bytes'])} of text",

@@ -63,7 +63,7 @@ def test_the_closing_table_counts_and_names_the_next_command(source, out, capsys
         assert rows[split] == [f"{part.num_records:,}", f"{part.num_rows:,}", f"{count_of:,}"]
     assert "dropped, duplicate: 1\n" in said
     characters = sum(len(f"The tale number {k} is long.") for k in range(300))
-    assert f"{characters / (characters + 300):.2f} characters per token (bytes" in said
+    assert f"{characters / (characters + 300):.2f} characters per token (bytes)\n" in said
     assert said.splitlines()[-1] == f"next: millrace head {out}"
 
 
@@ -164,7 +164,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(source, out, capsys,
     monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
     assert prepare(source, "--out", out, "--tokenizer", "bytes") == 0
     lines = capsys.readouterr().err.splitlines()
-    read = next(line for line in lines if line.startswith("read: "))
+    read = next(line for line in lines if line.startswith("read: 100"))
     facts = r"1 of 1 files, \d\S* MB/s, \S+ tokens/s, .*iB memory, 0\.3% repeats, \S+ KiB of text"
     assert re.match(rf"read: 100%, {facts}, about 0 s left", read)
     assert any(re.match(r"write: \d+%, \d+ shards?,", line) for line in lines)
@@ -201,6 +201,22 @@ def test_a_start_without_a_rate_shows_none(capsys, monkeypatch):
     counts = {"files": 0, "all_files": 3, "bytes": 0, "tokens": 0, "documents": 0, "repeats": 0}
     text_progress.TextProgress()("read", 0, 1000, counts)
     assert re.fullmatch(r"read: 0%, 0 of 3 files, \S+ .iB memory\n", capsys.readouterr().err)
+
+
+def test_the_rate_of_a_stage_counts_from_its_beginning(capsys, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(text_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
+    progress = text_progress.TextProgress()
+    now[0] += 50  # in which a vocabulary was learnt
+    counts = {"files": 0, "all_files": 1, "tokens": 0, "documents": 0, "repeats": 0}
+    progress("read", 30_000_000, 100_000_000, {**counts, "bytes": 30_000_000, "begins": True})  # by an earlier run
+    now[0] += 10
+    progress("read", 80_000_000, 100_000_000, {**counts, "bytes": 80_000_000})
+    first, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"read: 30%, 0 of 1 files, \S+ .iB memory", first)
+    assert last.startswith("read: 80%, 0 of 1 files, 5.0 MB/s, ")
+    assert last.endswith(", about 4 s left")
 
 
 def test_a_shorter_fact_stands_for_one_that_does_not_fit():

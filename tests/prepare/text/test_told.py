@@ -102,6 +102,16 @@ def test_what_a_folder_held_besides_is_told(prepare, tmp_path):
     assert len(told) == 2
 
 
+def test_a_vocabulary_of_the_corpus_is_told_before(tools, tmp_path):
+    (tmp_path / "a.txt").write_text("one two three")
+    for name, said in (("train:300", "a vocabulary is learnt first"), ("char", "read once for its characters")):
+        out = tmp_path / name.replace(":", "")
+        done = tools.shell("prepare", "text", tmp_path / "a.txt", "--out", out, "--tokenizer", name, "--val", 0)
+        assert done.stderr.startswith("note: ")
+        assert said in done.stderr
+        assert "note" not in done.stdout
+
+
 def test_files_that_hold_nothing_are_told(prepare, tmp_path):
     import pyarrow
     from pyarrow import parquet
@@ -173,6 +183,8 @@ def test_documents_with_replaced_characters_are_not_called_dropped(prepare, tmp_
     done = prepare("a.txt", "--out", "out", "--on-error", "replace")
     assert "\ninvalid characters replaced: 1\n" in done.stdout
     assert "dropped" not in done.stdout
+    skipped = prepare("a.txt", "--out", "skipped", "--on-error", "skip")
+    assert "\ndropped, unreadable: invalid utf-8: 1 (named in skipped/quarantine.jsonl)\n" in skipped.stdout
 
 
 def test_info_after_an_append_tells_of_both(prepare, tools, tmp_path):

@@ -25,7 +25,7 @@ from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
-from millrace.prepare.text.part import PartDone, PartTask, prepare_part
+from millrace.prepare.text.part import PartDone, PartTask, prepare_part, read_done
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
@@ -34,7 +34,7 @@ from millrace.prepare.text.scan import mark_repeats, scan_part
 from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
 from millrace.prepare.text.unpack import unpack, unpack_tasks, unpacked
-from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer
+from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, told_of
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
@@ -182,6 +182,8 @@ class _Preparation:
         if existing is not None:
             tokenizer = existing.tokenizer()
         else:
+            if not path.exists() and (first := told_of(self._reading.tokenizer)):
+                self._progress("note", 0, 0, {"note": first})
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
         check_engine(tokenizer, sources, parts, self._reading)
         with platform.writing(path):
@@ -203,17 +205,23 @@ class _Preparation:
         if self._reading.dedup_unit == "line":
             tasks = self._with_repeats(tasks, existing)
         tally = Tally(sources, parts)
-        done: dict[int, PartDone] = {}
-
-        def moved(number: int, counts: Mapping[str, int]) -> None:
-            tally.move(parts[number], counts)
-            self._progress("read", tally.done, tally.total, tally.facts)
-
-        for number, result in self._run(prepare_part, tasks, moved):
-            done[number] = result
+        done = {part.number: known for part in parts if (known := read_done(folder, part.number)) is not None}
+        missing = [task for task in tasks if task.part.number not in done]
+        if done:
+            self._notes.append(f"{len(done):,} of {len(parts):,} parts were read by an earlier run of this command")
+        for number, result in done.items():
             tally.add(parts[number], result)
+        self._progress("read", tally.done, tally.total, {**tally.facts, "begins": True})
+
+        def moved(task: int, counts: Mapping[str, int]) -> None:
+            tally.move(missing[task].part, counts)
             self._progress("read", tally.done, tally.total, tally.facts)
-        return [done[number] for number in range(len(tasks))]
+
+        for number, result in self._run(prepare_part, missing, moved):
+            done[result.number] = result
+            tally.add(missing[number].part, result)
+            self._progress("read", tally.done, tally.total, tally.facts)
+        return [done[part.number] for part in parts]
 
     def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
         """The tasks, told which lines of their parts are repeats; all parts are read for that first."""
