@@ -65,7 +65,7 @@ def test_other_options_than_those_begun_with_are_refused(source, out, monkeypatc
         with pytest.raises(mr.ConfigError, match=rf"out\.partial was begun with other.*{said}"):
             mr.prepare_text(source, out, **{**OPTIONS, **changed})
     report = mr.prepare_text(source, out, **OPTIONS)
-    assert any(re.match(r"2 of \d+ parts were read by an earlier run", note) for note in report.notes)
+    assert any(re.match(r"2 of \d+ parts came from an earlier run", note) for note in report.notes)
 
 
 def test_other_sources_than_those_begun_with_are_refused_by_name(source, out, monkeypatch, tmp_path):

@@ -275,6 +275,21 @@ def test_one_large_file_that_is_one_task_moves_the_bar(tmp_path, monkeypatch, na
     assert (read[-1][2]["files"], read[-1][2]["documents"]) == (files, 2_000 + files - 1)
 
 
+def test_a_long_document_tells_its_tokens_as_they_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(breaks, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(simple, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(local, "EVERY_S", 0.0)
+    (tmp_path / "a.md").write_text("word " * 2000)
+    seen = []
+    mr.prepare_text(
+        str(tmp_path / "a.md"), tmp_path / "out", tokenizer="bytes", val=0, workers=1,
+        progress=lambda stage, done, total, facts: seen.append(facts.get("tokens")) if stage == "read" else None,
+    )  # fmt: skip
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 8
+    assert seen[-1] == 10_000  # spaces at the end go, the end of the document comes
+
+
 COUNTING = """
 from millrace.prepare.engines import alive, local
 

@@ -118,7 +118,7 @@ class _Lines:
             return Bad(self.start, f"not CSV: {error}, near line {self._number} of the file", data)
         if self._number > self._first:  # where the row would go on nobody knows
             raise SourceError(
-                f"{self._source.path!r}: the row at byte {self.start} is longer than {self._options.max_document} bytes: a quote "
+                f"{self._source.path!r}: the row at byte {self.start} is longer than {self._options.max_document:,} bytes: a quote "
                 f"opened in line {self.opened} is not closed by then; close it, or raise --max-document",
                 source=self._source.path, offset=self.start,
             )  # fmt: skip

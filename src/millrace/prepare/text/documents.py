@@ -284,7 +284,7 @@ def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions
             else "go on with --on-error skip"
         )
         raise SourceError(
-            f"{source.path!r}: the document at byte {offset} is longer than {options.max_document} bytes; "
+            f"{source.path!r}: the document at byte {offset} is longer than {options.max_document:,} bytes; "
             f"raise --max-document, or {remedy}",
             source=source.path, offset=offset,
         )  # fmt: skip

@@ -243,7 +243,7 @@ class _Maker:
                 if isinstance(text, Masked):
                     places = self._tokenizer.places(text[start:stop], ids)
                     self._spill("mask.bin").write(token_mask(text.spans - start, *places))
-                alive()
+                alive(tokens=len(ids))
         except Uncuttable as error:
             problem = f"is too long for this tokenizer: from its byte {error.offset} on {error}"
             raise self._refused(number, offset, problem) from error
@@ -256,6 +256,7 @@ class _Maker:
         self._spill("documents.bin").write(np.array([document], DOCUMENT))
         self._num_documents += 1
         self._num_tokens += num_tokens
+        alive(documents=1)
         self._hashed_lines = hashed_lines
         self._store_kept([text])
 

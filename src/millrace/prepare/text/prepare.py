@@ -208,7 +208,7 @@ class _Preparation:
         done = {part.number: known for part in parts if (known := read_done(folder, part.number)) is not None}
         missing = [task for task in tasks if task.part.number not in done]
         if done:
-            self._notes.append(f"{len(done):,} of {len(parts):,} parts were read by an earlier run of this command")
+            self._notes.append(f"{len(done):,} of {len(parts):,} parts came from an earlier run of this command")
         for number, result in done.items():
             tally.add(parts[number], result)
         self._progress("read", tally.done, tally.total, {**tally.facts, "begins": True})

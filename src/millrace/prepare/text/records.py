@@ -32,10 +32,10 @@ Document = bytes | Bad
 def too_long(source: Source, place: int, data: bytes, options: ReadOptions) -> Exception:
     """Of a row: an error with its remedies, or what the policy sets aside."""
     if options.on_error != "stop":
-        return Bad(place, f"longer than {options.max_document} bytes", data)
+        return Bad(place, f"longer than {options.max_document:,} bytes", data)
     unit, name = source.place
     return SourceError(
-        f"{source.path!r}: the row at {unit} {place} is longer than {options.max_document} bytes; raise --max-document, or go "
+        f"{source.path!r}: the row at {unit} {place} is longer than {options.max_document:,} bytes; raise --max-document, or go "
         "on with --on-error skip",
         source=source.path, **{name: place},
     )  # fmt: skip
@@ -50,7 +50,7 @@ def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> 
             continue
         try:
             if len(line) > options.max_document:
-                raise Bad(offset, f"longer than {options.max_document} bytes", line)
+                raise Bad(offset, f"longer than {options.max_document:,} bytes", line)
             yield offset, _json_document(offset, line, options, any(line.count(key) > 1 for key in keys))
         except Bad as bad:
             yield offset, bad
@@ -165,7 +165,7 @@ def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) ->
 
 def _expands(source: Source, number: int, most: int) -> SourceError:
     return SourceError(
-        f"{source.path!r}, row group {number}: it expands to more than {most} bytes; if that is right, raise --max-ratio",
+        f"{source.path!r}, row group {number}: it expands to more than {most:,} bytes; if that is right, raise --max-ratio",
         source=source.path,
     )
 
