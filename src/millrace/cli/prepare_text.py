@@ -85,7 +85,9 @@ def run(
         str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts of which it is true.")
     ] = None,
     on_error: Annotated[str, typer.Option(help="For unreadable documents: stop, skip or replace.")] = "stop",
-    max_ratio: Annotated[int, typer.Option(help="How much a compressed file may expand.")] = 1000,
+    max_ratio: Annotated[
+        int, typer.Option(help="How many times its size a compressed file may expand to; 1 GiB is always allowed.")
+    ] = 1000,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
     stall: Annotated[
         float,
@@ -120,34 +122,55 @@ def run(
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
-        show(report, out)
+        show(report, out, is_append=append)
 
 
-def show(report: Any, out: str) -> None:
+def show(report: Any, out: str, *, is_append: bool) -> None:
     from millrace.cli.console import print_line, print_table, size
 
     if not report.is_new and not report.documents:
         dropped = ", ".join(f"{reason}: {number:,}" for reason, number in report.dropped.items())
-        print_line(f"nothing to add to {report.path}, fingerprint {report.fingerprint} ({dropped})")
+        print_line(f"nothing to add to {report.path}, fingerprint {report.fingerprint} ({dropped or 'no documents'})")
+        for note in report.notes:
+            print_line(f"note: {note}")
         return
     if not report.is_new:
         print_line(f"already complete: {report.path}, fingerprint {report.fingerprint}")
         return
-    rows = [("split", "documents", "tokens", "shards")]
-    for split, documents in report.documents.items():
-        rows.append((split, f"{documents:,}", f"{report.tokens[split]:,}", f"{report.shards.get(split, 0):,}"))
-    print_table(rows, indent="")
+    if is_append:
+        print_line("added:")
+    print_table(_splits(report.documents, report.tokens, report.shards), indent="")
+    if is_append:
+        whole = _totals(report.path)
+        print_line("the store now holds:")
+        print_table(_splits(whole["documents"], whole["tokens"], whole["shards"]), indent="")
     tokens = sum(report.tokens.values())
     for reason, number in report.dropped.items():
-        print_line(f"{'' if reason == REPLACED else 'dropped, '}{reason}: {number:,}")
+        where = f" (named in {out}/quarantine.jsonl)" if reason.startswith("unreadable") else ""
+        print_line(f"{'' if reason == REPLACED else 'dropped, '}{reason}: {number:,}{where}")
     for note in report.notes:
         print_line(f"note: {note}")
     seconds = max(report.seconds, 1e-9)
     each = report.characters / max(tokens, 1)
-    print_line(f"{each:.2f} characters per token ({report.tokenizer}, by {report.engine})")
+    by = f", by {report.engine}" if report.engine != report.tokenizer else ""
+    print_line(f"{each:.2f} characters per token ({report.tokenizer}{by})")
     print_line(
-        f"read {size(report.bytes_read)} in {seconds:.1f} s: {report.bytes_read / seconds / 1e6:.1f} MB/s, "
+        f"read {size(report.bytes_read)} of text in {seconds:.1f} s: {report.bytes_read / seconds / 1e6:.1f} MB/s, "
         f"{tokens / seconds:,.0f} tokens/s"
     )
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
     print_line(f"next: millrace head {out}")
+
+
+def _splits(documents: dict[str, int], tokens: dict[str, int], shards: dict[str, int]) -> list[tuple[str, ...]]:
+    """The rows of a table of counts by split."""
+    rows = [(split, *(f"{counts.get(split, 0):,}" for counts in (documents, tokens, shards))) for split in documents]
+    return [("split", "documents", "tokens", "shards"), *rows]
+
+
+def _totals(path: str) -> dict[str, dict[str, int]]:
+    """What all runs put into a store."""
+    from millrace.store.open import open_store
+
+    found: dict[str, dict[str, int]] = open_store(path).meta["report"]
+    return found

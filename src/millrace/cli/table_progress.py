@@ -24,11 +24,11 @@ class TableProgress(TextProgress):
         else:
             super().__call__(stage, done, total, facts)
 
-    def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> str:
+    def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
         seconds = max(time.monotonic() - self._started, 1e-9)
         if stage == "write":
             self._rows += facts["rows"]
         rows = facts.get("rows", 0) if stage == "read" else self._rows
-        rate = f", {rows:,} rows, {rows / seconds:,.0f} rows/s" if rows else ""
-        search = f", pass {facts['quartiles']} for quartiles" if "quartiles" in facts else ""
-        return f"{done:,} {NOUNS[stage]}{'s' * (done != 1)}{rate}{search}, {size(memory())} memory"
+        rate = [f"{rows:,} rows", f"{rows / seconds:,.0f} rows/s"] if rows else []
+        search = [f"pass {facts['quartiles']} for quartiles"] if "quartiles" in facts else []
+        return [f"{done:,} {NOUNS[stage]}{'s' * (done != 1)}", *rate, *search, f"{size(memory())} memory"]

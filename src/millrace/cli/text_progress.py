@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from millrace.cli.console import size
 
 EVERY_S = 5.0
+SEPARATOR = ", "
+AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line that are neither bar nor facts: stage, per cent, time left
 
 
 class TextProgress:
-    """Called as (stage, done, total, facts); stage "read" counts bytes, "lines" parts, "write" shards.
+    """Called as (stage, done, total, facts); stage "unpack" counts files, "read" bytes, "lines" parts, "write" shards.
 
-    Before them come "note", one for the user to read, and "room": bytes of disk that may be needed, and that are free.
+    A call of which facts say that a stage ``begins`` tells what an earlier run did of it. Before all come "note", one for
+    the user to read, and "room": bytes of disk that may be needed, and that are free.
     """
 
     def __init__(self) -> None:
@@ -25,19 +28,23 @@ class TextProgress:
         self._bar: Any = None
         self._task: Any = None
         self._stage = ""
+        self._done = 0  # when this stage began, of which an earlier run may have done some
+        self._before: Mapping[str, Any] = {}
 
     def __enter__(self) -> TextProgress:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+            console = Console(stderr=True)
             columns = (
                 TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[facts]}"),
+                BarColumn(_bar_width(console.width)),
+                TaskProgressColumn(),
                 TimeRemainingColumn(),
+                TextColumn("{task.fields[facts]}", markup=False),
             )
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=console, transient=True)
             self._bar.start()
         return self
 
@@ -58,30 +65,67 @@ class TextProgress:
                 )
             return
         if stage != self._stage:
-            self._stage, self._started = stage, self._stage_began
+            begins = facts.get("begins", False)
+            self._stage, self._started = stage, time.monotonic() if begins else self._stage_began
+            self._done, self._before = (done, facts) if begins else (0, {})
             if self._bar is not None:
                 self._task = self._bar.add_task(stage, total=total, facts="")
         self._stage_began = time.monotonic()  # the next stage begins where the last call of this one was
-        text = self._facts(stage, done, facts)
+        found = self._facts(stage, done, facts)
         if self._bar is not None:
+            width = self._bar.console.width
+            text = fitting(found, width - _bar_width(width) - AROUND)
             self._bar.update(self._task, completed=done, facts=text)
         elif time.monotonic() - self._said >= EVERY_S:
             self._said = time.monotonic()
-            left = (time.monotonic() - self._started) * (total - done) / max(done, 1)
-            sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {text}, about {left:.0f} s left\n")
+            left = (time.monotonic() - self._started) * (total - done) / max(done - self._done, 1)
+            when = f", about {left:.0f} s left" if done > self._done else ""
+            sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {SEPARATOR.join(found)}{when}\n")
 
-    def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> str:
+    def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
+        """What there is to say, the most important first."""
         if stage == "lines":
-            return f"{facts['lines']:,} lines compared"
+            return [f"{facts['lines']:,} lines compared"]
         if stage != "read":
-            return f"{done} shards"
+            noun = "file" if stage == "unpack" else "shard"
+            return [f"{done:,} {noun}{'s' * (done != 1)}"]
+        files = f"{facts['files']:,} of {facts['all_files']:,} files"
+        num_bytes, num_tokens = (facts[name] - self._before.get(name, 0) for name in ("bytes", "tokens"))
+        if not num_bytes:  # nothing to reckon with yet
+            return [files, f"{size(memory())} memory"]
         seconds = max(time.monotonic() - self._started, 1e-9)
         repeats = facts["repeats"] / max(facts["documents"] + facts["repeats"], 1)
-        return (
-            f"{facts['files']:,} of {facts['all_files']:,} files, {size(facts['bytes'])}, "
-            f"{facts['bytes'] / seconds / 1e6:.1f} MB/s, {facts['tokens'] / seconds:,.0f} tokens/s, "
-            f"{repeats:.1%} repeats, {size(memory())} memory"
-        )
+        return [
+            files,
+            f"{num_bytes / seconds / 1e6:.1f} MB/s",
+            f"{thousands(num_tokens / seconds)} tokens/s",
+            f"{size(memory())} memory",
+            f"{repeats:.1%} repeats",
+            f"{size(facts['bytes'])} of text",
+        ]
+
+
+def _bar_width(width: int) -> int:
+    """Of the bar itself, on a terminal of this width."""
+    return max(6, min(40, width // 8))
+
+
+def fitting(facts: Sequence[str], width: int) -> str:
+    """As many as there is room for, the first ones first; a shorter one may stand for a longer that does not fit."""
+    found, left = [], width + len(SEPARATOR)
+    for fact in facts:
+        if len(fact) + len(SEPARATOR) <= left:
+            found.append(fact)
+            left -= len(fact) + len(SEPARATOR)
+    return SEPARATOR.join(found)
+
+
+def thousands(number: float) -> str:
+    """12345.6 -> '12.3K', 3400000 -> '3.4M'."""
+    for unit, each in (("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= each:
+            return f"{number / each:.1f}{unit}"
+    return f"{number:.0f}"
 
 
 def memory() -> float:

@@ -275,5 +275,9 @@ def check_unchanged(file: InputFile) -> None:
             source=file.path,
         ) from error
     if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-        what = f"{status.st_size} bytes, planned {file.size}" if status.st_size != file.size else "it was written again"
+        what = (
+            f"{status.st_size:,} bytes, planned {file.size:,}"
+            if status.st_size != file.size
+            else "it was written again"
+        )
         raise SourceError(f"{file.path!r} changed while it was prepared: {what}; start anew", source=file.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,46 @@ MAX_SHOWN = 6
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What changed from one plan to another, one phrase each."""
+    """What changed from one plan to another, one phrase each.
+
+    ``sources`` of a plan are {path: [size, time of change in ns, hash of its ends]}, ``order`` is their order.
+    """
     found = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
         if before == after:
             continue
-        if isinstance(before, dict) and isinstance(after, dict):
+        if (prefix, key) == ("", "sources"):
+            found += [
+                _source(path, (before or {}).get(path), (after or {}).get(path)) for path in _paths(before, after)
+            ]
+        elif (prefix, key) == ("", "order"):
+            if not _paths(old.get("sources"), new.get("sources"), only_some=True):
+                was, now = next(pair for pair in zip(before or (), after or (), strict=True) if pair[0] != pair[1])
+                found.append(f"the sources come in another order: {now!r} where {was!r} was")
+        elif isinstance(before, dict) and isinstance(after, dict):
             found += differences(before, after, f"{prefix}{key}: ")
         else:
             found.append(f"{prefix}{key} was {_short(before)}, now {_short(after)}")
     return found
+
+
+def _paths(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, *, only_some: bool = False) -> list[str]:
+    """Of sources that are not the same; ``only_some``: that only one of the plans has."""
+    old, new = before or {}, after or {}
+    paths = dict.fromkeys((*old, *new))
+    return [path for path in paths if ((path in old) != (path in new) if only_some else old.get(path) != new.get(path))]
+
+
+def _source(path: str, before: Any, after: Any) -> str:
+    if before is None or after is None:
+        return f"{path!r} is {'new' if before is None else 'missing'}"
+    if before[0] != after[0]:
+        return f"{path!r} had {before[0]:,} bytes, now {after[0]:,}"
+    if before[2] != after[2]:
+        return f"{path!r} holds something else"
+    times = [f"{datetime.fromtimestamp(value[1] // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC" for value in (before, after)]
+    return f"{path!r} was last written {times[0]}, now {times[1] if times[0] != times[1] else 'again'}"
 
 
 def _short(value: Any) -> str:

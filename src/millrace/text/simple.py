@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
 from millrace.text.breaks import PIECE_BYTES
-from millrace.text.tokenizer import Encoded, Tokenizer
+from millrace.text.tokenizer import Encoded, Tokenizer, UnknownCharacter
 from millrace.text.words import character
 
 
@@ -38,6 +38,9 @@ class BytesTokenizer(Tokenizer):
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         joined = np.frombuffer(b"\0".join((*documents, b"")), np.uint8)
         return joined, np.fromiter(map(len, documents), np.int64, len(documents)) + 1
+
+    def num_bytes(self, documents: Sequence[bytes], lengths: Int64s) -> Int64s:
+        return lengths - 1  # an id is a byte: they are counted
 
     def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         spaced, lengths = self.encode_spaced(documents)
@@ -79,8 +82,9 @@ class CharTokenizer(Tokenizer):
         ids = self._table[np.minimum(points, len(self._table) - 1)]
         if len(ids) and ids.min() < 0:
             unknown = chr(int(points[np.argmin(ids)]))
-            raise SourceError(
-                f"character {unknown!r} is not in the vocabulary of {self.end} characters; prepare anew with all files"
+            raise UnknownCharacter(
+                f"character {unknown!r} is not in the vocabulary of {self.end} characters; prepare anew with all files",
+                character=unknown,
             )
         return ids.astype(np.uint32), lengths
 

@@ -13,9 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, SourceError
 from millrace.identity import digest
 from millrace.ragged import Array, Int64s
+
+
+class UnknownCharacter(SourceError):
+    """A text has a ``character`` that the vocabulary has not."""
+
+    character: str
 
 
 class Encoded(NamedTuple):
@@ -52,6 +58,10 @@ class Tokenizer(ABC):
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """Ids with room for the end behind each document, in as few bytes as they need: what preparation keeps meanwhile."""
         return self.encode_with_ends(documents)
+
+    def num_bytes(self, documents: Sequence[bytes], lengths: Int64s) -> Int64s:
+        """How many bytes each document has; ``lengths`` are those ``encode_spaced`` gave, which may say it faster."""
+        return np.fromiter(map(len, documents), np.int64, len(documents))
 
     @property
     def spaced_dtype(self) -> np.dtype[Any]:

@@ -1,7 +1,15 @@
 """``millrace prepare text`` as a person meets it: flags old and new, the closing table, errors of one line."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 
@@ -55,7 +63,7 @@ def test_the_closing_table_counts_and_names_the_next_command(source, out, capsys
         assert rows[split] == [f"{part.num_records:,}", f"{part.num_rows:,}", f"{count_of:,}"]
     assert "dropped, duplicate: 1\n" in said
     characters = sum(len(f"The tale number {k} is long.") for k in range(300))
-    assert f"{characters / (characters + 300):.2f} characters per token (bytes" in said
+    assert f"{characters / (characters + 300):.2f} characters per token (bytes)\n" in said
     assert said.splitlines()[-1] == f"next: millrace head {out}"
 
 
@@ -156,10 +164,66 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(source, out, capsys,
     monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
     assert prepare(source, "--out", out, "--tokenizer", "bytes") == 0
     lines = capsys.readouterr().err.splitlines()
-    read = next(line for line in lines if line.startswith("read: "))
-    assert re.match(r"read: 100%, 1 of 1 files, .* MB/s, .* tokens/s, 0\.3% repeats, .*iB memory, about 0 s left", read)
-    assert any(re.match(r"write: \d+%, \d+ shards", line) for line in lines)
+    read = next(line for line in lines if line.startswith("read: 100"))
+    facts = r"1 of 1 files, \d\S* MB/s, \S+ tokens/s, .*iB memory, 0\.3% repeats, \S+ KiB of text"
+    assert re.match(rf"read: 100%, {facts}, about 0 s left", read)
+    assert any(re.match(r"write: \d+%, \d+ shards?,", line) for line in lines)
     assert not any("\x1b" in line or "\r" in line for line in lines)
+
+
+FACTS = [" of 1 files", " MB/s", " tokens/s", "iB memory", " repeats", " of text"]
+
+
+@pytest.mark.parametrize(("width", "count"), [(60, 2), (80, 3), (100, 4), (120, 5), (160, 6)])
+def test_a_terminal_shows_what_fits_its_width_and_always_bar_share_and_time_left(source, out, width, count):
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    command = [sys.executable, "-m", "millrace", "prepare", "text", source, "--out", out, "--tokenizer", "bytes"]
+    environ = {key: value for key, value in os.environ.items() if key != "COLUMNS"} | {"TERM": "xterm"}
+    process = subprocess.Popen([*command, "--workers", "1"], stderr=terminal, stdout=subprocess.DEVNULL, env=environ)
+    os.close(terminal)
+    said = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal is told
+        while block := os.read(main, 1 << 16):
+            said += block
+    os.close(main)
+    assert process.wait() == 0
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode()))
+    last = next(line for line in reversed(lines) if line.startswith("read"))
+    assert re.match(r"read +━+ 100% \d:\d\d:\d\d 1 of 1 files,", last), last
+    assert [fact for fact in FACTS if fact in last] == FACTS[:count]
+    assert max(map(len, lines)) <= width
+    assert "…" not in said.decode()
+
+
+def test_a_start_without_a_rate_shows_none(capsys, monkeypatch):
+    monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
+    counts = {"files": 0, "all_files": 3, "bytes": 0, "tokens": 0, "documents": 0, "repeats": 0}
+    text_progress.TextProgress()("read", 0, 1000, counts)
+    assert re.fullmatch(r"read: 0%, 0 of 3 files, \S+ .iB memory\n", capsys.readouterr().err)
+
+
+def test_the_rate_of_a_stage_counts_from_its_beginning(capsys, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(text_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
+    progress = text_progress.TextProgress()
+    now[0] += 50  # in which a vocabulary was learnt
+    counts = {"files": 0, "all_files": 1, "tokens": 0, "documents": 0, "repeats": 0}
+    progress("read", 30_000_000, 100_000_000, {**counts, "bytes": 30_000_000, "begins": True})  # by an earlier run
+    now[0] += 10
+    progress("read", 80_000_000, 100_000_000, {**counts, "bytes": 80_000_000})
+    first, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"read: 30%, 0 of 1 files, \S+ .iB memory", first)
+    assert last.startswith("read: 80%, 0 of 1 files, 5.0 MB/s, ")
+    assert last.endswith(", about 4 s left")
+
+
+def test_a_shorter_fact_stands_for_one_that_does_not_fit():
+    assert text_progress.fitting(["files", "12 MB/s", "a long one", "3 %"], 20) == "files, 12 MB/s, 3 %"
+    assert [text_progress.thousands(n) for n in (0, 999, 1000, 12_345, 3_400_000, 5e9)] == [
+        "0", "999", "1.0K", "12.3K", "3.4M", "5.0G",
+    ]  # fmt: skip
 
 
 def test_head_shows_the_text_with_its_end(source, out, capsys):

@@ -101,7 +101,7 @@ def test_documents_of_which_a_few_words_changed_are_near_duplicates(tmp_path, to
     store = mr.open_store(tmp_path / "out")
     kept = [store.decode(tokens[:-1]) for _, _, tokens in tools.records(store)]
     assert kept == [text for k, text in enumerate(texts) if k not in planted]
-    assert report.dropped["duplicate"] == len(planted) == 10
+    assert report.dropped["near-duplicate"] == len(planted) == 10
 
 
 def test_documents_with_half_their_words_in_common_stay(tmp_path):

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 import millrace as mr
@@ -132,21 +134,45 @@ CSV = b'id,text\n1,plain\n2,"two\nlines, and a ""quote"""\n3,NULL\n4,\n5,"' + "�
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_the_text_column_of_csv_with_newlines_in_quotes(tmp_path, name):
     path = written(tmp_path / name, gzip.compress(CSV) if name.endswith("gz") else CSV)
-    assert read(path) == [(0, b"plain"), (1, b'two\nlines, and a "quote"'), (2, b"NULL"), (3, b""), (4, "é".encode())]
+    texts = [b"plain", b'two\nlines, and a "quote"', b"NULL", b"", "é".encode()]
+    assert read(path) == [(CSV.index(b"\n%d," % (k + 1)) + 1, text) for k, text in enumerate(texts)]
 
 
 def test_other_columns_of_csv_may_hold_anything(tmp_path):
     rows = [b"%d,text %d\n" % (k, k) for k in range(500)] + [b"\xff word,last\n"]
-    found = read(written(tmp_path / "a.csv", b"id,text\n" + b"".join(rows)))
-    assert [text for _, text in found] == [b"text %d" % k for k in range(500)] + [b"last"]
-    assert [row for row, _ in found] == list(range(501))
+    for mark in (b"", b"\xef\xbb\xbf"):
+        data = mark + b"\xc3\xa9,text\r\n\n" + b"".join(rows)
+        found = read(written(tmp_path / "a.csv", data))
+        assert [text for _, text in found] == [b"text %d" % k for k in range(500)] + [b"last"]
+        assert [data[place : data.index(b"\n", place) + 1] for place, _ in found] == rows
+
+
+@given(
+    rows=st.lists(st.tuples(st.text('aé\n\r,"東 ', max_size=6), st.booleans()), max_size=8),
+    ending=st.sampled_from(["\n", "\r\n"]),
+    mark=st.booleans(),
+)
+@settings(deadline=None)
+def test_the_place_of_a_row_of_csv_is_where_it_begins(memory_folder, rows, ending, mark):
+    """A file cut there, with the names of its columns before it, begins with that row."""
+    names = b"id,text" + ending.encode()
+    lines = [
+        f'{k},"{text.replace(chr(34), chr(34) * 2)}"{ending}{ending * blank}' for k, (text, blank) in enumerate(rows)
+    ]
+    data = b"\xef\xbb\xbf" * mark + names + "".join(lines).encode()
+    found = read(written(memory_folder / "places.csv", data))
+    assert [text for _, text in found] == [text.encode() for text, _ in rows]
+    for number, (place, _) in enumerate(found):
+        assert data[place:].startswith(b"%d," % number)
+        rest = read(written(memory_folder / "rest.csv", names + data[place:]))
+        assert [text for _, text in rest] == [text for _, text in found[number:]]
 
 
 def test_invalid_utf8_in_csv_is_told_with_its_row(tmp_path):
     path = written(tmp_path / "a.csv", b"text\nok\nb\xffd\nfine\n")
-    with pytest.raises(SourceError, match="row 1: invalid utf-8") as caught:
+    with pytest.raises(SourceError, match=r"byte 8: invalid utf-8 \(.*; mend line 3, or") as caught:
         prepared(path, tmp_path / "out")
-    assert caught.value.row == 1
+    assert caught.value.offset == 8
     assert prepared(path, tmp_path / "skipped", on_error="skip")[1] == ["ok", "fine"]
 
 
@@ -174,19 +200,19 @@ BROKEN = {
 @pytest.mark.parametrize("row", BROKEN)
 def test_a_row_of_csv_that_is_wrong_obeys_the_policy(tmp_path, row):
     path = written(tmp_path / "a.csv", b'id,text\n1,one\n\n2,"two\n\nx"\n' + row + b"4,four\n")
-    with pytest.raises(SourceError, match=f"a.csv', row 2: {BROKEN[row]}") as caught:
+    with pytest.raises(SourceError, match=f"a.csv', byte 26: {BROKEN[row]}.*; mend line 7, or") as caught:
         prepared(path, tmp_path / "out")
-    assert caught.value.row == 2
+    assert caught.value.offset == 26
     report, texts = prepared(path, tmp_path / "skipped", on_error="skip")
     assert texts == ["one", "two\n\nx", "four"]
     assert sum(report.dropped.values()) == 1
-    assert mr.open_store(tmp_path / "skipped").columns["offset"][:].tolist() == [0, 1, 3]
-    assert json.loads((tmp_path / "skipped" / "quarantine.jsonl").read_text())["offset"] == 2
+    assert mr.open_store(tmp_path / "skipped").columns["offset"][:].tolist() == [8, 15, 26 + len(row)]
+    assert json.loads((tmp_path / "skipped" / "quarantine.jsonl").read_text())["offset"] == 26
 
 
 def test_csv_that_ends_within_quotes_is_not_taken_for_whole(tmp_path):
     path = written(tmp_path / "a.csv", b'text\none\n"two and\nmore')
-    with pytest.raises(SourceError, match="row 1: not CSV: a quote opened in line 3 is never closed; mend it, or"):
+    with pytest.raises(SourceError, match="byte 9: not CSV: a quote opened in line 3 is never closed; mend line 3, or"):
         prepared(path, tmp_path / "out")
 
 
@@ -194,7 +220,7 @@ def test_csv_that_ends_within_quotes_is_not_taken_for_whole(tmp_path):
 def test_a_quote_that_is_never_closed_takes_no_more_than_its_row(tmp_path, name):
     data = b'\xef\xbb\xbfid,text\n1,"a\nb"\n2,two\n"3\n",x,"three\n4,four\n5,five\n6,5" pipe\n7,"seven\n8,eight'
     path = written(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
-    with pytest.raises(SourceError, match="row 2: not CSV: ',' expected after"):  # the pipe closed it
+    with pytest.raises(SourceError, match="byte 25: not CSV: ',' expected after"):  # the pipe closed it
         prepared(path, tmp_path / "out")
     report, texts = prepared(path, tmp_path / "skipped", on_error="skip")
     assert texts == ["a\nb", "two", "eight"]
@@ -210,7 +236,7 @@ def test_a_quote_that_is_not_closed_within_a_document_tells_its_line(tmp_path):
     for policy in ("stop", "skip"):
         csv.field_size_limit(131_072)  # which only ever grows in a process
         with pytest.raises(
-            SourceError, match=r"row 1 is longer than 100 bytes: a quote opened in line 3 is not closed"
+            SourceError, match=r"the row at byte 15 is longer than 100 bytes: a quote opened in line 3 is not closed"
         ):
             prepared(path, tmp_path / "out", max_document=100, on_error=policy)
 
@@ -265,8 +291,8 @@ def test_parquet_that_is_none_is_refused_by_name(tmp_path):
 def test_records_longer_than_the_limit_stop_with_their_place(tmp_path):
     table(tmp_path / "a.parquet", pyarrow.array(["a", "b" * 11]))
     (tmp_path / "a.csv").write_text(f"text\na\n{'b' * 11}\n")
-    for name in ("a.parquet", "a.csv"):
-        with pytest.raises(SourceError, match=r"row 1 is longer than 10 bytes; raise --max-document, .* skip$"):
+    for name, place in (("a.parquet", "row 1"), ("a.csv", "byte 7")):
+        with pytest.raises(SourceError, match=rf"{place} is longer than 10 bytes; raise --max-document, .* skip$"):
             read(tmp_path / name, max_document=10)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "bbbbbb"}\n')
     with pytest.raises(SourceError, match="at byte 14 is longer than 13 bytes; raise --max-document"):
@@ -290,8 +316,6 @@ def test_records_longer_than_the_limit_can_be_skipped(tmp_path, on_error, length
         assert found == ["a", "bb", "ccc"]
         assert report.dropped == {f"unreadable: longer than {most} bytes": 1}
         told = json.loads((tmp_path / f"out-{name}" / "quarantine.jsonl").read_text())
-        assert told["offset"] == (
-            sum(len(line) + 1 for line in lines[: texts.index("x" * length)])
-            if "json" in name
-            else texts.index("x" * length)
-        )
+        number = texts.index("x" * length)
+        rows = {"a.jsonl": lines[:number], "a.csv": ["text", *texts[:number]]}
+        assert told["offset"] == (sum(len(row) + 1 for row in rows[name]) if name in rows else number)

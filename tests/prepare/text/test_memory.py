@@ -150,4 +150,4 @@ def test_rows_of_few_long_values_stop_in_bounded_memory(disk_path, capfd):
     found = peak(disk_path / "a.parquet", disk_path / "out", "--tokenizer", "bytes", expected=1)
     print(found)
     assert found < 300_000_000
-    assert "row group 0: it expands to more than 1073741824 bytes" in capfd.readouterr().err.replace("\n", " ")
+    assert "row group 0: it expands to more than 1,073,741,824 bytes" in capfd.readouterr().err.replace("\n", " ")

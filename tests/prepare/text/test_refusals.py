@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -62,20 +64,33 @@ def test_other_options_than_those_begun_with_are_refused(source, out, monkeypatc
     for _ in range(2):  # a refusal changes nothing
         with pytest.raises(mr.ConfigError, match=rf"out\.partial was begun with other.*{said}"):
             mr.prepare_text(source, out, **{**OPTIONS, **changed})
-    mr.prepare_text(source, out, **OPTIONS)
+    report = mr.prepare_text(source, out, **OPTIONS)
+    assert any(re.match(r"2 of \d+ parts came from an earlier run", note) for note in report.notes)
 
 
 def test_other_sources_than_those_begun_with_are_refused_by_name(source, out, monkeypatch, tmp_path):
     interrupt(monkeypatch, source, out)
-    with pytest.raises(mr.ConfigError, match=r"order was \[\S*a\.txt.*, now \[\S*b\.txt"):
+    with pytest.raises(mr.ConfigError, match=r"come in another order: '\S*b\.txt' where '\S*a\.txt' was"):
         mr.prepare_text(source[::-1], out, **OPTIONS)
-    with pytest.raises(mr.ConfigError, match=r"sources: .*b\.txt was \[.*\], now null"):
+    with pytest.raises(mr.ConfigError, match=r"options: '\S*b\.txt' is missing; run it"):
         mr.prepare_text(source[:1], out, **OPTIONS)
     status = os.stat(source[0])
+    before = Path(source[0]).read_bytes()[:8]
     with open(source[0], "r+b") as file:  # the same size and time, other bytes
         file.write(b"DOCUMENT")
     os.utime(source[0], ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(mr.ConfigError, match=r"sources: .*a\.txt was"):
+    with pytest.raises(mr.ConfigError, match=r"options: '\S*a\.txt' holds something else; run it"):
+        mr.prepare_text(source, out, **OPTIONS)
+    with open(source[0], "r+b") as file:
+        file.write(before)
+    os.utime(source[0], ns=(status.st_atime_ns, 10**18))
+    times = r"was last written 20\d\d-[\d:. -]+ UTC, now 2001-09-09 01:46:40 UTC"
+    with pytest.raises(mr.ConfigError, match=rf"options: '\S*a\.txt' {times}; run it"):
+        mr.prepare_text(source, out, **OPTIONS)
+    with open(source[0], "ab") as file:
+        file.write(b"!")
+    size = status.st_size
+    with pytest.raises(mr.ConfigError, match=rf"'\S*a\.txt' had {size:,} bytes, now {size + 1:,}; run it"):
         mr.prepare_text(source, out, **OPTIONS)
 
 
@@ -173,7 +188,7 @@ def test_a_file_that_changes_while_it_is_read_stops_the_run(source, out, monkeyp
         mr.prepare_text(source, out, **OPTIONS)
         assert mr.open_store(out).num_records == 80
     else:
-        with pytest.raises(mr.ConfigError, match=r"b\.txt was"):
+        with pytest.raises(mr.ConfigError, match=r"b\.txt' (was last written|had)"):
             mr.prepare_text(source, out, **OPTIONS)
 
 
@@ -200,7 +215,7 @@ def test_the_same_call_again_is_already_complete(source, out, monkeypatch):
     with pytest.raises(mr.ConfigError, match="shards: shard_tokens was"):
         mr.prepare_text(source, out, shard_tokens=77, **OPTIONS)
     os.utime(source[0])
-    with pytest.raises(mr.ConfigError, match=r"sources: .*a\.txt was"):
+    with pytest.raises(mr.ConfigError, match=r"options: '\S*a\.txt' was last written "):
         mr.prepare_text(source, out, **OPTIONS)
     assert tree_digest(out) == before
 

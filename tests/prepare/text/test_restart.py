@@ -118,7 +118,7 @@ def test_kill_9_at_random_moments_changes_nothing(paths, tmp_path, expected):
 
     kill_loop(
         [sys.executable, "-c", script], rounds, None if seed is None else int(seed), within_s=(0.2, 1.6),
-        done=out.exists, between=look, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        done=out.exists, between=look, env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
     )  # fmt: skip
     assert tree_digest(out) == expected
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("out")) == ["out"]

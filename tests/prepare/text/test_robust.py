@@ -92,7 +92,7 @@ def test_an_append_finds_near_duplicates_of_old_documents(tmp_path, tools):
     (tmp_path / "b.txt").write_text(" ".join(changed) + "\n\nsomething else altogether")
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **options)
     report = mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "out", append=True, **options)
-    assert report.dropped["duplicate"] == 1
+    assert report.dropped["near-duplicate"] == 1
     assert [name for name, *_ in tools.records(mr.open_store(tmp_path / "out"))] == [
         str(tmp_path / "a.txt"),
         str(tmp_path / "b.txt"),

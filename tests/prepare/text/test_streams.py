@@ -134,7 +134,7 @@ def test_expansion_is_capped_by_the_ratio(packed, monkeypatch):
     path, pack = packed
     path.write_bytes(pack(b"\n" * 100_000))
     assert read(path, max_ratio=100_000 // path.stat().st_size + 1) == []
-    with pytest.raises(SourceError, match=r"expands to more than [0-9]+ bytes;.*--max-ratio"):
+    with pytest.raises(SourceError, match=r"expands to more than [0-9,]+ bytes;.*--max-ratio"):
         read(path, max_ratio=100_000 // path.stat().st_size)
 
 
@@ -155,11 +155,11 @@ def test_rows_of_few_values_expand_no_more_than_the_ratio(tmp_path, monkeypatch)
     monkeypatch.setattr(records, "FREE_EXPANSION", 1000)
     assert [len(text) for text in read(path, max_ratio=ratio + 1)] == [10_000] * 100
     with pytest.raises(
-        SourceError, match=r"a\.parquet', row group 0: it expands to more than [0-9]+ bytes; .*--max-ratio"
+        SourceError, match=r"a\.parquet', row group 0: it expands to more than [0-9,]+ bytes; .*--max-ratio"
     ):
         read(path, max_ratio=ratio)
     monkeypatch.setattr(records, "FREE_GROUP", 19_000)
-    with pytest.raises(SourceError, match="it expands to more than 19000 bytes"):
+    with pytest.raises(SourceError, match="it expands to more than 19,000 bytes"):
         read(path, max_ratio=1)
 
 
@@ -238,7 +238,7 @@ def test_a_line_of_2_gib_stops_with_its_offset_in_little_memory(tmp_path_factory
     said = in_little_memory(path, document)
     offset = 0 if document == "file" else 4
     assert said.startswith(f"{path} {offset} ")
-    assert f"at byte {offset} is longer than 67108864 bytes" in said
+    assert f"at byte {offset} is longer than 67,108,864 bytes" in said
 
 
 def test_a_line_of_400_mib_is_cut_into_pieces_in_little_memory(tmp_path_factory):
@@ -251,4 +251,4 @@ def test_a_bomb_is_stopped_at_its_cap_in_little_memory(packed):
     path.write_bytes(pack(b"\n" * (16 << 20)) * 77)  # 1.2 GiB of no documents at all
     said = in_little_memory(path, "line")
     assert said.startswith(f"{path} ")
-    assert "it expands to more than 1073741824 bytes" in said
+    assert "it expands to more than 1,073,741,824 bytes" in said

@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import millrace as mr
 from millrace.prepare.engines import local
+from millrace.text import breaks, simple
 
 RECORDS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
 FORMATS = {
@@ -64,7 +66,9 @@ def test_the_same_standard_input_again_is_done_and_another_refused(prepare, tmp_
     assert (again.returncode, again.stdout.startswith("already complete")) == (0, True), again.stderr
     other = prepare("-", *more, "--out", "out", input=given + "third")
     assert other.returncode == 1
-    assert "out is finished, but with other sources or options: sources: - was" in other.stderr
+    assert (
+        "out is finished, but with other sources or options: '-' had 280,000 bytes, now 280,005; choose" in other.stderr
+    )
 
 
 def test_an_error_in_standard_input_names_it(prepare):
@@ -74,13 +78,15 @@ def test_an_error_in_standard_input_names_it(prepare):
 
 def test_cleaned_code_is_told_before_and_after_with_the_remedy(prepare, tmp_path):
     (tmp_path / "a.py").write_text("def f():\n    return 1\n")
-    (tmp_path / "b.md").write_text("prose")
-    said = "note: 'a.py': code is cleaned like prose and loses its indentation; --no-normalize keeps it\n"
-    done = prepare("a.py", "b.md", "--out", "out")
-    assert said in done.stdout
-    assert said in done.stderr
+    (tmp_path / "b.md").write_text("* a list\n    * in a list")
+    (tmp_path / "c.txt").write_text("prose")
+    said = "code and markup are cleaned like prose and lose their indentation; --no-normalize keeps it\n"
+    for names, files in ((("a.py", "b.md", "c.txt"), "'a.py' and 1 more"), (("c.txt", "b.md"), "'b.md'")):
+        done = prepare(*names, "--out", f"out{len(names)}")
+        assert f"note: {files}: {said}" in done.stdout
+        assert f"note: {files}: {said}" in done.stderr
     assert "--no-normalize" not in prepare("a.py", "b.md", "--out", "kept", "--no-normalize").stdout
-    assert "--no-normalize" not in prepare("b.md", "--out", "prose").stdout
+    assert "--no-normalize" not in prepare("c.txt", "--out", "prose").stdout
     assert texts(tmp_path / "kept")[0] == Path(tmp_path / "a.py").read_text()
 
 
@@ -96,11 +102,89 @@ def test_what_a_folder_held_besides_is_told(prepare, tmp_path):
     assert len(told) == 2
 
 
+def test_a_vocabulary_of_the_corpus_is_told_before(tools, tmp_path):
+    (tmp_path / "a.txt").write_text("one two three")
+    for name, said in (("train:300", "a vocabulary is learnt first"), ("char", "read once for its characters")):
+        out = tmp_path / name.replace(":", "")
+        done = tools.shell("prepare", "text", tmp_path / "a.txt", "--out", out, "--tokenizer", name, "--val", 0)
+        assert done.stderr.startswith("note: ")
+        assert said in done.stderr
+        assert "note" not in done.stdout
+
+
+def test_files_that_hold_nothing_are_told(prepare, tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "b.parquet")
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "c.txt").write_text("")
+    (tmp_path / "d.csv").write_text("text\n")
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"\n\n\n"))
+    (tmp_path / "f.txt").write_text(" ")  # a document, which is dropped and counted
+    assert "note" not in prepare("a.txt", "f.txt", "--out", "one").stdout
+    assert "note: 'c.txt': no document is in it\n" in prepare("a.txt", "c.txt", "--out", "two").stdout
+    names = ["b.parquet", "a.txt", "c.txt", "d.csv", "e.txt.gz", "f.txt"]
+    assert "note: 'b.parquet' and 3 more: no document is in them\n" in prepare(*names, "--out", "all").stdout
+
+
+def test_a_slice_in_which_no_document_begins_is_no_empty_file(tmp_path):
+    (tmp_path / "a.txt").write_text("word " * 1000)
+    options = {"tokenizer": "bytes", "val": 0, "part_bytes": 100, "workers": 1}
+    assert mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **options).notes == []
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [({"val_tail": True, "dedup": "none"}, True), ({"val_tail": True}, False), ({"dedup": "none"}, False),
+     ({"val_tail": True, "dedup": "none", "val": 0}, False)],
+)  # fmt: skip
+def test_a_tail_that_may_repeat_what_is_trained_on_is_told(tmp_path, options, is_told):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\none\n\nthree\n\nfour")
+    given = {"val": 0.5, "tokenizer": "bytes", "workers": 1, **options}
+    report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **given)
+    assert ["equal documents may be in train and in val" in note for note in report.notes] == [True] * is_told
+
+
+def test_near_duplicates_are_counted_apart_from_equal_ones(tmp_path):
+    words = [f"word{k}" for k in range(200)]
+    first, near = " ".join(words), " ".join([*words[:-1], "other"])
+    texts = [first, first, near, "short", near]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    options = {"dedup": "near", "tokenizer": "bytes", "val": 0, "workers": 1}
+    for part_bytes in (1 << 20, 1000):
+        path = tmp_path / str(part_bytes)
+        report = mr.prepare_text(str(tmp_path / "a.txt"), path, part_bytes=part_bytes, **options)
+        assert report.documents == {"train": 2}
+        assert report.dropped == {
+            "duplicate": 2, "duplicate bytes": len(first) + len(near), "near-duplicate": 1, "near-duplicate bytes": len(near),
+        }  # fmt: skip
+    report = mr.prepare_text(str(tmp_path / "a.txt"), path, append=True, **options)
+    assert (report.dropped["duplicate"], report.dropped["near-duplicate"]) == (4, 1)
+
+
+def test_a_store_does_not_depend_on_the_engine_that_is_installed(tmp_path, monkeypatch):
+    for k in range(2):
+        (tmp_path / f"{k}.txt").write_text(f"text {k}\n\nmore of it")
+    reports = {}
+    for name in ("gigatoken", "tiktoken", "tokenizers"):
+        monkeypatch.setenv("MILLRACE_BPE", name)
+        for k in range(2):  # and an append
+            source = str(tmp_path / f"{k}.txt")
+            reports[name] = mr.prepare_text(source, tmp_path / name, val=0, workers=1, append=bool(k))
+    assert len({report.engine for report in reports.values()}) > 1
+    assert len({report.fingerprint for report in reports.values()}) == 1
+    assert len({(tmp_path / name / "store.json").read_bytes() for name in reports}) == 1
+    assert b"tiktoken" in (tmp_path / "tiktoken" / "provenance.json").read_bytes()
+
+
 def test_documents_with_replaced_characters_are_not_called_dropped(prepare, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd")
     done = prepare("a.txt", "--out", "out", "--on-error", "replace")
     assert "\ninvalid characters replaced: 1\n" in done.stdout
     assert "dropped" not in done.stdout
+    skipped = prepare("a.txt", "--out", "skipped", "--on-error", "skip")
+    assert "\ndropped, unreadable: invalid utf-8: 1 (named in skipped/quarantine.jsonl)\n" in skipped.stdout
 
 
 def test_info_after_an_append_tells_of_both(prepare, tools, tmp_path):
@@ -114,6 +198,56 @@ def test_info_after_an_append_tells_of_both(prepare, tools, tmp_path):
     assert report["shards"] == {"train": 2}
     assert report["dropped"] == {"duplicate": 1, "duplicate bytes": 3, "empty": 1, "too short": 2}
     assert report["characters"] == 11
+
+
+def test_an_append_tells_what_it_added_and_what_the_store_holds(prepare, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "b.txt").write_text("three\n\none")
+    (tmp_path / "c.txt").write_text("")
+    first = prepare("a.txt", "--out", "out").stdout
+    assert first.startswith("split ")
+    assert "added" not in first
+    table = "split  documents  tokens  shards\ntrain  {:<9}  {:<6}  {}\n"
+    said = prepare("b.txt", "--out", "out", "--append").stdout
+    assert said.startswith("added:\n" + table.format(1, 6, 1) + "the store now holds:\n" + table.format(3, 14, 2))
+    nothing = prepare("c.txt", "--out", "out", "--append").stdout
+    assert re.fullmatch(r"nothing to add to \S+, fingerprint \w+ \(no documents\)\nnote: 'c.txt': .*\n", nothing)
+
+
+def test_what_was_read_is_told_as_text(prepare, tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"word " * 100_000))
+    assert re.search(r"\nread 488\.3 KiB of text in \d", prepare("a.txt.gz", "--out", "out").stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"val": 1e-9}, r"'val' would be .* \(--val 0\), or .* --val, or the last documents for it with --val-tail\);"),
+     ({"val": 0, "test": 1e-9}, r"'test' would be .* \(--test 0\), or .* --test, or the last .* --val-tail\);"),
+     ({"val": 0.3, "test": 0.3, "val_tail": True, "min_chars": 4}, r"'val' would be .* \(a larger --val\); what")],
+)  # fmt: skip
+def test_an_empty_split_has_remedies_that_fit(tmp_path, options, said):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
+    given = {"tokenizer": "bytes", "workers": 1, **options}
+    with pytest.raises(mr.ConfigError, match=said):
+        mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **given)
+    if not options.get("val_tail"):
+        report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **{**given, "val_tail": True})
+        assert report.documents == {"train": 2, next(name for name in ("val", "test") if options.get(name)): 1}
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 50])
+def test_a_character_that_an_append_brings_is_told_with_its_document(tmp_path, monkeypatch, piece_bytes):
+    monkeypatch.setattr(breaks, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(simple, "PIECE_BYTES", piece_bytes)
+    given = {"tokenizer": "char", "workers": 1, "val": 0}
+    (tmp_path / "a.txt").write_text("abc \n")
+    (tmp_path / "b.txt").write_text("abc\n\ncab " + "abc " * 50 + "\u00e9\n\nabba")
+    mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **given, normalize=False, dedup="none")
+    with pytest.raises(
+        mr.SourceError, match=r"b\.txt': the document at byte 5 cannot be encoded: character 'é' is not in"
+    ) as caught:
+        mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "out", **given, normalize=False, dedup="none", append=True)
+    assert (caught.value.source, caught.value.offset) == (str(tmp_path / "b.txt"), 5)
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.csv"])
@@ -139,6 +273,21 @@ def test_one_large_file_that_is_one_task_moves_the_bar(tmp_path, monkeypatch, na
     assert done[-1] == read[-1][1] == sum(Path(source).stat().st_size for source in sources)
     assert next(facts["tokens"] for *_, facts in read if facts["tokens"]) < read[-1][2]["tokens"] / 2
     assert (read[-1][2]["files"], read[-1][2]["documents"]) == (files, 2_000 + files - 1)
+
+
+def test_a_long_document_tells_its_tokens_as_they_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(breaks, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(simple, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(local, "EVERY_S", 0.0)
+    (tmp_path / "a.md").write_text("word " * 2000)
+    seen = []
+    mr.prepare_text(
+        str(tmp_path / "a.md"), tmp_path / "out", tokenizer="bytes", val=0, workers=1,
+        progress=lambda stage, done, total, facts: seen.append(facts.get("tokens")) if stage == "read" else None,
+    )  # fmt: skip
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 8
+    assert seen[-1] == 10_000  # spaces at the end go, the end of the document comes
 
 
 COUNTING = """

@@ -21,7 +21,7 @@ def is_heavy(source: Source, unit: Unit) -> bool:
     from pyarrow import parquet
 
     try:
-        group = parquet.read_metadata(source.location).row_group(unit.start)
+        group = parquet.read_metadata(source.readable).row_group(unit.start)
     except (pyarrow.ArrowException, OSError):
         return False
     return bool(group.total_byte_size > max(HEAVY_GROUP, HEAVY_ROW * group.num_rows))

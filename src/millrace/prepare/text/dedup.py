@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,26 @@ from millrace.store import platform
 ENTRY = np.dtype([("key", "<u8", 2), ("number", "<i8")])
 PARTITION_ENTRIES = 4_000_000  # 96 MB in memory, and as much again while it is sorted
 MASK_UNITS = 16_000_000  # numbers that are marked in one go: 16 MB, and 8 bytes for each repeat among them
+
+
+EXACT, NEAR = 1, 2
+
+
+class Repeats(NamedTuple):
+    """Masks over units: those that are equal to an earlier one, and those that are much like one, where that is asked."""
+
+    exact: Array
+    near: Array | None = None
+
+    def among(self, units: slice) -> Array:
+        """For each 0, EXACT or NEAR; what is both is the first."""
+        exact = self.exact[units].view(np.uint8)
+        return exact if self.near is None else np.where(exact, EXACT, self.near[units] * np.uint8(NEAR))
+
+    @property
+    def num_others(self) -> int:
+        steps = (slice(start, start + MASK_UNITS) for start in range(0, len(self.exact), MASK_UNITS))
+        return len(self.exact) - sum(int(np.count_nonzero(self.among(step))) for step in steps)
 
 
 def find_repeats(keys: Iterable[tuple[Array, Array]], total: int, units: int, folder: Path) -> Array:

@@ -18,6 +18,7 @@ from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.text.csvs import csv_documents
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.records import Bad, Document, json_documents, parquet_documents
 from millrace.prepare.text.sources import Source, Unit
 from millrace.prepare.text.streams import open_source
@@ -53,6 +54,12 @@ class Stretch(NamedTuple):
     base: int
     starts: Int64s
     ends: Int64s
+    document: int = -1  # where a long one began, of which this is a piece
+
+    def offsets(self) -> list[int]:
+        """Where the documents stand in the source."""
+        found: list[int] = (self.base + self.starts).tolist()
+        return found if self.document < 0 else [Piece(place, self.document) for place in found]
 
     def documents(self) -> list[bytes]:
         data = self.data
@@ -87,19 +94,20 @@ def read_stretches(source: Source, unit: Unit, options: ReadOptions) -> Iterator
 
 def _each(stretches: Iterator[Stretch]) -> Iterator[tuple[int, bytes]]:
     for stretch in stretches:
-        yield from zip((stretch.base + stretch.starts).tolist(), stretch.documents(), strict=True)
+        yield from zip(stretch.offsets(), stretch.documents(), strict=True)
 
 
 def _whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tuple[int, bytes]]:
     data = file.read(max(options.max_document + 1, len(MARK)))
     offset = _start(source, data)
     data = data[offset:] + file.read(offset)
+    begin, is_cut = offset, False
     while len(data) > options.max_document:
-        cut = _cut(source, offset, data, 0, options)
-        yield offset, data[:cut]
+        cut, is_cut = _cut(source, offset, data, 0, options), True
+        yield Piece(offset, begin), data[:cut]
         offset += cut
         data = data[cut:] + file.read(options.max_document + 1 - (len(data) - cut))
-    yield offset, data
+    yield Piece(offset, begin) if is_cut else offset, data
 
 
 def _start(source: Source, head: bytes) -> int:
@@ -160,9 +168,9 @@ def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, optio
     base = unit.start - LONGEST_END if unit.start > LONGEST_END + len(MARK) else 0
     window = _Window(file, base, options)
     at = _first(source, window, unit.start, stop, framing)
-    is_begun = False  # a long document is cut, wherever it goes on
-    while at < len(window.data) and (is_begun or window.base + at < stop):
-        if not is_begun:
+    begun = -1  # where a long document began, which is cut, wherever it goes on
+    while at < len(window.data) and (begun >= 0 or window.base + at < stop):
+        if begun < 0:
             # Documents that are in hand with what follows them, at once; then one that may not be, with care.
             starts, ends, at = _in_hand(window.data, at, framing, stop - window.base, options.max_document)
             if len(starts):
@@ -177,21 +185,22 @@ def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, optio
         end = len(window.data) if match is None else match.start()
         if framing is BLANK_LINE and (match is not None or is_last):
             end = _without_line_end(window.data, at, end, is_last=match is None)
-        is_begun = end - at > options.max_document
-        if is_begun and source.format == "jsonl" and options.on_error != "stop":
+        is_long = end - at > options.max_document
+        if is_long and source.format == "jsonl" and options.on_error != "stop":
             # As much as shows that it is too long; the rest of the line is passed over.
             yield Stretch(window.data, window.base, np.array([at]), np.array([at + options.max_document + 1]))
-            at, is_begun = window.behind(framing, at), False
+            at = window.behind(framing, at)
             continue
-        if is_begun:
+        if is_long:
+            begun = window.base + at if begun < 0 else begun
             end = _cut(source, window.base + at, window.data, at, options)
-        yield Stretch(window.data, window.base, np.array([at]), np.array([end]))
-        if is_begun:
+        yield Stretch(window.data, window.base, np.array([at]), np.array([end]), begun)
+        if is_long:
             at = end
         elif match is None:
             return
         else:
-            at = window.skip(framing.gap, match.end())
+            at, begun = window.skip(framing.gap, match.end()), -1
 
 
 def _in_hand(data: bytes, at: int, framing: Framing, stop: float, most: int) -> tuple[Int64s, Int64s, int]:
@@ -275,7 +284,7 @@ def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions
             else "go on with --on-error skip"
         )
         raise SourceError(
-            f"{source.path!r}: the document at byte {offset} is longer than {options.max_document} bytes; "
+            f"{source.path!r}: the document at byte {offset} is longer than {options.max_document:,} bytes; "
             f"raise --max-document, or {remedy}",
             source=source.path, offset=offset,
         )  # fmt: skip

@@ -46,11 +46,11 @@ class Existing:
         path = self._out / "tokenizer.json"
         return load_tokenizer(self.manifest.tokenizer, path.read_bytes(), str(path))
 
-    def documents(self) -> Iterator[tuple[Array, Array | None]]:
-        """Hashes of its documents and, where it has them, their bands."""
-        columns: Any = open_store(self._out).columns
-        for first, hashes in columns["hash"].pieces():
-            yield hashes, columns["bands"].span(first, first + len(hashes)) if "bands" in columns else None
+    def documents(self, column: str) -> Iterator[Array]:
+        """What documents are compared by, piece by piece: ``hash`` or, where it has them, ``bands``."""
+        found: Any = open_store(self._out).columns[column]
+        for _, piece in found.pieces():
+            yield piece
 
     def lines(self) -> Iterator[Array]:
         """Hashes of its lines."""

@@ -29,19 +29,32 @@ BATCH = 1 << 13  # shingles in memory at once
 
 def band_hashes(texts: Sequence[bytes]) -> Array:
     """(documents, BANDS) uint64: equal numbers in a column are near-duplicates."""
+    return bands(signatures(texts))
+
+
+def signatures(texts: Sequence[bytes]) -> Array:
+    """(documents, BANDS * ROWS) uint32, of each the least hashes of its shingles."""
     try:
         from rensa import RMinHash
     except ImportError as error:
         raise ConfigError("--dedup near needs rensa; pip install millrace[text]") from error
-    found = np.empty((len(texts), BANDS), "<u8")
+    found = np.empty((len(texts), BANDS * ROWS), "<u4")
     for place, text in enumerate(texts):
         signature = RMinHash(num_perm=BANDS * ROWS, seed=42)
         for some in shingles(text):
             signature.update(some)
-        digest = np.array(signature.digest(), "<u4").reshape(BANDS, ROWS)
-        for band in range(BANDS):
-            found[place, band] = xxhash.xxh3_64_intdigest(digest[band].tobytes(), seed=band)
+        found[place] = signature.digest()
     return found
+
+
+def bands(found: Array) -> Array:
+    """The hashes of the bands of signatures."""
+    hashes = [
+        xxhash.xxh3_64_intdigest(band.tobytes(), seed=k)
+        for digest in found.reshape(-1, BANDS, ROWS)
+        for k, band in enumerate(digest)
+    ]
+    return np.array(hashes, "<u8").reshape(-1, BANDS)
 
 
 def shingles(text: bytes) -> Iterator[list[Any]]:

@@ -22,6 +22,7 @@ from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
 from millrace.prepare.text.long import is_long, num_characters
 from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.pieces import CutDocument, Piece
 from millrace.prepare.text.reading import Reader
 from millrace.prepare.text.sources import Part, Source
 from millrace.prepare.text.spill import Spill, mapped
@@ -30,8 +31,7 @@ from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
-from millrace.text.simple import BytesTokenizer
-from millrace.text.tokenizer import Tokenizer
+from millrace.text.tokenizer import Tokenizer, UnknownCharacter
 
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
 # Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
@@ -43,6 +43,7 @@ DOCUMENT = np.dtype(
         ("tokens", "<i8"),
         ("bytes", "<i8"),
         ("characters", "<i8"),
+        ("goes_on", "?"),  # with the document before it, of which it is another piece
     ]
 )
 
@@ -72,6 +73,8 @@ class PartDone(msgspec.Struct, frozen=True):
     bytes_read: int
     dropped: dict[str, int]
     sizes: dict[str, int]
+    pieces: int = 0  # of its documents, those that go on with the one before
+    without: tuple[int, ...] = ()  # sources in whose ranges no document begins
 
 
 def part_folder(folder: str | Path, number: int) -> Path:
@@ -115,7 +118,8 @@ class _Maker:
         self._spills: dict[str, Spill] = {}
         self._reader = Reader(task.options, lambda line: self._spill("quarantine.jsonl").write_bytes(line), task.folder)
         self._dropped = self._reader.dropped
-        self._num_documents = self._num_tokens = 0
+        self._num_documents = self._num_tokens = self._num_pieces = 0
+        self._cut: CutDocument | None = None  # of which pieces were stored last
         self._seen: set[bytes] = set()
         self._lines = self._repeated_lines()
         self._hashed_lines: list[bytes] = []  # of the documents in hand
@@ -137,13 +141,15 @@ class _Maker:
             self._spill(name)
         for number, offsets, texts in self._reader.chunks(self._task.part, self._task.sources):
             self._add(number, offsets, texts)
+        self._finish_cut()
         if self._lines is not None:
             self._lines.finish()
         sizes = {name: spill.finish() for name, spill in self._spills.items()}
         dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
         return PartDone(
-            self._task.part.number, self._num_documents, self._num_tokens, self._reader.bytes_read, dropped, sizes
-        )
+            self._task.part.number, self._num_documents, self._num_tokens, self._reader.bytes_read, dropped, sizes,
+            self._num_pieces, tuple(self._reader.without),
+        )  # fmt: skip
 
     def close(self) -> None:
         for spill in self._spills.values():
@@ -152,12 +158,15 @@ class _Maker:
     def _add(self, number: int, offsets: list[int], texts: list[bytes]) -> None:
         if self._lines is not None:
             offsets, texts, self._hashed_lines = self._lines.remove(offsets, texts)
-        if self._options.mask_field is None:
-            hashes = list(map(xxhash.xxh3_128_digest, texts))
+        if not texts:
+            return
+        if isinstance(offsets[0], Piece):
+            hashes = self._cut_document(number, offsets[0].document).add(texts)
         else:
-            hashes = [text.identity() for text in texts if isinstance(text, Masked)]
-        if self._options.dedups_documents:
-            offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
+            self._finish_cut()
+            hashes = self._identities(texts)
+            if self._options.dedups_documents:
+                offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
         if texts and is_long(texts[-1]):  # it filled the chunk, so that nothing came after it
             last = number, offsets.pop(), texts.pop(), hashes.pop(), self._hashed_lines[-1:]
             self._hashed_lines = self._hashed_lines[:-1]
@@ -166,6 +175,26 @@ class _Maker:
             self._store_long(*last)
         elif texts:
             self._store(number, offsets, texts, hashes)
+
+    def _identities(self, texts: list[bytes]) -> list[bytes]:
+        if self._options.mask_field is None:
+            return list(map(xxhash.xxh3_128_digest, texts))
+        return [text.identity() for text in texts if isinstance(text, Masked)]
+
+    def _cut_document(self, number: int, begin: int) -> CutDocument:
+        """The document that begins there, of which pieces are about to be stored."""
+        if self._cut is None or self._cut.key != (number, begin):
+            self._finish_cut()
+            self._cut = CutDocument((number, begin), self._num_documents)
+        return self._cut
+
+    def _finish_cut(self) -> None:
+        if self._cut is not None:
+            signatures = self._spill("signatures.bin") if self._options.dedup == "near" else None
+            self._num_pieces += self._cut.finish(
+                self._num_documents, self._spill("documents.bin"), DOCUMENT, signatures
+            )
+            self._cut = None
 
     def _without_repeats(
         self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
@@ -184,14 +213,16 @@ class _Maker:
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
-        tokens, lengths = self._tokenizer.encode_spaced(texts)
+        try:
+            tokens, lengths = self._tokenizer.encode_spaced(texts)
+        except UnknownCharacter as error:
+            which = next(k for k, text in enumerate(texts) if error.character.encode() in text)
+            raise self._refused(number, offsets[which], f"cannot be encoded: {error}") from error
         self._spill("tokens.bin").write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
-        is_bytes = isinstance(self._tokenizer, BytesTokenizer)  # an id is a byte: they are counted
-        sizes = lengths - 1 if is_bytes else np.fromiter(map(len, texts), np.int64, len(texts))
-        documents["bytes"] = documents["characters"] = sizes
+        documents["bytes"] = documents["characters"] = self._tokenizer.num_bytes(texts, lengths)
         are_ascii = list(map(bytes.isascii, texts))
         if not all(are_ascii):
             others = [k for k, is_ascii in enumerate(are_ascii) if not is_ascii]
@@ -212,28 +243,31 @@ class _Maker:
                 if isinstance(text, Masked):
                     places = self._tokenizer.places(text[start:stop], ids)
                     self._spill("mask.bin").write(token_mask(text.spans - start, *places))
-                alive()
+                alive(tokens=len(ids))
         except Uncuttable as error:
-            raise self._uncuttable(number, offset, error) from error
+            problem = f"is too long for this tokenizer: from its byte {error.offset} on {error}"
+            raise self._refused(number, offset, problem) from error
+        except UnknownCharacter as error:
+            raise self._refused(number, offset, f"cannot be encoded: {error}") from error
         self._spill("tokens.bin").write(np.zeros(1, dtype))  # room for the end
         if isinstance(text, Masked):
             self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
-        document = (np.frombuffer(found, "<u8"), number, offset, num_tokens, len(text), num_characters(text))
+        document = (np.frombuffer(found, "<u8"), number, offset, num_tokens, len(text), num_characters(text), False)
         self._spill("documents.bin").write(np.array([document], DOCUMENT))
         self._num_documents += 1
         self._num_tokens += num_tokens
+        alive(documents=1)
         self._hashed_lines = hashed_lines
         self._store_kept([text])
 
-    def _uncuttable(self, number: int, offset: int, error: Uncuttable) -> SourceError:
+    def _refused(self, number: int, offset: int, problem: str) -> SourceError:
+        """Of a document that the tokenizer does not take."""
         units = zip(self._task.part.units, self._task.sources, strict=True)
         source = next(source for unit, source in units if unit.source == number)
-        unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
+        unit, name = source.place
         return SourceError(
-            f"{source.path!r}: the document at {unit} {offset} is too long for this tokenizer: from its byte {error.offset} on "
-            f"{error}",
-            source=source.path, **{name: offset},
-        )  # fmt: skip
+            f"{source.path!r}: the document at {unit} {offset} {problem}", source=source.path, **{name: offset}
+        )
 
     def _store_extras(self, texts: list[bytes], tokens: Array, lengths: Int64s) -> None:
         """What only some options ask for."""
@@ -250,9 +284,12 @@ class _Maker:
     def _store_kept(self, texts: list[bytes]) -> None:
         """What is kept of documents to compare others with."""
         if self._options.dedup == "near":
-            from millrace.prepare.text.near import band_hashes
+            from millrace.prepare.text.near import bands, signatures
 
-            self._spill("signatures.bin").write(band_hashes(texts))
+            found = signatures(texts)
+            if self._cut is not None:
+                self._cut.sign(found)
+            self._spill("signatures.bin").write(bands(found))
         if self._lines is not None:
             self._spill("lines.bin").write_bytes(b"".join(self._hashed_lines))
             counts = np.array([len(hashes) // HASH_BYTES for hashes in self._hashed_lines], "<i8")

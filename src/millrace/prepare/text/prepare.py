@@ -6,7 +6,6 @@ written in workers again. Killed at any time, the same call continues: whole par
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,33 +19,33 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.native import num_cores
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
-from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
-from millrace.prepare.text.columns import store_columns, write_names
+from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
-from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
-from millrace.prepare.text.part import PartDone, PartTask, prepare_part
+from millrace.prepare.text.notes import notes_after, notes_before
+from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
+from millrace.prepare.text.part import PartDone, PartTask, prepare_part, read_done
+from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
 from millrace.prepare.text.room import estimate
 from millrace.prepare.text.scan import mark_repeats, scan_part
-from millrace.prepare.text.sources import STDIN, Part, Source, code_note, cut_parts, find_sources
+from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
-from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, file_identity
+from millrace.prepare.text.unpack import unpack, unpack_tasks, unpacked
+from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, told_of
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
 from millrace.store.publish import Partial
-from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
     *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
-    *("names.bin", "name_ends.bin", "alone"),
+    *("names.bin", "name_ends.bin", "alone", "unpacked"),
 )
-PLAN_VERSION = 2  # of what parts hold: another one does not continue them
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
@@ -82,6 +81,7 @@ class _Preparation:
         stall_s: float,
     ) -> None:
         self._paths, self._out, self._reading, self._cutting = paths, out, reading, cutting
+        self._plan = TextPlan(reading, cutting)
         self._workers, self._append, self._progress = local.Workers(workers, stall_s), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
@@ -117,23 +117,12 @@ class _Preparation:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
         return sources
 
-    def _plan(self, sources: Sequence[Source]) -> dict[str, Any]:
-        described = {source.path: [source.size, source.mtime_ns, source.ends] for source in sources}
-        plan = {
-            "version": PLAN_VERSION, "options": msgspec.to_builtins(self._reading), "sources": described,
-            "order": list(described), "tokenizer": file_identity(self._reading.tokenizer),
-        }  # fmt: skip
-        if self._reading.filter is not None:
-            plan["filter"] = source_digest(self._reading.filter, "--filter")
-        return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
-
-    def _whole_plan(self, sources: Sequence[Source]) -> dict[str, Any]:
-        return {**self._plan(sources), "shards": msgspec.to_builtins(self._cutting)}
-
     def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:
         """All there is to append is in the store."""
         self._partial.close(remove=True)
-        return TextReport(str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0)
+        return TextReport(
+            str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0, notes=self._notes
+        )
 
     def _finished(self) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""
@@ -141,7 +130,7 @@ class _Preparation:
         made = next(iter(runs(self._out)), {})
         before = made.get("plan") or {}
         stdin = read_through(before.get("sources", {}).get(STDIN)) if STDIN in self._paths else None
-        plan = {**self._whole_plan(self._find(stdin)), "version": before.get("version")}  # of parts, which are no more
+        plan = {**self._plan.whole(self._find(stdin)), "version": before.get("version")}  # of parts, which are no more
         changed = differences(before, plan)
         if changed:
             raise ConfigError(
@@ -156,13 +145,15 @@ class _Preparation:
         if existing is not None:
             made = next(iter(runs(self._out)[::-1]), {})
             is_current = made.get("fingerprint") == existing.manifest.fingerprint
-            if is_current and not differences(made.get("plan") or {}, self._whole_plan(sources)):
+            if is_current and not differences(made.get("plan") or {}, self._plan.whole(sources)):
                 return self._already(existing, made["report"])  # also where it was killed at its very end
-        check_plan(folder / "plan.json", self._plan_on(sources, existing), folder, self._loosened(sources))
+        planned = self._plan.of_parts(sources, existing)
+        check_plan(folder / "plan.json", planned, folder, self._plan.allowed(sources))
         self._is_mine = True
-        if self._reading.normalize and (note := code_note(sources)):
-            self._progress("note", 0, 0, {"note": note})  # now, since the work may take hours, and when it is done
+        for note in notes_before(sources, self._reading, self._cutting):
+            self._progress("note", 0, 0, {"note": note})  # now, and again when it is done
             self._notes.append(note)
+        sources = self._unpacked(sources)
         parts = cut_parts(sources, self._reading.part_bytes)
         # While the vocabulary loads.
         self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
@@ -171,30 +162,20 @@ class _Preparation:
         columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
         done = self._read(sources, parts, tokenizer, existing)
+        self._notes += notes_after(sources, parts, done)
         assignment = sharding.Assignment(folder, done, self._cutting)
-        documents = iter(()) if existing is None else existing.documents()
-        num_documents = 0 if existing is None else existing.manifest.totals.records
+        compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
         with platform.writing(folder):
-            assignment.make(sharding.repeated(folder, done, self._reading, documents, num_documents))
+            assignment.make(sharding.repeated(folder, done, self._reading, *compared))
         if not self._append:
             assignment.check()
         return self._publish(sources, done, assignment, tokenizer, columns, existing)
 
-    def _plan_on(self, sources: Sequence[Source], existing: Existing | None) -> dict[str, Any]:
-        """The plan of parts; where lines of the store are compared, they hold for that snapshot alone."""
-        if existing is None or self._reading.dedup_unit != "line":
-            return self._plan(sources)
-        return {**self._plan(sources), "appended to": existing.manifest.fingerprint}
-
-    def _loosened(self, sources: Sequence[Source]) -> Callable[[Any, Any], Any]:
-        has_records = any(source.format != "text" for source in sources)
-
-        def allow(old: Any, new: Any) -> Any:
-            if old.get("version") != PLAN_VERSION:
-                return old
-            return {**old, "options": loosened(old["options"], new["options"], has_records=has_records)}
-
-        return allow
+    def _unpacked(self, sources: list[Source]) -> list[Source]:
+        tasks = unpack_tasks(sources, self._reading, self._partial.folder)
+        for finished, _ in enumerate(self._run(unpack, tasks), start=1):
+            self._progress("unpack", finished, len(tasks), {})
+        return unpacked(sources, self._partial.folder)
 
     def _tokenizer(self, sources: list[Source], parts: Sequence[Part], existing: Existing | None) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""
@@ -202,6 +183,8 @@ class _Preparation:
         if existing is not None:
             tokenizer = existing.tokenizer()
         else:
+            if not path.exists() and (first := told_of(self._reading.tokenizer)):
+                self._progress("note", 0, 0, {"note": first})
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
         check_engine(tokenizer, sources, parts, self._reading)
         with platform.writing(path):
@@ -223,17 +206,23 @@ class _Preparation:
         if self._reading.dedup_unit == "line":
             tasks = self._with_repeats(tasks, existing)
         tally = Tally(sources, parts)
-        done: dict[int, PartDone] = {}
-
-        def moved(number: int, counts: Mapping[str, int]) -> None:
-            tally.move(parts[number], counts)
-            self._progress("read", tally.done, tally.total, tally.facts)
-
-        for number, result in self._run(prepare_part, tasks, moved):
-            done[number] = result
+        done = {part.number: known for part in parts if (known := read_done(folder, part.number)) is not None}
+        missing = [task for task in tasks if task.part.number not in done]
+        if done:
+            self._notes.append(f"{len(done):,} of {len(parts):,} parts came from an earlier run of this command")
+        for number, result in done.items():
             tally.add(parts[number], result)
+        self._progress("read", tally.done, tally.total, {**tally.facts, "begins": True})
+
+        def moved(task: int, counts: Mapping[str, int]) -> None:
+            tally.move(missing[task].part, counts)
             self._progress("read", tally.done, tally.total, tally.facts)
-        return [done[number] for number in range(len(tasks))]
+
+        for number, result in self._run(prepare_part, missing, moved):
+            done[result.number] = result
+            tally.add(missing[number].part, result)
+            self._progress("read", tally.done, tally.total, tally.facts)
+        return [done[part.number] for part in parts]
 
     def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
         """The tasks, told which lines of their parts are repeats; all parts are read for that first."""
@@ -271,13 +260,15 @@ class _Preparation:
         if existing is not None and not any(assignment.documents.values()):
             return self._already(existing, summary(done, assignment, {}, tokenizer))
         base = None if existing is None else existing.base
-        plan = {"read": self._plan_on(sources, existing), "shards": msgspec.to_builtins(self._cutting)}
+        plan = {"read": self._plan.of_parts(sources, existing), "shards": self._plan.of_shards}
         check_plan(self._partial.folder / "cut.json", plan["shards"], self._partial.folder)
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
-        tasks = self._shard_tasks(planned, columns, tokenizer, base, [source.path for source in sources])
+        with platform.writing(self._partial.folder):
+            names = [source.path for source in sources]
+            tasks = sharding.shard_tasks(planned, self._partial.folder, names, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
@@ -291,7 +282,7 @@ class _Preparation:
         }  # fmt: skip
         quarantine = Quarantine(self._out, self._partial.folder, done, {} if existing is None else existing.made())
         provenance = {
-            "plan": self._whole_plan(sources), "report": report, "quarantine_bytes": quarantine.num_bytes
+            "plan": self._plan.whole(sources), "report": report, "quarantine_bytes": quarantine.num_bytes
         }  # fmt: skip
         files: dict[str, bytes | Iterable[bytes]] = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         if quarantine:
@@ -299,36 +290,3 @@ class _Preparation:
         fingerprint = self._partial.publish(fields, base, provenance, files)
         seconds = time.monotonic() - self._started
         return TextReport(str(self._out), fingerprint, True, **report, seconds=seconds, notes=self._notes)
-
-    def _shard_tasks(
-        self,
-        planned: Mapping[str, Any],
-        columns: Mapping[str, Column],
-        tokenizer: Tokenizer,
-        base: Base | None,
-        names: list[str],
-    ) -> list[sharding.ShardTask]:
-        # The sources of an append are numbered behind those of the store.
-        if columns["source"].dtype == "string":
-            with platform.writing(self._partial.folder):
-                write_names(self._partial.folder, names)
-        places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
-        codes = tuple(places[name] for name in names) if places else ()
-        plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
-        tasks = []
-        for split, shards in planned.items():
-            first = 0 if base is None else base.next_number(split)
-            tasks += [
-                sharding.ShardTask(
-                    split,
-                    first + k,
-                    tuple(pieces),
-                    str(self._partial.folder),
-                    plain,
-                    tokenizer.spaced_dtype.itemsize,
-                    tokenizer.end,
-                    codes,
-                )
-                for k, pieces in enumerate(shards)
-            ]
-        return tasks

@@ -19,6 +19,7 @@ from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_s
 from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
 from millrace.prepare.text.masks import Masked
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
 
@@ -39,12 +40,14 @@ class Reader:
         self._filter = load_function(options.filter, "--filter")
         self._looks_at_each = self._filter is not None or options.min_chars > 1
         self.bytes_read = 0
+        self.without: list[int] = []  # sources in whose ranges no document begins
         self.dropped: Counter[str] = Counter()
 
     def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, list[int], list[bytes]]]:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
+            before = self.bytes_read, self.dropped.total()
             heavy = self._folder is not None and is_heavy(source, unit)
             with alone(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
                 told = self.bytes_read
@@ -52,6 +55,8 @@ class Reader:
                     yield unit.source, offsets, texts
                     alive(bytes=self.bytes_read - told)
                     told = self.bytes_read
+            if (self.bytes_read, self.dropped.total()) == before:
+                self.without.append(unit.source)
             check_unchanged(source)
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
@@ -73,8 +78,13 @@ class Reader:
         """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
         offsets: list[int] = []
         texts: list[bytes] = []
-        before = self.bytes_read
+        before = last = self.bytes_read
+        document = None  # of which these are pieces: they are given apart from all others
         for more_offsets, more_texts in some:
+            if texts and more_texts and _document(more_offsets) != document:
+                yield offsets, texts
+                offsets, texts, before = [], [], last
+            document, last = _document(more_offsets) if more_texts else document, self.bytes_read
             offsets += more_offsets
             texts += more_texts
             if self.bytes_read - before + 64 * len(texts) >= CHUNK_BYTES:
@@ -85,7 +95,7 @@ class Reader:
 
     def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
         """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
-        offsets = (stretch.base + stretch.starts).tolist()
+        offsets = stretch.offsets()
         texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
         if texts is None:
             return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
@@ -169,12 +179,12 @@ class Reader:
                 self.dropped["invalid characters replaced"] += 1
                 return document.decode(errors="replace")
             bad = document[error.start : error.start + 8]
-            place = offset if source.has_rows else offset + error.start
+            place = offset + error.start if source.format == "text" else offset  # of the record
             raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
 
     def _line(self, source: Source, offset: int) -> str:
         """The line of a byte, as editors count: nobody knew it until something was wrong there."""
-        if source.has_rows:
+        if source.format == "parquet":
             return "it"
         line, left = 1, offset
         with open_source(source, self._options) as file:
@@ -184,7 +194,7 @@ class Reader:
 
     def _set_aside(self, source: Source, bad: Bad) -> None:
         if self._options.on_error == "stop":
-            unit, name = ("row", "row") if source.has_rows else ("byte", "offset")
+            unit, name = source.place
             raise SourceError(
                 f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend {self._line(source, bad.offset)}, "
                 "or go on with --on-error skip",
@@ -198,6 +208,11 @@ class Reader:
             "start": base64.b64encode(bad.data[:1024]).decode(),
         }
         self._quarantine(json.dumps(line).encode() + b"\n")
+
+
+def _document(offsets: list[int]) -> int | None:
+    """Where the document of which these are pieces begins; pieces of different ones never come together."""
+    return offsets[0].document if isinstance(offsets[0], Piece) else None
 
 
 def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple[int, bytes | Bad]]]:

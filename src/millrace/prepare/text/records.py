@@ -29,14 +29,15 @@ class Bad(Exception):
 Document = bytes | Bad
 
 
-def too_long(source: Source, row: int, data: bytes, options: ReadOptions) -> Exception:
+def too_long(source: Source, place: int, data: bytes, options: ReadOptions) -> Exception:
     """Of a row: an error with its remedies, or what the policy sets aside."""
     if options.on_error != "stop":
-        return Bad(row, f"longer than {options.max_document} bytes", data)
+        return Bad(place, f"longer than {options.max_document:,} bytes", data)
+    unit, name = source.place
     return SourceError(
-        f"{source.path!r}: row {row} is longer than {options.max_document} bytes; raise --max-document, or go on with "
-        "--on-error skip",
-        source=source.path, row=row,
+        f"{source.path!r}: the row at {unit} {place} is longer than {options.max_document:,} bytes; raise --max-document, or go "
+        "on with --on-error skip",
+        source=source.path, **{name: place},
     )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> 
             continue
         try:
             if len(line) > options.max_document:
-                raise Bad(offset, f"longer than {options.max_document} bytes", line)
+                raise Bad(offset, f"longer than {options.max_document:,} bytes", line)
             yield offset, _json_document(offset, line, options, any(line.count(key) > 1 for key in keys))
         except Bad as bad:
             yield offset, bad
@@ -115,7 +116,7 @@ def parquet_documents(source: Source, unit: Unit, options: ReadOptions) -> Itera
 
     columns = [options.text_field, *([] if options.mask_field is None else [options.mask_field])]
     try:
-        with parquet.ParquetFile(source.location, pre_buffer=False, buffer_size=1 << 20) as file:
+        with parquet.ParquetFile(source.readable, pre_buffer=False, buffer_size=1 << 20) as file:
             check_columns(source, file.schema_arrow.names, options)
             row = sum(file.metadata.row_group(k).num_rows for k in range(unit.start))
             most, found = max(FREE_EXPANSION, source.size * options.max_ratio), 0
@@ -153,7 +154,7 @@ def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) ->
     chunk = next((chunk for chunk in chunks if chunk.path_in_schema == options.text_field), None)
     if chunk is not None and chunk.has_dictionary_page and rows > 1:
         # Sizes are those of the file, where a value that many rows have stands once.
-        with parquet.ParquetFile(source.location, pre_buffer=False, read_dictionary=[options.text_field]) as again:
+        with parquet.ParquetFile(source.readable, pre_buffer=False, read_dictionary=[options.text_field]) as again:
             first = next(again.iter_batches(1, [number], [options.text_field]), None)
         column = None if first is None else first.column(options.text_field)
         if isinstance(column, pyarrow.DictionaryArray):
@@ -164,7 +165,7 @@ def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) ->
 
 def _expands(source: Source, number: int, most: int) -> SourceError:
     return SourceError(
-        f"{source.path!r}, row group {number}: it expands to more than {most} bytes; if that is right, raise --max-ratio",
+        f"{source.path!r}, row group {number}: it expands to more than {most:,} bytes; if that is right, raise --max-ratio",
         source=source.path,
     )
 
@@ -191,19 +192,19 @@ def _values(column: Any) -> list[Any]:
     return values[::-1]
 
 
-def row_document(source: Source, row: int, text: Any, mask: Any, options: ReadOptions) -> bytes:
+def row_document(source: Source, place: int, text: Any, mask: Any, options: ReadOptions) -> bytes:
     """The document of a row: its text as bytes, which may be invalid, with its mask where masks are asked for."""
     field = options.text_field
     if text is None:
-        raise Bad(row, f"{field!r} is null", b"")
+        raise Bad(place, f"{field!r} is null", b"")
     if not isinstance(text, bytes):
-        raise Bad(row, f"{field!r} is not text: it is {type(text).__name__}", str(text).encode())
+        raise Bad(place, f"{field!r} is not text: it is {type(text).__name__}", str(text).encode())
     if len(text) > options.max_document:
-        raise too_long(source, row, text, options)
+        raise too_long(source, place, text, options)
     if options.mask_field is None:
         return text
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
-        raise Bad(row, f"invalid utf-8 ({text[error.start : error.start + 8].hex(' ')})", text) from None
-    return with_mask(row, decoded, mask, text, options)
+        raise Bad(place, f"invalid utf-8 ({text[error.start : error.start + 8].hex(' ')})", text) from None
+    return with_mask(place, decoded, mask, text, options)

@@ -24,7 +24,7 @@ class TextReport(msgspec.Struct):
     tokens: dict[str, int]
     shards: dict[str, int]
     dropped: dict[str, int]
-    bytes_read: int
+    bytes_read: int  # of documents as they stand in their files, unpacked: of a record those of its text
     characters: int
     seconds: float
     tokenizer: str
@@ -85,8 +85,7 @@ def summary(
     dropped: Counter[str] = Counter()
     for part in done:
         dropped.update(part.dropped)
-    if assignment.dropped["documents"]:
-        dropped.update({"duplicate": assignment.dropped["documents"], "duplicate bytes": assignment.dropped["bytes"]})
+    dropped.update(assignment.dropped)
     return {
         "documents": {split: count for split, count in assignment.documents.items() if count},
         "tokens": {split: count for split, count in assignment.tokens.items() if count},
@@ -100,8 +99,11 @@ def summary(
 
 
 def joined(before: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
-    """What a store says of all runs that made it: of those ``before``, if any, and of an append."""
-    whole = dict(report)
+    """What a store says of all runs that made it: of those ``before``, if any, and of an append.
+
+    The engine is left out: another machine has another, and makes the same store.
+    """
+    whole = {key: value for key, value in report.items() if key != "engine"}
     for key, value in before.items():
         if isinstance(value, dict):
             names = dict.fromkeys((*value, *report[key]))

@@ -6,7 +6,8 @@ number of workers. A shard is then a pure task: copy these documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,18 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.prepare.text.columns import extra_arrays, names_of
-from millrace.prepare.text.dedup import find_repeats
+from millrace.prepare.text.columns import extra_arrays, names_of, write_names
+from millrace.prepare.text.dedup import EXACT, NEAR, Repeats, find_repeats
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import DOCUMENT, PartDone, part_folder
+from millrace.prepare.text.pieces import spread
 from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry, ShardWriter
+from millrace.store.snapshot import Base
+from millrace.text.tokenizer import Tokenizer
 
 SPLITS = ("train", "val", "test")
 DROPPED = 255
@@ -58,37 +62,39 @@ class Assignment:
         self.documents = dict.fromkeys(SPLITS, 0)
         self.tokens = dict.fromkeys(SPLITS, 0)
         self.characters = 0
-        self.dropped = {"documents": 0, "bytes": 0}
+        self.dropped: Counter[str] = Counter()
 
     def path(self, number: int) -> Path:
         return part_folder(self._folder, number) / "splits.bin"
 
-    def make(self, repeats: Array) -> None:
+    def make(self, repeats: Repeats) -> None:
         """Writes the splits of all parts; ``repeats`` marks the documents that go."""
-        kept_before, kept = 0, int(len(repeats) - repeats.sum())
-        first = 0
+        kept_before, kept = 0, repeats.num_others - sum(part.pieces for part in self._parts)
+        first, last_why = 0, 0
         for part in self._parts:
             all_documents = documents_of(self._folder, part.number)
             with open(self.path(part.number), "wb") as file:
                 for start in range(0, len(all_documents), STEP):
                     documents = all_documents[start : start + STEP]
-                    gone = repeats[first : first + len(documents)]
-                    first += len(documents)
-                    numbers = kept_before + np.cumsum(~gone) - 1
-                    kept_before += int((~gone).sum())
+                    goes_on, mine = documents["goes_on"], slice(first, first + len(documents))
+                    why = spread(repeats.among(mine), goes_on, last_why)
+                    first, last_why, gone = mine.stop, int(why[-1]), why > 0
+                    numbers = kept_before + np.cumsum(~gone & ~goes_on) - 1
+                    kept_before = int(numbers[-1]) + 1
                     splits = self._splits(documents["hash"][:, 0], numbers, kept)
                     splits[gone] = DROPPED
                     file.write(splits.tobytes())
-                    self._count(documents, splits)
+                    self._count(documents, splits, why)
 
-    def _count(self, documents: Array, splits: Array) -> None:
-        gone = splits == DROPPED
+    def _count(self, documents: Array, splits: Array, why: Array) -> None:
         for k, split in enumerate(SPLITS):
             self.documents[split] += int((splits == k).sum())
             self.tokens[split] += int(documents["tokens"][splits == k].sum())
-        self.characters += int(documents["characters"][~gone].sum())
-        self.dropped["documents"] += int(gone.sum())
-        self.dropped["bytes"] += int(documents["bytes"][gone].sum())
+        self.characters += int(documents["characters"][why == 0].sum())
+        for reason, kind in (("duplicate", EXACT), ("near-duplicate", NEAR)):
+            if (gone := why == kind).any():
+                self.dropped[reason] += int((gone & ~documents["goes_on"]).sum())
+                self.dropped[f"{reason} bytes"] += int(documents["bytes"][gone].sum())
 
     def _splits(self, hashes: Array, numbers: Int64s, kept: int) -> Array:
         """By a stable hash of the document, or the last documents; train is 0, val 1, test 2."""
@@ -107,9 +113,10 @@ class Assignment:
         for split, share in (("val", self._options.val), ("test", self._options.test)):
             if share > 0 and self.documents[split] == 0:
                 total = sum(self.documents.values())
+                last = "" if self._options.val_tail else ", or the last documents for it with --val-tail"
                 raise ConfigError(
-                    f"split {split!r} would be empty: {share:g} of {total} documents; do without it (--{split} 0), "
-                    f"or take more (a larger --{split}, or --val-tail); what was read is kept"
+                    f"split {split!r} would be empty: {share:g} of {total:,} documents; do without it (--{split} 0), "
+                    f"or take more (a larger --{split}{last}); what was read is kept"
                 )
         if self.documents["train"] == 0:
             raise ConfigError("no training documents are left; look at the counts of what was dropped, or lower --val")
@@ -119,41 +126,50 @@ def repeated(
     folder: Path,
     parts: Sequence[PartDone],
     options: ReadOptions,
-    known: Iterable[tuple[Array, Array | None]] = (),
+    known: Callable[[str], Iterable[Array]] = lambda column: (),
     num_known: int = 0,
-) -> Array:
-    """A mask over all documents: True for repeats of earlier ones, or of those ``known`` from the store appended to.
+) -> Repeats:
+    """Which documents repeat earlier ones, or those ``known`` from the store appended to.
 
-    ``known`` gives the hashes of old documents and, where near-duplicates are looked for, their bands.
+    Pieces that go on with a document are not compared: they repeat none.
+
+    ``known`` gives a column of old documents: ``hash`` or, where near-duplicates are looked for, ``bands``.
     """
     total = sum(part.documents for part in parts)
     if not options.dedups_documents:
-        return np.broadcast_to(np.zeros(1, bool), total)
-    entries = (total + num_known) * (1 + BANDS if options.dedup == "near" else 1)
+        return Repeats(np.broadcast_to(np.zeros(1, bool), total))
 
-    def keys() -> Iterator[tuple[Array, Array]]:
-        for hashes, bands in known:
-            yield from _keys(hashes, bands, None)
+    def keys(kind: str) -> Iterator[tuple[Array, Array]]:
+        for values in known(kind):
+            yield from _keys(values, None)
         first = 0
         for part in parts:
-            bands = None
-            if options.dedup == "near":
-                bands = mapped(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
-            yield from _keys(documents_of(folder, part.number)["hash"], bands, first)
+            documents = documents_of(folder, part.number)
+            values = documents["hash"]
+            if kind == "bands":
+                values = mapped(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
+            yield from _keys(values, first, documents["goes_on"] if part.pieces else None)
             first += part.documents
 
-    return find_repeats(keys(), entries, total, folder / "partitions")
+    entries, scratch = total + num_known, folder / "partitions"
+    exact = find_repeats(keys("hash"), entries, total, scratch)
+    is_near = options.dedup == "near"
+    return Repeats(exact, find_repeats(keys("bands"), entries * BANDS, total, scratch) if is_near else None)
 
 
-def _keys(hashes: Array, bands: Array | None, first: int | None) -> Iterator[tuple[Array, Array]]:
-    """Hashes, and bands told apart by their place, with the numbers from ``first``; None is before all others."""
-    for start in range(0, len(hashes), STEP):
-        some = hashes[start : start + STEP]
+def _keys(values: Array, first: int | None, goes_on: Array | None = None) -> Iterator[tuple[Array, Array]]:
+    """Hashes, or bands told apart by their place, with the numbers from ``first``; None is before all others."""
+    for start in range(0, len(values), STEP):
+        some = values[start : start + STEP]
         numbers = np.full(len(some), -1) if first is None else np.arange(first + start, first + start + len(some))
-        yield some, numbers
-        for band in range(0 if bands is None else BANDS):
-            assert bands is not None
-            yield np.column_stack((bands[start : start + STEP, band], np.full(len(some), band, np.uint64))), numbers
+        if goes_on is not None:
+            heads = ~goes_on[start : start + STEP]
+            some, numbers = some[heads], numbers[heads]
+        if some.shape[1] == 2:
+            yield some, numbers
+            continue
+        for band in range(BANDS):
+            yield np.column_stack((some[:, band], np.full(len(some), band, np.uint64))), numbers
 
 
 def cut_shards(
@@ -184,6 +200,32 @@ def cut_shards(
                 filled[split] += int(ends[last - 1]) - done
                 at = last
     return {split: [shard for shard in found if shard] for split, found in shards.items() if found}
+
+
+def shard_tasks(
+    planned: Mapping[str, Sequence[Sequence[tuple[int, int, int]]]],
+    folder: Path,
+    names: Sequence[str],
+    columns: Mapping[str, Column],
+    tokenizer: Tokenizer,
+    base: Base | None,
+) -> list[ShardTask]:
+    """Tasks that write the shards planned by ``cut_shards``, numbered behind those of the store that is appended to."""
+    if columns["source"].dtype == "string":
+        write_names(folder, names)
+    # The sources of an append are numbered behind those of the store.
+    places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
+    codes = tuple(places[name] for name in names) if places else ()
+    plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
+    width, end = tokenizer.spaced_dtype.itemsize, tokenizer.end
+    tasks = []
+    for split, shards in planned.items():
+        first = 0 if base is None else base.next_number(split)
+        tasks += [
+            ShardTask(split, first + k, tuple(pieces), str(folder), plain, width, end, codes)
+            for k, pieces in enumerate(shards)
+        ]
+    return tasks
 
 
 def write_shard(task: ShardTask) -> ShardEntry:

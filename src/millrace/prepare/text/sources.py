@@ -6,7 +6,6 @@ bytes within a file. A part is some byte ranges of some files: a pure function o
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from millrace.prepare.text.members import member_slices
 
 ARCHIVES = frozenset((".tar", ".tgz", ".tbz", ".txz", ".zip", ".7z", ".rar"))
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
-UNPACK = {"gzip": "gunzip", "zstd": "unzstd"}
 RECORDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 CODE = """c cc cpp cs css cu go h hpp hs html java jl js jsx kt lua md ml php pl py pyi r rb rs rst scala sh sql swift tex toml
 ts tsx yaml yml"""
 WHOLE = frozenset(f".{ending}" for ending in CODE.split())  # of which a file is a document
-PROSE = frozenset((".html", ".md", ".rst", ".tex"))  # of these, in which indentation says little
+PROSE = frozenset((".html", ".tex"))  # of these, in which indentation says little
 EXPECTED = "text, JSONL, CSV or Parquet, or - for standard input"
 STDIN = "-"
 
@@ -35,15 +33,21 @@ class Source(InputFile, frozen=True, kw_only=True):
     format: str  # text, jsonl, csv, parquet
     document: str  # line, blank-line, file, record
     compression: str | None = None
+    unpacked: str | None = None  # where a compressed one lies that cannot be read as a stream
 
     @property
-    def has_rows(self) -> bool:
-        """Whether a place in it is a row, not a byte."""
-        return self.format in ("csv", "parquet")
+    def place(self) -> tuple[str, str]:
+        """What the offset of a document counts, of the text where it is compressed, and its name in an error."""
+        return ("row", "row") if self.format == "parquet" else ("byte", "offset")
 
     @property
-    def is_code(self) -> bool:
-        """Whether its indentation matters."""
+    def readable(self) -> str:
+        """The file to open where it is read from several places."""
+        return self.unpacked or self.location
+
+    @property
+    def is_indented(self) -> bool:
+        """Whether its indentation matters: code, and markup with lists and code in it."""
         return self.format == "text" and _kind(self.path)[2] in WHOLE - PROSE
 
     @property
@@ -96,11 +100,6 @@ def _source(file: InputFile, document: str | None, kind: str | None) -> Source:
     if kind is None and file.location != STDIN:
         _refuse_unreadable(file, by_name, ending)
     kind = kind or by_name or "text"
-    if kind == "parquet" and compression:
-        raise ConfigError(
-            f"{file.path!r}: Parquet is compressed inside; unpack it first: "
-            f"{UNPACK[compression]} {shlex.quote(file.path)}"
-        )
     default = "record" if kind != "text" else "file" if ending in WHOLE else "blank-line"
     if default == "record":
         document = None  # the documents of JSONL, CSV and Parquet are their records, whatever plain text has
@@ -124,17 +123,6 @@ def _refuse_unreadable(file: InputFile, kind: str | None, ending: str) -> None:
                 "or say what it holds with --format",
                 source=file.path, offset=at,
             )  # fmt: skip
-
-
-def code_note(sources: Sequence[Source]) -> str | None:
-    """What to say of code that is cleaned."""
-    code = [source.path for source in sources if source.is_code]
-    more = f" and {len(code) - 1:,} more" if len(code) > 1 else ""
-    return (
-        f"{code[0]!r}{more}: code is cleaned like prose and loses its indentation; --no-normalize keeps it"
-        if code
-        else None
-    )
 
 
 def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:
@@ -181,7 +169,7 @@ def _row_groups(number: int, source: Source) -> list[tuple[Unit, int]]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(source.location) as file:
+        with parquet.ParquetFile(source.readable) as file:
             metadata = file.metadata
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{source.path!r} is not readable Parquet: {error}", source=source.path) from error

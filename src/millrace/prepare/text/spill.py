@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from millrace.ragged import Array
 from millrace.store import platform
 
 BUFFER_BYTES = 1 << 20
+REVISED = 1 << 14  # items that are changed in one go
 SMALL_BYTES = 1 << 16  # from here on a copy costs more than a call
 
 
@@ -41,6 +43,19 @@ class Spill:
         if self._waiting:
             platform.write(self._fd, bytes(self._waiting), self._path)
             self._waiting.clear()
+
+    def revise(self, start: int, stop: int, dtype: np.dtype[Any], change: Callable[[Array, int], None]) -> None:
+        """Items [start, stop) that were written are changed by ``change(items, number of the first)``, some at a time."""
+        self._flush()
+        with open(self._path, "r+b", buffering=0) as file:
+            for first in range(start, stop, REVISED):
+                file.seek(first * dtype.itemsize)
+                items = np.frombuffer(
+                    bytearray(file.read((min(stop, first + REVISED) - first) * dtype.itemsize)), dtype
+                )
+                change(items, first)
+                file.seek(first * dtype.itemsize)
+                platform.write(file.fileno(), items.data, self._path)
 
     def finish(self) -> int:
         self._flush()

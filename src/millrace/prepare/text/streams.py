@@ -86,7 +86,7 @@ class _Inflated(io.RawIOBase):
                 data = self._step(getattr(self._inflate, "unconsumed_tail", b""), len(buffer))
         self._out += len(data)
         if self._out > self._limit:
-            raise self._error(f"it expands to more than {self._limit} bytes; if that is right, raise --max-ratio")
+            raise self._error(f"it expands to more than {self._limit:,} bytes; if that is right, raise --max-ratio")
         buffer[: len(data)] = data
         return len(data)
 

@@ -46,6 +46,15 @@ def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part
     return tokenizer_by_name(name)
 
 
+def told_of(name: str) -> str | None:
+    """What to say before a vocabulary is made of the corpus, which takes its time."""
+    if name == "char":
+        return "the corpus is read once for its characters, then again to be tokenised"
+    if name.startswith("train:"):
+        return f"a vocabulary is learnt first, of up to {TRAIN_BYTES >> 20} MiB of the corpus"
+    return None
+
+
 def file_identity(name: str) -> str | None:
     """A hash of the files a tokenizer's name stands for: they must not change between a run and its restart."""
     path = Path(name)

@@ -1,0 +1,36 @@
+"""What a preparation says besides its counts: what may not be what the user meant, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.prepare.text.options import ReadOptions, ShardOptions
+from millrace.prepare.text.part import PartDone
+from millrace.prepare.text.sources import Part, Source
+
+TAIL = "--val-tail without deduplication: equal documents may be in train and in val; leave --no-dedup out, or split by hash"
+
+
+def notes_before(sources: Sequence[Source], reading: ReadOptions, cutting: ShardOptions) -> list[str]:
+    """What is known before the work, which may take hours."""
+    notes = []
+    indented = [source.path for source in sources if source.is_indented] if reading.normalize else []
+    if indented:
+        notes.append(
+            f"{_listed(indented)}: code and markup are cleaned like prose and lose their indentation; "
+            "--no-normalize keeps it"
+        )
+    if cutting.val_tail and cutting.val + cutting.test > 0 and reading.dedup == "none":
+        notes.append(TAIL)
+    return notes
+
+
+def notes_after(sources: Sequence[Source], parts: Sequence[Part], done: Sequence[PartDone]) -> list[str]:
+    """What is known only then: files that held nothing."""
+    found = {unit.source for part in parts for unit in part.units if unit.source not in done[part.number].without}
+    empty = [source.path for number, source in enumerate(sources) if number not in found]
+    return [f"{_listed(empty)}: no document is in {'it' if len(empty) == 1 else 'them'}"] if empty else []
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return f"{paths[0]!r}{f' and {len(paths) - 1:,} more' if len(paths) > 1 else ''}"
