@@ -7,6 +7,7 @@ An engine other than Hugging Face's tokenizers is used only where it gives the s
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +19,9 @@ from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.text import breaks
-from millrace.text.giga import Engine
+from millrace.text.giga import Engine, GigatokenEngine
 from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, splitting_pattern
-from millrace.text.tokenizer import Encoded, Tokenizer, byte_places
+from millrace.text.tokenizer import Encoded, Tokenizer, byte_places, with_ends
 from millrace.text.words import LONG_WORD, word_ids, words_of
 
 END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im_end|>")
@@ -67,7 +68,7 @@ class TiktokenTokenizer(Tokenizer):
         return RankEngine(self._pattern, self._ranks)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if any(map(breaks.is_long, documents)):
+        if breaks.any_long(documents):
             return joined([self._whole(document) for document in documents])
         return self._encode(documents)
 
@@ -169,7 +170,8 @@ class HuggingFaceTokenizer(Tokenizer):
         slow = self._slow(plain) if self._engines else None
         while slow is not None and self._engines:
             try:
-                if all(map(np.array_equal, self._engines[0].encode_documents(plain), slow)):
+                found = *self._engines[0].encode_documents(plain), *self.encode_spaced(plain)
+                if all(map(np.array_equal, found, (*slow, *with_ends(*slow, self.dtype, self.end)))):
                     return True
             except ValueError:
                 pass
@@ -185,13 +187,20 @@ class HuggingFaceTokenizer(Tokenizer):
         return any(token in document for token in self._added)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if any(map(breaks.is_long, documents)):
+        if breaks.any_long(documents):
             return joined([self._whole(document) for document in documents])
         if self._fast is None:
             return self._slow(documents)
         if self._added and any(map(self._has_added, documents)):
             return joined([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
         return self._quick(documents)
+
+    def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        is_plain = not any(map(b"\n".join(documents).__contains__, self._added)) if self._added else True
+        if isinstance(self._fast, GigatokenEngine) and is_plain and not breaks.any_long(documents):
+            with contextlib.suppress(ValueError):
+                return self._fast.encode_spaced(documents, self.dtype, self.end)
+        return self.encode_with_ends(documents)
 
     def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
         is_plain = not self._has_added(document)

@@ -30,8 +30,7 @@ from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
-from millrace.text.simple import BytesTokenizer
-from millrace.text.tokenizer import Tokenizer
+from millrace.text.tokenizer import Tokenizer, measured
 
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
 # Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
@@ -189,13 +188,7 @@ class _Maker:
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
-        is_bytes = isinstance(self._tokenizer, BytesTokenizer)  # an id is a byte: they are counted
-        sizes = lengths - 1 if is_bytes else np.fromiter(map(len, texts), np.int64, len(texts))
-        documents["bytes"] = documents["characters"] = sizes
-        are_ascii = list(map(bytes.isascii, texts))
-        if not all(are_ascii):
-            others = [k for k, is_ascii in enumerate(are_ascii) if not is_ascii]
-            documents["characters"][others] = [len(texts[k].decode()) for k in others]
+        documents["bytes"], documents["characters"] = measured(texts)
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
