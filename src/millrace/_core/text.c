@@ -94,6 +94,64 @@ static PyObject *cleaned(PyObject *module, PyObject *args) {
     return list;
 }
 
+/* Pairs of places, as many as there turn out to be. */
+typedef struct {
+    int64_t *starts, *ends;
+    int64_t count, room;
+} Places;
+
+static int places_grow(Places *places) {
+    int64_t room = places->room * 2 + 4096;
+    int64_t *starts = PyMem_Realloc(places->starts, (size_t)room * sizeof *starts);
+    if (starts != NULL) places->starts = starts;
+    int64_t *ends = PyMem_Realloc(places->ends, (size_t)room * sizeof *ends);
+    if (ends != NULL) places->ends = ends;
+    if (starts == NULL || ends == NULL) return -1;
+    places->room = room;
+    return 0;
+}
+
+/* The first of two newlines that follow each other, from ``at`` on; ``size`` where there are none. */
+static int64_t gap_from(const char *text, int64_t at, int64_t size) {
+    while (at + 17 <= size) {
+        int is_there = 0;
+        for (int k = 0; k < 16; k++) is_there |= (text[at + k] == '\n') & (text[at + k + 1] == '\n');
+        if (is_there) break;
+        at += 16;
+    }
+    for (; at + 1 < size; at++)
+        if (text[at] == '\n' && text[at + 1] == '\n') return at;
+    return size;
+}
+
+static PyObject *between_gaps(PyObject *module, PyObject *object) {
+    (void)module;
+    Py_buffer text;
+    Places places = {NULL, NULL, 0, 0};
+    PyObject *found = NULL;
+    if (PyObject_GetBuffer(object, &text, PyBUF_SIMPLE) < 0) return NULL;
+    int64_t at = 0, size = text.len;
+    const char *bytes = text.buf;
+    for (;;) {
+        if (places.count == places.room && places_grow(&places) < 0) {
+            PyErr_NoMemory();
+            goto done;
+        }
+        places.starts[places.count] = at;
+        if ((at = gap_from(bytes, at, size)) == size) break;
+        places.ends[places.count++] = at;
+        while (at < size && bytes[at] == '\n') at++;
+    }
+    int64_t last = places.starts[places.count] < size; /* it has no end yet */
+    found = Py_BuildValue("(y#y#)", (char *)places.starts, (Py_ssize_t)((places.count + last) * 8), (char *)places.ends,
+                          (Py_ssize_t)(places.count * 8));
+done:
+    PyBuffer_Release(&text);
+    PyMem_Free(places.starts);
+    PyMem_Free(places.ends);
+    return found;
+}
+
 /* As strictly as Python decodes: nothing overlong, no surrogates, nothing beyond U+10FFFF. */
 static int is_valid(const unsigned char *at, const unsigned char *end) {
     static const uint64_t HIGH = 0x8080808080808080u;
@@ -130,6 +188,7 @@ static PyObject *is_utf8(PyObject *module, PyObject *args) {
 
 static PyMethodDef text_functions[] = {
     {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
+    {"between_gaps", between_gaps, METH_O, "Where documents between empty lines start and end."},
     {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
     {"cleaned", cleaned, METH_VARARGS, "The same, cleaned; None for those that hold more than printable ASCII."},
     {NULL, NULL, 0, NULL},

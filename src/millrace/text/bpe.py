@@ -197,8 +197,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         is_plain = not any(map(b"\n".join(documents).__contains__, self._added)) if self._added else True
-        if isinstance(self._fast, GigatokenEngine) and is_plain and not breaks.any_long(documents):
-            with contextlib.suppress(ValueError):
+        if isinstance(self._fast, GigatokenEngine) and is_plain:
+            with contextlib.suppress(ValueError):  # one is too long, or more than it can do
                 return self._fast.encode_spaced(documents, self.dtype, self.end)
         return self.encode_with_ends(documents)
 

@@ -62,7 +62,7 @@ class GigatokenEngine:
         self._marks = tuple(marks[0].tolist()) if np.array_equal(*marks) and len(marks[0]) == 2 else None
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        unsure = self._unsure(documents)
+        unsure = self._unsure(documents, *measured(documents))
         if not unsure:
             return self._encode(documents)
         parts = [
@@ -72,16 +72,19 @@ class GigatokenEngine:
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
 
     def encode_spaced(self, documents: Sequence[bytes], dtype: np.dtype[Any], end: int) -> tuple[Array, Int64s]:
-        """The same with ``end`` behind each document, without a copy for it."""
+        """The same with ``end`` behind each document, without a copy for it; ValueError also where one is long."""
         if core is None or self._marks is None:
             return with_ends(*self.encode_documents(documents), dtype, end)
-        unsure = self._unsure(documents)
+        lengths, characters = measured(documents)
+        if len(lengths) and lengths.max() > MAX_DOCUMENT:
+            raise ValueError("a document is too long to be encoded at once")
+        unsure = self._unsure(documents, lengths, characters)
         if not unsure:
-            return self._spaced(documents, dtype, end)
+            return self._spaced(documents, lengths, dtype, end)
         parts = [
             with_ends(*self._exact.encode_documents(list(some)), dtype, end)
             if are_unsure
-            else self._spaced(some, dtype, end)
+            else self._spaced(some, measured(some)[0], dtype, end)
             for are_unsure, some in _runs(documents, unsure)
         ]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
@@ -89,9 +92,8 @@ class GigatokenEngine:
     def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
         return self._exact.encode_word(word)
 
-    def _unsure(self, documents: Sequence[bytes]) -> list[int]:
+    def _unsure(self, documents: Sequence[bytes], lengths: Int64s, characters: Int64s) -> list[int]:
         """Numbers of the documents that it may get wrong, or that would make it large."""
-        lengths, characters = measured(documents)
         others = np.flatnonzero(lengths != characters).tolist()  # not ASCII, as the separator
         texts = [documents[k].decode() for k in others]
         is_other = self._classes_of("".join(texts)) == OTHER
@@ -107,11 +109,19 @@ class GigatokenEngine:
         points = np.frombuffer(text.encode("utf-32-le"), "<u4")
         new = np.unique(points[self._classes[points] == UNKNOWN])
         if len(new):
-            self._classes[new] = (
-                SAME if self._agree(new) else [SAME if self._agree([point]) else OTHER for point in new]
-            )
+            self._compare(new)
         found: Array = self._classes[points]
         return found
+
+    def _compare(self, points: Array) -> None:
+        """Finds those that differ by halves: they are few among thousands."""
+        if self._agree(points):
+            self._classes[points] = SAME
+        elif len(points) == 1:
+            self._classes[points] = OTHER
+        else:
+            self._compare(points[: len(points) // 2])
+            self._compare(points[len(points) // 2 :])
 
     def _agree(self, points: Iterable[int]) -> bool:
         probes = [probe.format(chr(point)).encode() for point in points for probe in PROBES]
@@ -128,11 +138,12 @@ class GigatokenEngine:
         self._look_at_memory(len(joined))
         return ids, lengths
 
-    def _spaced(self, documents: Sequence[bytes], dtype: np.dtype[Any], end: int) -> tuple[Array, Int64s]:
+    def _spaced(
+        self, documents: Sequence[bytes], lengths: Int64s, dtype: np.dtype[Any], end: int
+    ) -> tuple[Array, Int64s]:
         """Most documents parted by a newline, which is half as much work for it as the separator."""
         joined, kinds = core.joined(list(documents), self._separator)
         ids = self._backend.encode(joined) if joined else np.zeros(0, np.uint32)
-        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
         tokens, counts = np.empty(len(ids) + 1, dtype), np.empty(len(documents), np.int64)
         marks = (*(self._marks or ()), self._end, end)
         found = core.parted(ids, self._small_sizes, lengths, kinds, marks, tokens, dtype.itemsize, counts)

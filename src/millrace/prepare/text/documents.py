@@ -227,7 +227,15 @@ def _by_lines(text: Array, framing: Framing) -> tuple[Int64s, Int64s]:
 
 
 def _between_gaps(text: Array) -> tuple[Int64s, Int64s]:
-    """The same of documents between empty lines, where there is no carriage return, in half the time."""
+    """The same of documents between empty lines, where there is no carriage return, in a fraction of the time."""
+    if core:
+        places = core.between_gaps(text)
+        return np.frombuffer(places[0], np.int64), np.frombuffer(places[1], np.int64)
+    return _between_pairs(text)
+
+
+def _between_pairs(text: Array) -> tuple[Int64s, Int64s]:
+    """The twin of the core's."""
     pairs = np.flatnonzero((text[1:] == NEWLINE) & (text[:-1] == NEWLINE))
     is_apart = np.diff(pairs) > 1  # from the next; else both are of one gap
     ends = pairs[np.concatenate(([True], is_apart))[: len(pairs)]]

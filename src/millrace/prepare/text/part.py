@@ -22,7 +22,7 @@ from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
 from millrace.prepare.text.long import is_long, num_characters
 from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.reading import Reader
+from millrace.prepare.text.reading import Offsets, Reader
 from millrace.prepare.text.sources import Part, Source
 from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array, Int64s
@@ -148,7 +148,7 @@ class _Maker:
         for spill in self._spills.values():
             spill.close()
 
-    def _add(self, number: int, offsets: list[int], texts: list[bytes]) -> None:
+    def _add(self, number: int, offsets: Offsets, texts: list[bytes]) -> None:
         if self._lines is not None:
             offsets, texts, self._hashed_lines = self._lines.remove(offsets, texts)
         if self._options.mask_field is None:
@@ -167,8 +167,8 @@ class _Maker:
             self._store(number, offsets, texts, hashes)
 
     def _without_repeats(
-        self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
-    ) -> tuple[list[int], list[bytes], list[bytes]]:
+        self, offsets: Offsets, texts: list[bytes], hashes: list[bytes]
+    ) -> tuple[Offsets, list[bytes], list[bytes]]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
         first = dict(zip(reversed(hashes), range(len(hashes) - 1, -1, -1), strict=True))
         for found in self._seen.intersection(first):
@@ -182,12 +182,12 @@ class _Maker:
         self._dropped["duplicate bytes"] += sum(map(len, texts)) - sum(len(texts[k]) for k in kept)
         return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
 
-    def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
+    def _store(self, number: int, offsets: Offsets, texts: list[bytes], hashes: list[bytes]) -> None:
         tokens, lengths = self._tokenizer.encode_spaced(texts)
         self._spill("tokens.bin").write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
-        documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
+        documents["source"], documents["offset"], documents["tokens"] = number, np.asarray(offsets), lengths
         documents["bytes"], documents["characters"] = measured(texts)
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from pathlib import Path
 
 from millrace.errors import SourceError
@@ -23,7 +24,8 @@ from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
 
 CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
-Texts = tuple[list[int], list[bytes]]  # where documents stand, and what they say
+Offsets = MutableSequence[int]  # an array where there are many: integers are made and taken apart again for nothing
+Texts = tuple[Offsets, list[bytes]]  # where documents stand, and what they say
 
 
 class Reader:
@@ -41,7 +43,7 @@ class Reader:
         self.bytes_read = 0
         self.dropped: Counter[str] = Counter()
 
-    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, list[int], list[bytes]]]:
+    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Offsets, list[bytes]]]:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
@@ -71,21 +73,21 @@ class Reader:
 
     def _gathered(self, some: Iterable[Texts]) -> Iterator[Texts]:
         """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
-        offsets: list[int] = []
+        offsets = array("q")
         texts: list[bytes] = []
         before = self.bytes_read
         for more_offsets, more_texts in some:
-            offsets += more_offsets
+            offsets.extend(more_offsets)
             texts += more_texts
             if self.bytes_read - before + 64 * len(texts) >= CHUNK_BYTES:
                 yield offsets, texts
-                offsets, texts, before = [], [], self.bytes_read
+                offsets, texts, before = array("q"), [], self.bytes_read
         if texts:
             yield offsets, texts
 
     def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
         """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
-        offsets = (stretch.base + stretch.starts).tolist()
+        offsets = array("q", (stretch.base + stretch.starts).tobytes())
         texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
         if texts is None:
             return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
