@@ -24,7 +24,7 @@ static Py_ssize_t characters_of(const char *text, Py_ssize_t size) {
     static const uint64_t HIGH = 0x8080808080808080u;
     Py_ssize_t at = 0, more = 0;
     uint64_t word, high = 0;
-    for (; at + 8 <= size; at += 8, high |= word) memcpy(&word, text + at, 8);
+    for (; at + 8 <= size; at += 8, high |= word) memcpy(&word, text + at, 8); /* gcc takes several at a time */
     for (; at < size; at++) high |= (unsigned char)text[at];
     if ((high & HIGH) == 0) return size;
     for (at = 0; at < size; at++) more += (text[at] & 0xC0) == 0x80; /* within a character */
@@ -93,7 +93,7 @@ done:
 
 typedef struct {
     const uint32_t *ids;
-    const uint16_t *sizes; /* in bytes, of every id; 0 of those that stand for no text */
+    const int32_t *sizes; /* in bytes, of every id; larger than any text of those that stand for none */
     const int64_t *lengths; /* of the documents, in bytes */
     const char *kinds;
     int64_t num_ids, num_sizes, num_documents;
@@ -104,25 +104,25 @@ static int is_next(const Ids *from, int64_t at, uint32_t id) { return at < from-
 
 /* How many tokens there are with an end behind each document; -1 where an id crosses its end, or one is lost. */
 #define PART(NAME, TYPE)                                                                                          \
-    static int64_t NAME(const Ids *from, TYPE *out, int64_t *counts) {                                            \
+    static int64_t NAME(const Ids *from, TYPE *restrict out, int64_t *restrict counts) {                          \
+        const uint32_t *ids = from->ids;                                                                          \
+        const int32_t *sizes = from->sizes;                                                                       \
+        const int64_t num_ids = from->num_ids, num_sizes = from->num_sizes;                                       \
         int64_t at = 0, to = 0;                                                                                   \
         for (int64_t k = 0; k < from->num_documents; k++) {                                                       \
             int64_t first = to, left = from->lengths[k];                                                          \
-            while (left > 0) {                                                                                    \
-                if (at >= from->num_ids) return -1;                                                               \
-                uint32_t id = from->ids[at++];                                                                    \
-                if (id >= from->num_sizes || from->sizes[id] == 0) return -1;                                     \
-                left -= from->sizes[id];                                                                          \
-                out[to++] = (TYPE)id;                                                                             \
+            for (; left > 0 && at < num_ids && ids[at] < num_sizes; at++) {                                       \
+                left -= sizes[ids[at]];                                                                           \
+                out[to++] = (TYPE)ids[at];                                                                        \
             }                                                                                                     \
-            if (left < 0) return -1;                                                                              \
+            if (left != 0) return -1;                                                                             \
             out[to++] = (TYPE)from->end;                                                                          \
             counts[k] = to - first;                                                                               \
             if (k + 1 == from->num_documents) break;                                                              \
             if (!is_next(from, at++, from->kinds[k] == SEPARATOR ? from->separator : from->newline)) return -1;   \
             if (from->kinds[k] == STOP && !is_next(from, at++, from->stop)) return -1;                            \
         }                                                                                                         \
-        return at == from->num_ids ? to : -1;                                                                     \
+        return at == num_ids ? to : -1;                                                                           \
     }
 PART(part_16, uint16_t)
 PART(part_32, uint32_t)
@@ -136,7 +136,7 @@ static PyObject *parted(PyObject *module, PyObject *args) {
                           &from.separator, &from.end, &out, &width, &counts))
         return NULL;
     from.ids = ids.buf, from.sizes = sizes.buf, from.lengths = lengths.buf, from.kinds = kinds.buf;
-    from.num_ids = ids.len / 4, from.num_sizes = sizes.len / 2, from.num_documents = lengths.len / 8;
+    from.num_ids = ids.len / 4, from.num_sizes = sizes.len / 4, from.num_documents = lengths.len / 8;
     PyObject *found = NULL;
     int is_fit = (width == 2 || width == 4) && out.len / width > from.num_ids && counts.len == lengths.len &&
                  kinds.len + 1 >= from.num_documents;

@@ -108,22 +108,38 @@ class TiktokenTokenizer(Tokenizer):
         return json.dumps(body).encode()
 
 
+def tokenizers_package(name: str) -> Any:
+    """Hugging Face's package, which the tokenizer of this name needs."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ConfigError(f"tokenizer {name!r} needs tokenizers; pip install millrace[text]") from error
+    return tokenizers
+
+
 class HuggingFaceTokenizer(Tokenizer):
     """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers.
 
     One that ``is_known`` was loaded before: Hugging Face's own engine is then made when it is first needed, which is
-    never in most workers.
+    never in most workers. ``body`` is what the file says, where that is at hand.
     """
 
     kind = "json"
 
     def __init__(
-        self, data: bytes, name: str, end: int | None = None, *, plain_special: bool = False, is_known: bool = False
+        self,
+        data: bytes,
+        name: str,
+        end: int | None = None,
+        *,
+        plain_special: bool = False,
+        is_known: bool = False,
+        body: dict[str, Any] | None = None,
     ) -> None:
         self.name, self._data, self._plain_special = name, data, plain_special
         if not is_known:
             self._backend  # noqa: B018 - what is wrong with it is said here
-        self._body = json.loads(data)
+        self._body = json.loads(data) if body is None else body
         vocabulary = self._vocabulary()
         found = next((vocabulary[candidate] for candidate in END_NAMES if candidate in vocabulary), None)
         top = max(vocabulary.values(), default=-1)
@@ -137,12 +153,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _backend(self) -> Any:
+        package = tokenizers_package(self.name)
         try:
-            from tokenizers import Tokenizer as Backend
-        except ImportError as error:
-            raise ConfigError(f"tokenizer {self.name!r} needs tokenizers; pip install millrace[text]") from error
-        try:
-            backend = Backend.from_str(self._data.decode())
+            backend = package.Tokenizer.from_str(self._data.decode())
         except Exception as error:
             raise ConfigError(f"tokenizer {self.name}: not a tokenizer.json ({error})") from error
         backend.no_truncation()

@@ -8,10 +8,10 @@ remembers every word, so it is made anew when it has grown, and long documents a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from millrace.native import core
@@ -48,11 +48,11 @@ class GigatokenEngine:
         from gigatoken.gigatoken_rs import load_hf_json
 
         self._load, self._exact, self._sizes = load_hf_json, exact, sizes
-        self._small_sizes = np.where(sizes < 1 << 16, sizes, 0).astype(np.uint16)
+        self._small_sizes = np.minimum(sizes, np.iinfo(np.int32).max).astype(np.int32)
         self._separator, self._end = separator.encode(), len(sizes)
         part = {"id": self._end, "content": separator, "special": True, "single_word": False,
                 "lstrip": False, "rstrip": False, "normalized": False}  # fmt: skip
-        self._data = json.dumps({**body, "added_tokens": [part]}).encode()
+        self._data = msgspec.json.encode({**body, "added_tokens": [part]})
         self._classes = np.zeros(0x110000, np.uint8)
         self._classes[:128] = SAME
         self._since = self._before = 0

@@ -110,7 +110,7 @@ def prepare_part(task: PartTask) -> PartDone:
 class _Maker:
     def __init__(self, task: PartTask, folder: Path) -> None:
         self._task, self._options, self._folder = task, task.options, folder
-        self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer), task.engine)
+        self._tokenizer = tokenizer_of(task.folder, task.tokenizer, task.engine)
         self._spills: dict[str, Spill] = {}
         self._reader = Reader(task.options, lambda line: self._spill("quarantine.jsonl").write_bytes(line), task.folder)
         self._dropped = self._reader.dropped
@@ -252,11 +252,21 @@ class _Maker:
             self._spill("line_counts.bin").write(counts)
 
 
-@lru_cache(maxsize=2)
-def tokenizer_of(folder: str, described: str, engine: str) -> Tokenizer:
-    """The tokenizer of a preparation, loaded once per worker, on the engine the run decided on."""
-    path = Path(folder) / "vocabulary.json"
-    tokenizer = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+def tokenizer_of(folder: str, described: dict[str, Any], engine: str) -> Tokenizer:
+    """The tokenizer of a preparation, on the engine the run decided on."""
+    tokenizer = _loaded(folder, json.dumps(described))
     if isinstance(tokenizer, HuggingFaceTokenizer):
         tokenizer.use(engine)
     return tokenizer
+
+
+def load_early(what: tuple[str, dict[str, Any]]) -> None:
+    """Loads the tokenizer (of a folder, as described) while the run is still looking at its engines."""
+    _loaded(what[0], json.dumps(what[1]))
+
+
+@lru_cache(maxsize=2)
+def _loaded(folder: str, described: str) -> Tokenizer:
+    """Once per worker."""
+    path = Path(folder) / "vocabulary.json"
+    return load_tokenizer(json.loads(described), path.read_bytes(), str(path))

@@ -26,7 +26,7 @@ from millrace.prepare.text import shards as sharding
 from millrace.prepare.text.columns import store_columns, write_names
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened, parted
-from millrace.prepare.text.part import PartDone, PartTask, prepare_part
+from millrace.prepare.text.part import PartDone, PartTask, load_early, prepare_part
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
 from millrace.prepare.text.room import estimate
@@ -202,9 +202,10 @@ class _Preparation:
             tokenizer = existing.tokenizer()
         else:
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
-        check_engine(tokenizer, sources, parts, self._reading)
         with platform.writing(path):
             platform.write_file(path, tokenizer.to_file(), mode=0o644)
+        self._workers.warm(load_early, (str(self._partial.folder), tokenizer.describe()))
+        check_engine(tokenizer, sources, parts, self._reading)
         return tokenizer
 
     def _read(

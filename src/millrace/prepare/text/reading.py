@@ -23,7 +23,7 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
 
-CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
+CHUNK_BYTES = 1 << 19  # documents are cleaned and tokenised this many bytes at a time
 Offsets = MutableSequence[int]  # an array where there are many: integers are made and taken apart again for nothing
 Texts = tuple[Offsets, list[bytes]]  # where documents stand, and what they say
 
