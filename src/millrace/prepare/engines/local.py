@@ -155,9 +155,13 @@ class Workers:
         worker.pipe.close()
         self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Tells them that nothing more comes; they end while the caller goes on to ``close``."""
         for worker in self._workers:
             worker.stop()
+
+    def close(self) -> None:
+        self.stop()
         for worker in self._workers:
             worker.wait()
         self._workers = []

@@ -179,8 +179,10 @@ class _Maker:
             return offsets, texts, hashes
         kept = sorted(first.values())
         self._dropped["duplicate"] += len(hashes) - len(kept)
-        self._dropped["duplicate bytes"] += sum(map(len, texts)) - sum(len(texts[k]) for k in kept)
-        return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
+        self._dropped["duplicate bytes"] += sum(map(len, texts))
+        texts = [texts[k] for k in kept]
+        self._dropped["duplicate bytes"] -= sum(map(len, texts))
+        return [offsets[k] for k in kept], texts, [hashes[k] for k in kept]
 
     def _store(self, number: int, offsets: Offsets, texts: list[bytes], hashes: list[bytes]) -> None:
         tokens, lengths = self._tokenizer.encode_spaced(texts)

@@ -282,6 +282,7 @@ class _Preparation:
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             self._progress("write", finished, len(missing), {})
+        self._workers.stop()
         report = summary(done, assignment, planned, tokenizer)
         splits = tuple(split for split in sharding.SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
