@@ -53,6 +53,31 @@ done:
     return found;
 }
 
+static PyObject *spaced(PyObject *module, PyObject *list) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(list), total = 0, size;
+    PyObject *lengths = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count * 8), *whole = NULL, *found = NULL;
+    char *text;
+    if (lengths == NULL) return NULL;
+    int64_t *length = (int64_t *)PyBytes_AsString(lengths);
+    for (Py_ssize_t k = 0; k < count; k++, total += size + 1) {
+        if (document(list, k, &text, &size) < 0) goto done;
+        length[k] = size + 1;
+    }
+    if ((whole = PyBytes_FromStringAndSize(NULL, total)) == NULL) goto done;
+    char *to = PyBytes_AsString(whole);
+    for (Py_ssize_t k = 0; k < count; k++, *to++ = 0) {
+        if (document(list, k, &text, &size) < 0) goto done;
+        memcpy(to, text, (size_t)size);
+        to += size;
+    }
+    found = PyTuple_Pack(2, whole, lengths);
+done:
+    Py_XDECREF(whole);
+    Py_DECREF(lengths);
+    return found;
+}
+
 static PyObject *joined(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *list, *whole = NULL, *found = NULL;
@@ -154,6 +179,7 @@ static PyObject *parted(PyObject *module, PyObject *args) {
 
 static PyMethodDef token_functions[] = {
     {"measured", measured, METH_O, "Bytes and characters of every document, as int64."},
+    {"spaced", spaced, METH_O, "Documents as one, a zero byte behind each, and how long each is with it, as int64."},
     {"joined", joined, METH_VARARGS, "Documents as one text, and what stands between each and the next."},
     {"parted", parted, METH_VARARGS, "The ids of such a text with an end behind each document; -1 if they do not fit."},
     {NULL, NULL, 0, NULL},
