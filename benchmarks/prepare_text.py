@@ -1,10 +1,16 @@
 """Preparing text, end to end, against the engines' raw rates and against what others do with the same vocabulary.
 
-    python -m benchmarks.prepare_text [--megabytes 300] [--rounds 3] [--peers .venv-peers/bin/python]
+    python -m benchmarks.prepare_text [--megabytes 300] [--copies 3] [--rounds 3] [--peers .venv-peers/bin/python]
 
 The text is Python sources of this machine (the standard library and site-packages), every file once, in files of
-about 8 MB; two processes everywhere, one for ``bytes``. ``--peers`` is a Python that has LitData and datatrove (``make
-bench-peers`` makes one); they and the obvious script are so slow that they get the first files alone.
+about 8 MB; two processes everywhere, one for ``bytes``. That is three seconds' work for gigatoken, and less for
+``bytes``: they get it ``--copies`` times, each document of a copy with a line of its own, so that none is a repeat.
+``--peers`` is a Python that has LitData and datatrove (``make bench-peers`` makes one); they and the obvious script are
+so slow that they get the first files alone.
+
+An engine alone has its processes to start and its vocabulary to load too, and is given documents that are split
+already, 4,000 joined by a special token, which is the fastest of its ways to encode many. Its ids are counted and
+thrown away: nothing is hashed, compared, written.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,45 +39,50 @@ PROCESSES = 2
 FILE_BYTES = 8_000_000
 PEER_FILES = 6
 ENGINES = ("tiktoken", "gigatoken")
+CORPORA = {"tiktoken": ("text",), "gigatoken": ("text", "copies"), "bytes": ("text", "copies")}
 AS_IS: dict[str, Any] = {"normalize": False, "dedup": "none"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=300)
+    parser.add_argument("--copies", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", help="a Python that has litdata and datatrove")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="bench-"))
     try:
-        size = make_corpus(folder, options.megabytes)
-        rounds = interleave(contestants(folder, size, options.peers), options.rounds)
+        make_corpus(folder, options.megabytes, options.copies)
+        rounds = interleave(contestants(folder, options.peers), options.rounds)
         found = medians(rounds)
         for name, value in found.items():
             print(f"  {name}: {value:.1f} MB/s")
         figures = {
-            "versions": versions(options.peers), "megabytes": size / 1e6, "mb_per_s": found, "rounds": rounds,
-            "promises": promises(found),
+            "versions": versions(options.peers),
+            "megabytes": {name: size_of(folder, some) / 1e6 for name, some in CORPORA.items()},
+            "mb_per_s": found, "rounds": rounds, "promises": promises(found),
         }  # fmt: skip
         save("prepare_text", figures)
     finally:
         shutil.rmtree(folder)
 
 
-def contestants(folder: Path, size: int, peers: str | None) -> dict[str, Callable[[], float]]:
+def contestants(folder: Path, peers: str | None) -> dict[str, Callable[[], float]]:
     """MB/s of each, by what is to be measured."""
     found: dict[str, Callable[[], float]] = {}
     for engine in ENGINES:
-        found[f"{engine} alone"] = partial(on, engine, size, partial(engine_alone, folder))
+        found[f"{engine} alone"] = partial(on, engine, folder, partial(engine_alone, folder, engine))
         found[f"millrace on {engine}, no dedup, no normalize"] = partial(
-            on, engine, size, partial(ours, folder, **AS_IS)
+            on, engine, folder, partial(ours, folder, CORPORA[engine], **AS_IS)
         )
-        found[f"millrace on {engine}, defaults"] = partial(on, engine, size, partial(ours, folder))
+        found[f"millrace on {engine}, defaults"] = partial(on, engine, folder, partial(ours, folder, CORPORA[engine]))
     one = {"tokenizer": "bytes", "workers": 1}
     found["millrace, bytes, 1 worker, no dedup, no normalize"] = partial(
-        timed, size, partial(ours, folder, **one, **AS_IS)
+        on, "bytes", folder, partial(ours, folder, CORPORA["bytes"], **one, **AS_IS)
     )
-    found["millrace, bytes, 1 worker, defaults"] = partial(timed, size, partial(ours, folder, **one))
+    found["millrace, bytes, 1 worker, defaults"] = partial(
+        on, "bytes", folder, partial(ours, folder, CORPORA["bytes"], **one)
+    )
     found["obvious script (tokenizers, memmap)"] = partial(obvious_rate, folder)
     for peer in ("litdata", "datatrove") if peers else ():
         found[peer] = partial(peer_rate, str(peers), peer, folder)
@@ -119,11 +130,12 @@ def sources() -> Iterator[bytes]:
                 yield data.replace(b"\r\n", b"\n")
 
 
-def make_corpus(folder: Path, megabytes: int) -> int:
-    """``text/*.txt`` of about 8 MB each; its first files once more as JSON lines, and GPT-2's tokenizer.json."""
+def make_corpus(folder: Path, megabytes: int, copies: int) -> None:
+    """``text/*.txt`` of about 8 MB each, ``copies/``; the first files once more as JSON lines, and GPT-2's tokenizer.json."""
     from millrace.text.load import gpt2
 
-    (folder / "text").mkdir(parents=True)
+    for made in ("text", "copies", "peers/text", "peers/jsonl"):
+        (folder / made).mkdir(parents=True)
     limit, total, number, chunk = megabytes * 1_000_000, 0, 0, b""
     for data in sources():
         chunk += data + b"\n\n"
@@ -132,14 +144,23 @@ def make_corpus(folder: Path, megabytes: int) -> int:
             total, number, chunk = total + len(chunk), number + 1, b""
         if total >= limit:
             break
-    for made in ("text", "jsonl"):
-        (folder / "peers" / made).mkdir(parents=True)
-    for path in sorted((folder / "text").iterdir())[:PEER_FILES]:
+    for path in files(folder, ("text",)):
+        for copy in range(1, copies):
+            again = path.read_bytes().replace(b"\n\n", f"\n\n# {copy}\n".encode())
+            (folder / "copies" / f"{copy}-{path.name}").write_bytes(again)
+    for path in files(folder, ("text",))[:PEER_FILES]:
         shutil.copy(path, folder / "peers" / "text")
         lines = [json.dumps({"text": text}) for text in path.read_text("utf-8").split("\n\n") if text]
         (folder / "peers" / "jsonl" / f"{path.stem}.jsonl").write_text("\n".join(lines), "utf-8")
     (folder / "tokenizer.json").write_bytes(gpt2().to_file())
-    return total
+
+
+def files(folder: Path, corpora: Sequence[str]) -> list[Path]:
+    return [path for corpus in corpora for path in sorted((folder / corpus).iterdir())]
+
+
+def size_of(folder: Path, corpora: Sequence[str]) -> int:
+    return sum(path.stat().st_size for path in files(folder, corpora))
 
 
 def timed(size: int, work: Callable[[], Any]) -> float:
@@ -148,41 +169,52 @@ def timed(size: int, work: Callable[[], Any]) -> float:
     return size / (time.perf_counter() - started) / 1e6
 
 
-def on(engine: str, size: int, work: Callable[[], Any]) -> float:
+def on(engine: str, folder: Path, work: Callable[[], Any]) -> float:
     """MB/s with this engine, in this process and those it starts."""
     os.environ["MILLRACE_BPE"] = engine
     try:
-        return timed(size, work)
+        return timed(size_of(folder, CORPORA[engine]), work)
     finally:
         del os.environ["MILLRACE_BPE"]
 
 
 @lru_cache
-def _tokenizer() -> Any:
-    """Loaded once per process."""
-    from millrace.text.load import gpt2
+def _encoder(vocabulary: str, engine: str) -> Callable[[list[bytes]], int]:
+    """What counts the ids of documents; loaded once per process, with no more than the engine needs."""
+    from millrace.text.ranks import SEPARATOR
 
-    return gpt2()
+    body = json.loads(Path(vocabulary).read_bytes())
+    if engine == "tiktoken":
+        from millrace.text.ranks import _rank_engine
+
+        core: Any = _rank_engine(body)._core  # type: ignore[union-attr]
+        return lambda documents: (
+            len(core.encode_to_tiktoken_buffer(SEPARATOR.join(map(bytes.decode, documents)), {SEPARATOR})) // 4
+        )
+    from gigatoken.gigatoken_rs import load_hf_json
+
+    body["added_tokens"][0] |= {"id": 50257, "content": SEPARATOR}
+    encode, separator = load_hf_json(json.dumps(body)).encode, SEPARATOR.encode()
+    return lambda documents: len(encode(separator.join(documents)))
 
 
-def _encode(path: str) -> int:
-    """The engine on documents already split, joined as fast as it goes; nothing is written, nothing is checked."""
-    engine = _tokenizer()._engines[0]
-    encode = engine.encode_documents if engine.name == "tiktoken" else engine._encode
-    documents = Path(path).read_bytes().split(b"\n\n")
-    return sum(len(encode(documents[first : first + 4000])[0]) for first in range(0, len(documents), 4000))
+def _encode(vocabulary: str, engine: str, path: Path) -> int:
+    """The engine on documents that are split already."""
+    encode, documents = _encoder(vocabulary, engine), path.read_bytes().split(b"\n\n")
+    return sum(encode(documents[first : first + 4000]) for first in range(0, len(documents), 4000))
 
 
-def engine_alone(folder: Path) -> int:
+def engine_alone(folder: Path, engine: str) -> int:
+    work = partial(_encode, str(folder / "tokenizer.json"), engine)
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        return sum(pool.imap_unordered(_encode, [str(path) for path in sorted((folder / "text").iterdir())]))
+        return sum(pool.imap_unordered(work, files(folder, CORPORA[engine])))
 
 
-def ours(folder: Path, workers: int = PROCESSES, **options: Any) -> None:
+def ours(folder: Path, corpora: Sequence[str], workers: int = PROCESSES, **options: Any) -> None:
     import millrace as mr
 
     out = folder / "out"
-    mr.prepare_text([str(folder / "text")], out, workers=workers, **options)
+    mr.prepare_text([str(folder / corpus) for corpus in corpora], out, workers=workers, **options)
     shutil.rmtree(out)
 
 

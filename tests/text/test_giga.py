@@ -10,10 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from millrace.native import core
 from millrace.text import giga
 from millrace.text.giga import OTHER, GigatokenEngine
 from millrace.text.load import gpt2
 from millrace.text.ranks import SEPARATOR, RankEngine
+from millrace.text.tokenizer import measured, with_ends
 
 SPACES = [
     " ",
@@ -57,6 +59,14 @@ def assert_same(engines, documents):
     assert np.array_equal(ids, exact_ids)
 
 
+def assert_same_with_ends(engines, documents):
+    exact = engines[1].encode_documents(documents)
+    for dtype in (np.dtype(np.uint16), np.dtype(np.uint32)):
+        spaced = engines[0].encode_spaced(documents, dtype, 50256)
+        assert spaced[0].dtype == dtype
+        assert all(map(np.array_equal, spaced, with_ends(*exact, dtype, 50256)))
+
+
 @given(st.lists(texts, max_size=6))
 @example([])
 @example([""])
@@ -65,6 +75,48 @@ def assert_same(engines, documents):
 @settings(max_examples=400)
 def test_any_text_has_the_ids_of_tiktoken(engines, found):
     assert_same(engines, [text.encode() for text in found])
+    assert_same_with_ends(engines, [text.encode() for text in found])
+
+
+# What may stand at the edges of documents, where the core decides what to put between them.
+edges = st.sampled_from(
+    ["", "a", "Z", "1", ".", "'", "'s", "\\", "~", "!", *SPACES, "\x00", "\x1f", "\x7f", "é", "\u3000"]
+)
+
+
+@given(st.lists(st.tuples(edges, texts, edges).map("".join), max_size=12))
+@settings(max_examples=400)
+def test_documents_joined_by_the_core_have_the_ids_they_have_alone(engines, found):
+    assert_same_with_ends(engines, [text.encode() for text in found])
+
+
+@given(st.lists(texts, max_size=6))
+def test_documents_are_measured_by_the_core_as_without_it(found):
+    documents = [text.encode() for text in found]
+    lengths, characters = measured(documents)
+    assert lengths.tolist() == list(map(len, documents))
+    assert characters.tolist() == list(map(len, found))
+
+
+def test_ids_that_cross_the_end_of_a_document_are_not_believed(engines, monkeypatch):
+    class Shifted:
+        def encode(self, data):
+            return np.frombuffer(data, np.uint8).astype(np.uint32)  # no byte of its vocabulary
+
+    monkeypatch.setattr(engines[0], "_backend", Shifted())
+    assert_same_with_ends(engines, [b"something", b"else", b" and more"])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "width"), [((4, 1, 8, 0), 2), ((4, 2, 8, 1), 1), ((4, 3, 16, 0), 2), ((4, 2, 8, 0), 4)]
+)
+def test_the_core_refuses_arrays_that_do_not_fit(arrays, width):
+    num_ids, room, num_lengths, num_kinds = arrays
+    with pytest.raises(ValueError, match="do not fit"):
+        core.parted(
+            bytes(4 * num_ids), bytes(200), bytes(num_lengths), bytes(num_kinds), (1, 2, 3, 4), bytearray(room * width),
+            width, bytearray(8),
+        )  # fmt: skip
 
 
 def test_letters_of_a_newer_unicode_are_left_to_tiktoken(engines, monkeypatch):
@@ -131,10 +183,9 @@ def test_the_environment_names_the_fastest_engine_that_may_be_used(monkeypatch, 
     assert gpt2().engine == engine
 
 
-def test_a_check_that_finds_a_difference_goes_to_the_next_engine(engines, monkeypatch):
+@pytest.mark.parametrize("way", ["encode_documents", "encode_spaced"])
+def test_a_check_that_finds_a_difference_goes_to_the_next_engine(monkeypatch, way):
     tokenizer = gpt2()
-    monkeypatch.setattr(
-        GigatokenEngine, "encode_documents", lambda self, d: (np.zeros(1, np.uint32), np.ones(1, np.int64))
-    )
+    monkeypatch.setattr(GigatokenEngine, way, lambda self, *_: (np.zeros(1, np.uint32), np.ones(1, np.int64)))
     assert tokenizer.check([b"some text"])
     assert tokenizer.engine == "tiktoken"

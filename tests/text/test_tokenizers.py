@@ -7,6 +7,7 @@ import json
 import sys
 from importlib.resources import files
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -268,6 +269,16 @@ def test_without_tiktoken_gpt2_runs_on_tokenizers(monkeypatch, reference):
     tokenizer = gpt2()
     assert tokenizer.engine == "tokenizers"
     assert tokenizer.encode("it's <|endoftext|>").tolist() == reference.encode("it's <|endoftext|>")
+
+
+@given(st.lists(texts, max_size=6))
+def test_bytes_are_spaced_by_the_core_as_without_it(found):
+    documents = [text.encode() for text in found]
+    ids, lengths = BytesTokenizer().encode_spaced(documents)
+    assert ids.tobytes() == b"".join(document + b"\0" for document in documents)
+    assert lengths.tolist() == [len(document) + 1 for document in documents]
+    with mock.patch("millrace.text.simple.core", None):
+        assert all(map(np.array_equal, BytesTokenizer().encode_spaced(documents), (ids, lengths)))
 
 
 @pytest.mark.parametrize("name", ["gpt3", "missing.json", "train", ""])

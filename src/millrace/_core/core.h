@@ -198,4 +198,7 @@ int core_add_table(PyObject *module);
 /* text.c: documents cut out of a text, or cleaned. */
 int core_add_text(PyObject *module);
 
+/* tokens.c: documents joined for a tokenizer, and its ids taken apart. */
+int core_add_tokens(PyObject *module);
+
 #endif

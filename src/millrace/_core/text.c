@@ -36,6 +36,19 @@ static void stretch_free(Stretch *stretch) {
     PyBuffer_Release(&stretch->stop);
 }
 
+static const uint64_t ONES = 0x0101010101010101u, HIGH = 0x8080808080808080u;
+
+/* How many of these eight bytes clean() leaves as they are, behind one that is no blank: all, if they are printable and
+   single spaces; without the last if that is a space, since nobody knows yet what follows; 0 where it is not as simple. */
+static int64_t as_they_are(uint64_t word) {
+    uint64_t low = word & ~HIGH;
+    uint64_t is_odd = (word | ((low + ONES * (127 - 126)) | ~(low + ONES * (128 - 32)))) & HIGH; /* > 126, < 32 */
+    uint64_t other = word ^ (ONES * ' ');
+    uint64_t is_space = ~(((other & ~HIGH) + ~HIGH) | other | ~HIGH);
+    if (is_odd || (is_space & (is_space << 8))) return 0;
+    return is_space >> 63 ? 7 : 8;
+}
+
 /* White space as clean() leaves it; -1 where the text is more than printable ASCII, tabs and newlines. */
 static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to) {
     const unsigned char *end = from + size;
@@ -50,13 +63,28 @@ static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to)
             if (newlines > 0) *at++ = '\n';
             if (newlines > 1) *at++ = '\n';
         }
+        if (*from <= ' ' || *from >= 127) return -1;
+        *at++ = *from++;
+        uint64_t word;
+        for (int64_t same = 8; same > 0 && end - from >= 8; from += same, at += same) {
+            memcpy(&word, from, 8);
+            if ((same = as_they_are(word)) > 0) memcpy(at, &word, 8);
+        }
         for (; from < end && *from > ' ' && *from < 127; from++) *at++ = *from;
         if (from < end && *from != ' ' && *from != '\t' && *from != '\n') return -1;
     }
     return at - to;
 }
 
-static PyObject *made(Stretch *stretch, unsigned char *room) {
+static int note(PyObject *others, int64_t k) {
+    PyObject *number = PyLong_FromLongLong(k);
+    int failed = number == NULL || PyList_Append(others, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+/* ``others`` gets the numbers of those that are left to Python. */
+static PyObject *made(Stretch *stretch, unsigned char *room, PyObject *others) {
     PyObject *list = PyList_New((Py_ssize_t)stretch->count);
     for (int64_t k = 0; k < stretch->count && list != NULL; k++) {
         const char *text = (const char *)stretch->text.buf + stretch->starts[k];
@@ -65,7 +93,8 @@ static PyObject *made(Stretch *stretch, unsigned char *room) {
             size = clean((const unsigned char *)text, size, room);
             text = (const char *)room;
         }
-        PyObject *document = size < 0 ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize(text, (Py_ssize_t)size);
+        PyObject *document = PyBytes_FromStringAndSize(text, (Py_ssize_t)(size < 0 ? 0 : size));
+        if (size < 0 && note(others, k) < 0) Py_CLEAR(document);
         if (document == NULL || PyList_SetItem(list, (Py_ssize_t)k, document) < 0) {
             Py_DECREF(list);
             list = NULL;
@@ -78,7 +107,7 @@ static PyObject *documents(PyObject *module, PyObject *args) {
     (void)module;
     Stretch stretch;
     if (stretch_init(&stretch, args) < 0) return NULL;
-    PyObject *list = made(&stretch, NULL);
+    PyObject *list = made(&stretch, NULL, NULL);
     stretch_free(&stretch);
     return list;
 }
@@ -88,15 +117,79 @@ static PyObject *cleaned(PyObject *module, PyObject *args) {
     Stretch stretch;
     if (stretch_init(&stretch, args) < 0) return NULL;
     unsigned char *room = PyMem_Malloc((size_t)stretch.longest + 1);
-    PyObject *list = room == NULL ? PyErr_NoMemory() : made(&stretch, room);
+    PyObject *others = room == NULL ? PyErr_NoMemory() : PyList_New(0);
+    PyObject *list = others == NULL ? NULL : made(&stretch, room, others);
+    PyObject *found = list == NULL ? NULL : PyTuple_Pack(2, list, others);
+    Py_XDECREF(list);
+    Py_XDECREF(others);
     PyMem_Free(room);
     stretch_free(&stretch);
-    return list;
+    return found;
+}
+
+/* Pairs of places, as many as there turn out to be. */
+typedef struct {
+    int64_t *starts, *ends;
+    int64_t count, room;
+} Places;
+
+static int places_grow(Places *places) {
+    int64_t room = places->room * 2 + 4096;
+    int64_t *starts = PyMem_Realloc(places->starts, (size_t)room * sizeof *starts);
+    if (starts != NULL) places->starts = starts;
+    int64_t *ends = PyMem_Realloc(places->ends, (size_t)room * sizeof *ends);
+    if (ends != NULL) places->ends = ends;
+    if (starts == NULL || ends == NULL) return -1;
+    places->room = room;
+    return 0;
+}
+
+/* The first of two newlines that follow each other, from ``at`` on; ``size`` where there are none. Eight places at a time:
+   a byte of ``other`` is zero where both are there, and the lowest zero byte is the one that is found for certain. */
+static int64_t gap_from(const char *text, int64_t at, int64_t size) {
+    static const uint64_t NEWLINES = 0x0A0A0A0A0A0A0A0Au;
+    for (; at + 9 <= size; at += 8) {
+        uint64_t first, second;
+        memcpy(&first, text + at, 8);
+        memcpy(&second, text + at + 1, 8);
+        uint64_t other = (first ^ NEWLINES) | (second ^ NEWLINES);
+        if (((other - ONES) & ~other & HIGH) != 0) break;
+    }
+    for (; at + 1 < size; at++)
+        if (text[at] == '\n' && text[at + 1] == '\n') return at;
+    return size;
+}
+
+static PyObject *between_gaps(PyObject *module, PyObject *object) {
+    (void)module;
+    Py_buffer text;
+    Places places = {NULL, NULL, 0, 0};
+    PyObject *found = NULL;
+    if (PyObject_GetBuffer(object, &text, PyBUF_SIMPLE) < 0) return NULL;
+    int64_t at = 0, size = text.len;
+    const char *bytes = text.buf;
+    for (;;) {
+        if (places.count == places.room && places_grow(&places) < 0) {
+            PyErr_NoMemory();
+            goto done;
+        }
+        places.starts[places.count] = at;
+        if ((at = gap_from(bytes, at, size)) == size) break;
+        places.ends[places.count++] = at;
+        while (at < size && bytes[at] == '\n') at++;
+    }
+    int64_t last = places.starts[places.count] < size; /* it has no end yet */
+    found = Py_BuildValue("(y#y#)", (char *)places.starts, (Py_ssize_t)((places.count + last) * 8), (char *)places.ends,
+                          (Py_ssize_t)(places.count * 8));
+done:
+    PyBuffer_Release(&text);
+    PyMem_Free(places.starts);
+    PyMem_Free(places.ends);
+    return found;
 }
 
 /* As strictly as Python decodes: nothing overlong, no surrogates, nothing beyond U+10FFFF. */
 static int is_valid(const unsigned char *at, const unsigned char *end) {
-    static const uint64_t HIGH = 0x8080808080808080u;
     uint64_t word;
     while (at < end) {
         while (end - at >= 8 && (memcpy(&word, at, 8), (word & HIGH) == 0)) at += 8;
@@ -130,8 +223,9 @@ static PyObject *is_utf8(PyObject *module, PyObject *args) {
 
 static PyMethodDef text_functions[] = {
     {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
+    {"between_gaps", between_gaps, METH_O, "Where documents between empty lines start and end."},
     {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
-    {"cleaned", cleaned, METH_VARARGS, "The same, cleaned; None for those that hold more than printable ASCII."},
+    {"cleaned", cleaned, METH_VARARGS, "The same, cleaned, and the numbers of those that hold more than printable ASCII."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,6 +7,7 @@ An engine other than Hugging Face's tokenizers is used only where it gives the s
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +19,9 @@ from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.text import breaks
-from millrace.text.giga import Engine
+from millrace.text.giga import Engine, GigatokenEngine
 from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, splitting_pattern
-from millrace.text.tokenizer import Encoded, Tokenizer, byte_places
+from millrace.text.tokenizer import Encoded, Tokenizer, byte_places, with_ends
 from millrace.text.words import LONG_WORD, word_ids, words_of
 
 END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im_end|>")
@@ -67,7 +68,7 @@ class TiktokenTokenizer(Tokenizer):
         return RankEngine(self._pattern, self._ranks)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if any(map(breaks.is_long, documents)):
+        if breaks.any_long(documents):
             return joined([self._whole(document) for document in documents])
         return self._encode(documents)
 
@@ -107,22 +108,38 @@ class TiktokenTokenizer(Tokenizer):
         return json.dumps(body).encode()
 
 
+def tokenizers_package(name: str) -> Any:
+    """Hugging Face's package, which the tokenizer of this name needs."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ConfigError(f"tokenizer {name!r} needs tokenizers; pip install millrace[text]") from error
+    return tokenizers
+
+
 class HuggingFaceTokenizer(Tokenizer):
     """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers.
 
     One that ``is_known`` was loaded before: Hugging Face's own engine is then made when it is first needed, which is
-    never in most workers.
+    never in most workers. ``body`` is what the file says, where that is at hand.
     """
 
     kind = "json"
 
     def __init__(
-        self, data: bytes, name: str, end: int | None = None, *, plain_special: bool = False, is_known: bool = False
+        self,
+        data: bytes,
+        name: str,
+        end: int | None = None,
+        *,
+        plain_special: bool = False,
+        is_known: bool = False,
+        body: dict[str, Any] | None = None,
     ) -> None:
         self.name, self._data, self._plain_special = name, data, plain_special
         if not is_known:
             self._backend  # noqa: B018 - what is wrong with it is said here
-        self._body = json.loads(data)
+        self._body = json.loads(data) if body is None else body
         vocabulary = self._vocabulary()
         found = next((vocabulary[candidate] for candidate in END_NAMES if candidate in vocabulary), None)
         top = max(vocabulary.values(), default=-1)
@@ -136,12 +153,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _backend(self) -> Any:
+        package = tokenizers_package(self.name)
         try:
-            from tokenizers import Tokenizer as Backend
-        except ImportError as error:
-            raise ConfigError(f"tokenizer {self.name!r} needs tokenizers; pip install millrace[text]") from error
-        try:
-            backend = Backend.from_str(self._data.decode())
+            backend = package.Tokenizer.from_str(self._data.decode())
         except Exception as error:
             raise ConfigError(f"tokenizer {self.name}: not a tokenizer.json ({error})") from error
         backend.no_truncation()
@@ -169,7 +183,12 @@ class HuggingFaceTokenizer(Tokenizer):
         slow = self._slow(plain) if self._engines else None
         while slow is not None and self._engines:
             try:
-                if all(map(np.array_equal, self._engines[0].encode_documents(plain), slow)):
+                engine = self._engines[0]
+                found, wanted = [*engine.encode_documents(plain)], [*slow]
+                if isinstance(engine, GigatokenEngine):  # which does it in another way for a store
+                    found += engine.encode_spaced(plain, self.dtype, self.end)
+                    wanted += with_ends(*slow, self.dtype, self.end)
+                if all(map(np.array_equal, found, wanted)):
                     return True
             except ValueError:
                 pass
@@ -185,13 +204,20 @@ class HuggingFaceTokenizer(Tokenizer):
         return any(token in document for token in self._added)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if any(map(breaks.is_long, documents)):
+        if breaks.any_long(documents):
             return joined([self._whole(document) for document in documents])
         if self._fast is None:
             return self._slow(documents)
         if self._added and any(map(self._has_added, documents)):
             return joined([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
         return self._quick(documents)
+
+    def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        is_plain = not any(map(b"\n".join(documents).__contains__, self._added)) if self._added else True
+        if isinstance(self._fast, GigatokenEngine) and is_plain:
+            with contextlib.suppress(ValueError):  # one is too long, or more than it can do
+                return self._fast.encode_spaced(documents, self.dtype, self.end)
+        return self.encode_with_ends(documents)
 
     def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
         is_plain = not self._has_added(document)

@@ -43,6 +43,11 @@ def is_long(document: bytes, start: int = 0) -> bool:
     return len(document) - start > PIECE_BYTES + PIECE_BYTES // 4
 
 
+def any_long(documents: Sequence[bytes]) -> bool:
+    """Whether one of them is: asked once for all, since a chunk has thousands."""
+    return is_long(max(documents, key=len, default=b""))
+
+
 def cut(document: bytes, encode: Encode, words: Words | None = None) -> Iterator[Piece]:
     """Pieces of about a megabyte; ``words`` are those of the tokenizer, where they are known."""
     start = 0

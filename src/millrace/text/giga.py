@@ -8,13 +8,15 @@ remembers every word, so it is made anew when it has grown, and long documents a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
+from millrace.native import core
 from millrace.ragged import Array, Int64s
+from millrace.text.tokenizer import measured, with_ends
 
 MAX_DOCUMENT = 2 << 20  # 64 MiB of one letter took 2 GB
 MAX_GROWTH = 128 << 20  # of this process: 16 MB of random words, some hundred of a text
@@ -46,17 +48,21 @@ class GigatokenEngine:
         from gigatoken.gigatoken_rs import load_hf_json
 
         self._load, self._exact, self._sizes = load_hf_json, exact, sizes
+        self._small_sizes = np.minimum(sizes, np.iinfo(np.int32).max).astype(np.int32)
         self._separator, self._end = separator.encode(), len(sizes)
         part = {"id": self._end, "content": separator, "special": True, "single_word": False,
                 "lstrip": False, "rstrip": False, "normalized": False}  # fmt: skip
-        self._data = json.dumps({**body, "added_tokens": [part]}).encode()
+        self._data = msgspec.json.encode({**body, "added_tokens": [part]})
         self._classes = np.zeros(0x110000, np.uint8)
         self._classes[:128] = SAME
         self._since = self._before = 0
         self._renew()
+        # The ids of what stands between documents that the core has joined; none where they are not what it expects.
+        marks = self._backend.encode(b"\n."), exact.encode_documents([b"\n", b"."])[0]
+        self._marks = tuple(marks[0].tolist()) if np.array_equal(*marks) and len(marks[0]) == 2 else None
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        unsure = self._unsure(documents)
+        unsure = self._unsure(documents, *measured(documents))
         if not unsure:
             return self._encode(documents)
         parts = [
@@ -65,17 +71,34 @@ class GigatokenEngine:
         ]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
 
+    def encode_spaced(self, documents: Sequence[bytes], dtype: np.dtype[Any], end: int) -> tuple[Array, Int64s]:
+        """The same with ``end`` behind each document, without a copy for it; ValueError also where one is long."""
+        if core is None or self._marks is None:
+            return with_ends(*self.encode_documents(documents), dtype, end)
+        lengths, characters = measured(documents)
+        if len(lengths) and lengths.max() > MAX_DOCUMENT:
+            raise ValueError("a document is too long to be encoded at once")
+        unsure = self._unsure(documents, lengths, characters)
+        if not unsure:
+            return self._spaced(documents, lengths, dtype, end)
+        parts = [
+            with_ends(*self._exact.encode_documents(list(some)), dtype, end)
+            if are_unsure
+            else self._spaced(some, measured(some)[0], dtype, end)
+            for are_unsure, some in _runs(documents, unsure)
+        ]
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
     def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
         return self._exact.encode_word(word)
 
-    def _unsure(self, documents: Sequence[bytes]) -> list[int]:
+    def _unsure(self, documents: Sequence[bytes], lengths: Int64s, characters: Int64s) -> list[int]:
         """Numbers of the documents that it may get wrong, or that would make it large."""
-        others = [k for k, document in enumerate(documents) if not document.isascii()]  # the separator is not
+        others = np.flatnonzero(lengths != characters).tolist()  # not ASCII, as the separator
         texts = [documents[k].decode() for k in others]
         is_other = self._classes_of("".join(texts)) == OTHER
         found = {k for k in others if self._separator in documents[k]}
-        if max(map(len, documents), default=0) > MAX_DOCUMENT:
-            found |= {k for k, document in enumerate(documents) if len(document) > MAX_DOCUMENT}
+        found.update(np.flatnonzero(lengths > MAX_DOCUMENT).tolist())
         if is_other.any():
             ends = np.cumsum(list(map(len, texts)))
             found |= {others[k] for k in np.searchsorted(ends, np.flatnonzero(is_other), side="right")}
@@ -86,11 +109,19 @@ class GigatokenEngine:
         points = np.frombuffer(text.encode("utf-32-le"), "<u4")
         new = np.unique(points[self._classes[points] == UNKNOWN])
         if len(new):
-            self._classes[new] = (
-                SAME if self._agree(new) else [SAME if self._agree([point]) else OTHER for point in new]
-            )
+            self._compare(new)
         found: Array = self._classes[points]
         return found
+
+    def _compare(self, points: Array) -> None:
+        """Finds those that differ by halves: they are few among thousands."""
+        if self._agree(points):
+            self._classes[points] = SAME
+        elif len(points) == 1:
+            self._classes[points] = OTHER
+        else:
+            self._compare(points[: len(points) // 2])
+            self._compare(points[len(points) // 2 :])
 
     def _agree(self, points: Iterable[int]) -> bool:
         probes = [probe.format(chr(point)).encode() for point in points for probe in PROBES]
@@ -106,6 +137,20 @@ class GigatokenEngine:
             return self._exact.encode_documents(documents)  # it has lost something
         self._look_at_memory(len(joined))
         return ids, lengths
+
+    def _spaced(
+        self, documents: Sequence[bytes], lengths: Int64s, dtype: np.dtype[Any], end: int
+    ) -> tuple[Array, Int64s]:
+        """Most documents parted by a newline, which is half as much work for it as the separator."""
+        joined, kinds = core.joined(list(documents), self._separator)
+        ids = self._backend.encode(joined) if joined else np.zeros(0, np.uint32)
+        tokens, counts = np.empty(len(ids) + 1, dtype), np.empty(len(documents), np.int64)
+        marks = (*(self._marks or ()), self._end, end)
+        found = core.parted(ids, self._small_sizes, lengths, kinds, marks, tokens, dtype.itemsize, counts)
+        if found < 0:  # it has lost something
+            return with_ends(*self._exact.encode_documents(documents), dtype, end)
+        self._look_at_memory(len(joined))
+        return tokens[:found], counts
 
     def _look_at_memory(self, num_bytes: int) -> None:
         self._since += num_bytes

@@ -12,7 +12,7 @@ from typing import Any
 
 from millrace.errors import ConfigError, MillraceError, StoreCorrupt
 from millrace.identity import digest
-from millrace.text.bpe import HuggingFaceTokenizer, TiktokenTokenizer
+from millrace.text.bpe import HuggingFaceTokenizer, TiktokenTokenizer, tokenizers_package
 from millrace.text.ranks import GPT2_PATTERN
 from millrace.text.simple import BytesTokenizer, CharTokenizer
 from millrace.text.tokenizer import Tokenizer
@@ -119,7 +119,9 @@ def gpt2() -> Tokenizer:
         "decoder": level,
         "model": {"type": "BPE", "vocab": json.loads(data["encoder.json"]), "merges": merges},
     }
-    return HuggingFaceTokenizer(json.dumps(body).encode(), "gpt2", 50256, plain_special=True)
+    tokenizers_package("gpt2")  # with which the other engines are compared; made when that is done
+    file = json.dumps(body).encode()
+    return HuggingFaceTokenizer(file, "gpt2", 50256, plain_special=True, is_known=True, body=body)
 
 
 def _tiktoken(path: Path, data: bytes) -> Tokenizer:

@@ -34,7 +34,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = max(size, self.end + 1)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if any(map(breaks.is_long, documents)):
+        if breaks.any_long(documents):
             return joined([self._whole(document) for document in documents])
         return self._encode(documents)
 

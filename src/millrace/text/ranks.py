@@ -31,9 +31,10 @@ class RankEngine:
     def __init__(self, pattern: str, ranks: Mapping[bytes, int], ids: Array | None = None) -> None:
         from tiktoken import _tiktoken  # type: ignore[attr-defined]
 
-        self._sizes = np.zeros(max(ranks.values()) + 1, np.int64)
-        self._sizes[list(ranks.values())] = [len(token) for token in ranks]
-        self._separator = max(ranks.values()) + 1
+        numbers = np.fromiter(ranks.values(), np.int64, len(ranks))
+        self._separator = int(numbers.max()) + 1
+        self._sizes = np.zeros(self._separator, np.int64)
+        self._sizes[numbers] = np.fromiter(map(len, ranks), np.int64, len(ranks))
         self._core = _tiktoken.CoreBPE(dict(ranks), {SEPARATOR: self._separator}, pattern)
         self._ids, self.pattern = ids, pattern
 
@@ -141,15 +142,14 @@ def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
     tokens = [left + right for left, right in pairs]
     if not set("".join(tokens)) <= alphabet.keys():
         return None
-    # Translated by a table and encoded at once: 95 ms for 50,000 merges, a loop over the characters 130.
+    if not set(tokens) <= vocabulary.keys():
+        return None
+    # Translated by a table and encoded at once: a loop over the characters takes three times as long.
     to_byte = {ord(character): byte for character, byte in alphabet.items()}
-    for joined in tokens:
-        if joined not in vocabulary:
-            return None
-        token = joined.translate(to_byte).encode("latin-1")
-        if token not in ranks:
-            ranks[token] = len(ids)
-            ids.append(vocabulary[joined])
+    for token, number in zip(tokens, map(vocabulary.__getitem__, tokens), strict=True):
+        rank = len(ids)
+        if ranks.setdefault(token.translate(to_byte).encode("latin-1"), rank) == rank:
+            ids.append(number)
     try:
         return RankEngine(pattern, ranks, np.array(ids, np.uint32))
     except (ImportError, ValueError):

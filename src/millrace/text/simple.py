@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.text.breaks import PIECE_BYTES
 from millrace.text.tokenizer import Encoded, Tokenizer, UnknownCharacter
@@ -36,11 +37,11 @@ class BytesTokenizer(Tokenizer):
     spaced_dtype = np.dtype(np.uint8)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        if core:
+            found = core.spaced(list(documents))
+            return np.frombuffer(found[0], np.uint8), np.frombuffer(found[1], np.int64)
         joined = np.frombuffer(b"\0".join((*documents, b"")), np.uint8)
         return joined, np.fromiter(map(len, documents), np.int64, len(documents)) + 1
-
-    def num_bytes(self, documents: Sequence[bytes], lengths: Int64s) -> Int64s:
-        return lengths - 1  # an id is a byte: they are counted
 
     def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         spaced, lengths = self.encode_spaced(documents)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from millrace.errors import ConfigError, SourceError
 from millrace.identity import digest
+from millrace.native import core
 from millrace.ragged import Array, Int64s
 
 
@@ -46,22 +47,11 @@ class Tokenizer(ABC):
 
     def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """The same with the end-of-document id behind each, in the dtype of a store; lengths count it."""
-        ids, lengths = self.encode_documents(documents)
-        tokens = np.empty(len(ids) + len(lengths), self.dtype)
-        ends = np.cumsum(lengths) + np.arange(len(lengths))
-        is_end = np.zeros(len(tokens), bool)
-        is_end[ends] = True
-        tokens[ends] = self.end
-        tokens[~is_end] = ids
-        return tokens, lengths + 1
+        return with_ends(*self.encode_documents(documents), self.dtype, self.end)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """Ids with room for the end behind each document, in as few bytes as they need: what preparation keeps meanwhile."""
         return self.encode_with_ends(documents)
-
-    def num_bytes(self, documents: Sequence[bytes], lengths: Int64s) -> Int64s:
-        """How many bytes each document has; ``lengths`` are those ``encode_spaced`` gave, which may say it faster."""
-        return np.fromiter(map(len, documents), np.int64, len(documents))
 
     @property
     def spaced_dtype(self) -> np.dtype[Any]:
@@ -133,6 +123,30 @@ class Tokenizer(ABC):
             "file": "tokenizer.json",
             "hash": digest(self.to_file()),
         }
+
+
+def with_ends(ids: Array, lengths: Int64s, dtype: np.dtype[Any], end: int) -> tuple[Array, Int64s]:
+    """Ids of documents with ``end`` behind each; the lengths count it."""
+    tokens = np.empty(len(ids) + len(lengths), dtype)
+    ends = np.cumsum(lengths) + np.arange(len(lengths))
+    is_end = np.zeros(len(tokens), bool)
+    is_end[ends] = True
+    tokens[ends] = end
+    tokens[~is_end] = ids
+    return tokens, lengths + 1
+
+
+def measured(documents: Sequence[bytes]) -> tuple[Int64s, Int64s]:
+    """How many bytes, and how many characters, each document has."""
+    if core:
+        found = core.measured(list(documents))
+        return np.frombuffer(found[0], np.int64), np.frombuffer(found[1], np.int64)
+    lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+    characters = lengths.copy()
+    for k, document in enumerate(documents):
+        if not document.isascii():
+            characters[k] = len(document.decode())
+    return lengths, characters
 
 
 def byte_places(text: str, places: Int64s) -> tuple[Int64s, Int64s]:

@@ -100,10 +100,13 @@ UTF8 = [
     b"\xe0\x80\x80",
 ]
 BLANKS = st.lists(st.sampled_from("abcd \t\n"), max_size=30).map("".join)
+WORDS = st.lists(
+    st.sampled_from(["word", "longer-words", "a", "~", " ", " ", " ", "  ", "\t", "\n", "\x7f", "\x1f"]), max_size=20
+).map("".join)
 GAPS = st.sampled_from([b"\n", b"\n\n", b"\r\n\r\n", b"\n\n\n\n", b"\n\r\n"])
 
 
-@given(st.lists(st.tuples(BLANKS | odd_texts, GAPS), min_size=1), GAPS)
+@given(st.lists(st.tuples(BLANKS | WORDS | odd_texts, GAPS), min_size=1), GAPS)
 @example([("a", b"\n"), (" \t", b"\n"), ("b ", b"\r\n\r\n"), ("\n \n \nc\n\n \n\nd", b"\n"), ("é\x00", b"\n")], b"\n")
 def test_many_documents_are_cleaned_like_each(some, before):
     data, starts, ends = before, [], []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -207,3 +208,12 @@ def test_a_slice_within_one_document_reads_no_further_than_itself(tmp_path, monk
     (source,) = find_sources([str(path)], "line")[0]
     assert list(read_documents(source, Unit(0, 100_000, 200_000), ReadOptions())) == []
     assert 100 <= len(calls) <= 102
+
+
+@pytest.mark.needs_core
+@given(st.lists(st.sampled_from([b"\n", b"\n\n", b"a", b"some words", b"x" * 40]), max_size=30).map(b"".join))
+@settings(max_examples=300)
+def test_documents_between_empty_lines_are_found_with_and_without_the_core(data):
+    text = np.frombuffer(data, np.uint8)
+    for found, expected in zip(documents._between_gaps(text), documents._between_pairs(text), strict=True):
+        assert found.tolist() == expected.tolist()

@@ -82,6 +82,12 @@ class Workers:
             self._workers.append(_Worker(self._context, function))
         return True
 
+    def warm(self, function: Callable[[Any], Any], task: Any) -> None:
+        """Has every worker that is started do this while nobody waits; what fails in it fails again in a task."""
+        for worker in self._workers:
+            with contextlib.suppress(OSError):  # it has died: the next task finds out
+                worker.pipe.send((function, task, False))
+
     def run(
         self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False, moved: Moved | None = None
     ) -> Iterator[tuple[int, Any]]:
@@ -108,7 +114,7 @@ class Workers:
                 if worker.task is None and waiting:
                     worker.task, worker.silent_s = waiting.pop(), 0.0
                     with contextlib.suppress(OSError):  # it has died while idle: its pipe says so below
-                        worker.pipe.send((function, tasks[worker.task]))
+                        worker.pipe.send((function, tasks[worker.task], True))
             for worker in self._ready(tasks):
                 number = worker.task
                 assert number is not None
@@ -149,9 +155,13 @@ class Workers:
         worker.pipe.close()
         self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Tells them that nothing more comes; they end while the caller goes on to ``close``."""
         for worker in self._workers:
             worker.stop()
+
+    def close(self) -> None:
+        self.stop()
         for worker in self._workers:
             worker.wait()
         self._workers = []
@@ -236,9 +246,13 @@ def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> Non
 
     while True:
         try:
-            function, task = pipe.recv()
+            function, task, is_asked = pipe.recv()
         except (EOFError, OSError):
             return
+        if not is_asked:
+            with contextlib.suppress(Exception):
+                function(task)
+            continue
         engines.on_alive = _Alive(say)
         try:
             reply: tuple[str, Any] = ("result", function(task))

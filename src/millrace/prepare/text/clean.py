@@ -57,15 +57,15 @@ def clean_many(data: bytes, starts: Int64s, ends: Int64s) -> list[bytes]:
 
     Documents of printable ASCII are done all at once.
     """
-    found = core.cleaned(data, starts, ends) if core else _cleaned(data, starts, ends)
-    return [
-        clean(data[starts[k] : ends[k]].decode()).encode() if document is None else document
-        for k, document in enumerate(found)
-    ]
+    found: tuple[list[bytes], list[int]] = (core.cleaned if core else _cleaned)(data, starts, ends)
+    documents, others = found
+    for k in others:
+        documents[k] = clean(data[starts[k] : ends[k]].decode()).encode()
+    return documents
 
 
-def _cleaned(data: bytes, starts: Int64s, ends: Int64s) -> list[bytes | None]:
-    """The twin of the core's: None for documents that hold more than printable ASCII, tabs and newlines."""
+def _cleaned(data: bytes, starts: Int64s, ends: Int64s) -> tuple[list[bytes], list[int]]:
+    """The twin of the core's: documents, but of those that hold more than printable ASCII, tabs and newlines the numbers."""
     first = int(starts[0])
     text = np.frombuffer(data, np.uint8)[first : int(ends[-1])].copy()
     starts, ends = starts - first, ends - first
@@ -78,10 +78,7 @@ def _cleaned(data: bytes, starts: Int64s, ends: Int64s) -> list[bytes | None]:
     documents = [document.strip() for document in joined.split(b"\0")]
     if b"\n\n\n" in joined:
         documents = [_EMPTY_LINES.sub(b"\n\n", some) if b"\n\n\n" in some else some for some in documents]
-    found: list[bytes | None] = [*documents]
-    for k in others:
-        found[k] = None
-    return found
+    return documents, others
 
 
 def _unusual(text: Array, starts: Int64s) -> list[int]:

@@ -81,13 +81,14 @@ def _repeated(entries: Array) -> Int64s:
 
 
 def _shared(entries: Array) -> Array:
-    """Those whose first half of the key another has too, in no order: few, and one array is sorted faster than three."""
-    half = entries["key"][:, 0]
-    order = np.argsort(half)
-    half = half[order]
-    is_same = np.zeros(len(half) + 1, bool)  # as the one before
-    is_same[1:-1] = half[1:] == half[:-1]
-    return entries[order[is_same[1:] | is_same[:-1]]]
+    """Those whose first half of the key another has too: few, and found by sorting numbers alone, which is fastest."""
+    half = np.ascontiguousarray(entries["key"][:, 0])
+    in_order = np.sort(half)
+    again = in_order[1:][in_order[1:] == in_order[:-1]]
+    if not len(again):
+        return entries[:0]
+    found: Array = entries[again[np.minimum(np.searchsorted(again, half), len(again) - 1)] == half]
+    return found
 
 
 def _partitioned(keys: Iterable[tuple[Array, Array]], partitions: int, folder: Path) -> Iterator[Array]:

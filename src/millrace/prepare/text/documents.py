@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, MutableSequence
 from typing import IO, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ from millrace.ragged import Array, Int64s
 
 __all__ = ["Bad", "Stretch", "read_documents", "read_stretches"]
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19  # with what is made of it, it stays in the second cache: a tenth faster than twice as much
 MARK = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -56,10 +57,10 @@ class Stretch(NamedTuple):
     ends: Int64s
     document: int = -1  # where a long one began, of which this is a piece
 
-    def offsets(self) -> list[int]:
+    def offsets(self) -> MutableSequence[int]:
         """Where the documents stand in the source."""
-        found: list[int] = (self.base + self.starts).tolist()
-        return found if self.document < 0 else [Piece(place, self.document) for place in found]
+        places = array("q", (self.base + self.starts).tobytes())
+        return places if self.document < 0 else [Piece(place, self.document) for place in places]
 
     def documents(self) -> list[bytes]:
         data = self.data
@@ -236,7 +237,15 @@ def _by_lines(text: Array, framing: Framing) -> tuple[Int64s, Int64s]:
 
 
 def _between_gaps(text: Array) -> tuple[Int64s, Int64s]:
-    """The same of documents between empty lines, where there is no carriage return, in half the time."""
+    """The same of documents between empty lines, where there is no carriage return, in a fraction of the time."""
+    if core:
+        places = core.between_gaps(text)
+        return np.frombuffer(places[0], np.int64), np.frombuffer(places[1], np.int64)
+    return _between_pairs(text)
+
+
+def _between_pairs(text: Array) -> tuple[Int64s, Int64s]:
+    """The twin of the core's."""
     pairs = np.flatnonzero((text[1:] == NEWLINE) & (text[:-1] == NEWLINE))
     is_apart = np.diff(pairs) > 1  # from the next; else both are of one gap
     ends = pairs[np.concatenate(([True], is_apart))[: len(pairs)]]

@@ -23,7 +23,7 @@ from millrace.prepare.text.long import is_long, num_characters
 from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.pieces import CutDocument, Piece
-from millrace.prepare.text.reading import Reader
+from millrace.prepare.text.reading import Offsets, Reader
 from millrace.prepare.text.sources import Part, Source
 from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array, Int64s
@@ -31,7 +31,7 @@ from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
-from millrace.text.tokenizer import Tokenizer, UnknownCharacter
+from millrace.text.tokenizer import Tokenizer, UnknownCharacter, measured
 
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
 # Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
@@ -114,7 +114,7 @@ def prepare_part(task: PartTask) -> PartDone:
 class _Maker:
     def __init__(self, task: PartTask, folder: Path) -> None:
         self._task, self._options, self._folder = task, task.options, folder
-        self._tokenizer = tokenizer_of(task.folder, json.dumps(task.tokenizer), task.engine)
+        self._tokenizer = tokenizer_of(task.folder, task.tokenizer, task.engine)
         self._spills: dict[str, Spill] = {}
         self._reader = Reader(task.options, lambda line: self._spill("quarantine.jsonl").write_bytes(line), task.folder)
         self._dropped = self._reader.dropped
@@ -155,7 +155,7 @@ class _Maker:
         for spill in self._spills.values():
             spill.close()
 
-    def _add(self, number: int, offsets: list[int], texts: list[bytes]) -> None:
+    def _add(self, number: int, offsets: Offsets, texts: list[bytes]) -> None:
         if self._lines is not None:
             offsets, texts, self._hashed_lines = self._lines.remove(offsets, texts)
         if not texts:
@@ -197,8 +197,8 @@ class _Maker:
             self._cut = None
 
     def _without_repeats(
-        self, offsets: list[int], texts: list[bytes], hashes: list[bytes]
-    ) -> tuple[list[int], list[bytes], list[bytes]]:
+        self, offsets: Offsets, texts: list[bytes], hashes: list[bytes]
+    ) -> tuple[Offsets, list[bytes], list[bytes]]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
         first = dict(zip(reversed(hashes), range(len(hashes) - 1, -1, -1), strict=True))
         for found in self._seen.intersection(first):
@@ -209,10 +209,12 @@ class _Maker:
             return offsets, texts, hashes
         kept = sorted(first.values())
         self._dropped["duplicate"] += len(hashes) - len(kept)
-        self._dropped["duplicate bytes"] += sum(map(len, texts)) - sum(len(texts[k]) for k in kept)
-        return [offsets[k] for k in kept], [texts[k] for k in kept], [hashes[k] for k in kept]
+        self._dropped["duplicate bytes"] += sum(map(len, texts))
+        texts = [texts[k] for k in kept]
+        self._dropped["duplicate bytes"] -= sum(map(len, texts))
+        return [offsets[k] for k in kept], texts, [hashes[k] for k in kept]
 
-    def _store(self, number: int, offsets: list[int], texts: list[bytes], hashes: list[bytes]) -> None:
+    def _store(self, number: int, offsets: Offsets, texts: list[bytes], hashes: list[bytes]) -> None:
         try:
             tokens, lengths = self._tokenizer.encode_spaced(texts)
         except UnknownCharacter as error:
@@ -221,12 +223,8 @@ class _Maker:
         self._spill("tokens.bin").write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
         documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
-        documents["source"], documents["offset"], documents["tokens"] = number, offsets, lengths
-        documents["bytes"] = documents["characters"] = self._tokenizer.num_bytes(texts, lengths)
-        are_ascii = list(map(bytes.isascii, texts))
-        if not all(are_ascii):
-            others = [k for k, is_ascii in enumerate(are_ascii) if not is_ascii]
-            documents["characters"][others] = [len(texts[k].decode()) for k in others]
+        documents["source"], documents["offset"], documents["tokens"] = number, np.asarray(offsets), lengths
+        documents["bytes"], documents["characters"] = measured(texts)
         self._spill("documents.bin").write(documents)
         self._num_documents += len(documents)
         self._num_tokens += len(tokens)
@@ -296,11 +294,21 @@ class _Maker:
             self._spill("line_counts.bin").write(counts)
 
 
-@lru_cache(maxsize=2)
-def tokenizer_of(folder: str, described: str, engine: str) -> Tokenizer:
-    """The tokenizer of a preparation, loaded once per worker, on the engine the run decided on."""
-    path = Path(folder) / "vocabulary.json"
-    tokenizer = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+def tokenizer_of(folder: str, described: dict[str, Any], engine: str) -> Tokenizer:
+    """The tokenizer of a preparation, on the engine the run decided on."""
+    tokenizer = _loaded(folder, json.dumps(described))
     if isinstance(tokenizer, HuggingFaceTokenizer):
         tokenizer.use(engine)
     return tokenizer
+
+
+def load_early(what: tuple[str, dict[str, Any]]) -> None:
+    """Loads the tokenizer (of a folder, as described) while the run is still looking at its engines."""
+    _loaded(what[0], json.dumps(what[1]))
+
+
+@lru_cache(maxsize=2)
+def _loaded(folder: str, described: str) -> Tokenizer:
+    """Once per worker."""
+    path = Path(folder) / "vocabulary.json"
+    return load_tokenizer(json.loads(described), path.read_bytes(), str(path))

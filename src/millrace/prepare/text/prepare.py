@@ -26,7 +26,7 @@ from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
-from millrace.prepare.text.part import PartDone, PartTask, prepare_part, read_done
+from millrace.prepare.text.part import PartDone, PartTask, load_early, prepare_part, read_done
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
@@ -186,9 +186,10 @@ class _Preparation:
             if not path.exists() and (first := told_of(self._reading.tokenizer)):
                 self._progress("note", 0, 0, {"note": first})
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
-        check_engine(tokenizer, sources, parts, self._reading)
         with platform.writing(path):
             platform.write_file(path, tokenizer.to_file(), mode=0o644)
+        self._workers.warm(load_early, (str(self._partial.folder), tokenizer.describe()))
+        check_engine(tokenizer, sources, parts, self._reading)
         return tokenizer
 
     def _read(
@@ -273,6 +274,7 @@ class _Preparation:
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             self._progress("write", finished, len(missing), {})
+        self._workers.stop()
         report = summary(done, assignment, planned, tokenizer)
         splits = tuple(split for split in sharding.SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))

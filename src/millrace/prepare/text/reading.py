@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from pathlib import Path
 
 from millrace.errors import SourceError
@@ -23,8 +24,9 @@ from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
 
-CHUNK_BYTES = 1 << 20  # documents are cleaned and tokenised this many bytes at a time
-Texts = tuple[list[int], list[bytes]]  # where documents stand, and what they say
+CHUNK_BYTES = 1 << 19  # documents are cleaned and tokenised this many bytes at a time
+Offsets = MutableSequence[int]  # an array where there are many: integers are made and taken apart again for nothing
+Texts = tuple[Offsets, list[bytes]]  # where documents stand, and what they say
 
 
 class Reader:
@@ -43,7 +45,7 @@ class Reader:
         self.without: list[int] = []  # sources in whose ranges no document begins
         self.dropped: Counter[str] = Counter()
 
-    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, list[int], list[bytes]]]:
+    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Offsets, list[bytes]]]:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
@@ -76,20 +78,22 @@ class Reader:
 
     def _gathered(self, some: Iterable[Texts]) -> Iterator[Texts]:
         """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
-        offsets: list[int] = []
+        offsets: Offsets = array("q")
         texts: list[bytes] = []
         before = last = self.bytes_read
         document = None  # of which these are pieces: they are given apart from all others
         for more_offsets, more_texts in some:
             if texts and more_texts and _document(more_offsets) != document:
                 yield offsets, texts
-                offsets, texts, before = [], [], last
+                texts, before = [], last
             document, last = _document(more_offsets) if more_texts else document, self.bytes_read
-            offsets += more_offsets
+            if not texts:
+                offsets = array("q") if document is None else []
+            offsets.extend(more_offsets)
             texts += more_texts
             if self.bytes_read - before + 64 * len(texts) >= CHUNK_BYTES:
                 yield offsets, texts
-                offsets, texts, before = [], [], self.bytes_read
+                offsets, texts, before = array("q"), [], self.bytes_read
         if texts:
             yield offsets, texts
 
@@ -210,7 +214,7 @@ class Reader:
         self._quarantine(json.dumps(line).encode() + b"\n")
 
 
-def _document(offsets: list[int]) -> int | None:
+def _document(offsets: Offsets) -> int | None:
     """Where the document of which these are pieces begins; pieces of different ones never come together."""
     return offsets[0].document if isinstance(offsets[0], Piece) else None
 

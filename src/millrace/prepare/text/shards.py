@@ -246,8 +246,8 @@ def write_shard(task: ShardTask) -> ShardEntry:
             tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
             for some in _steps(bounds, is_mine):
                 places = bounds[some.start : some.stop + 1]
-                arrays, offsets = _selected(documents[first:last][some], is_mine[some], tokens, places)
-                arrays["tokens"] = arrays["tokens"].astype(columns["tokens"].dtype, copy=False)
+                dtype = np.dtype(columns["tokens"].dtype)
+                arrays, offsets = _selected(documents[first:last][some], is_mine[some], tokens, places, dtype)
                 arrays["tokens"][offsets[1:] - 1] = task.end
                 if task.codes:
                     arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
@@ -268,16 +268,18 @@ def _steps(bounds: Int64s, is_mine: Array) -> Iterator[slice]:
         first = stop
 
 
-def _selected(documents: Array, is_mine: Array, tokens: Array, bounds: Int64s) -> tuple[dict[str, Any], Int64s]:
+def _selected(
+    documents: Array, is_mine: Array, tokens: Array, bounds: Int64s, dtype: np.dtype[Any]
+) -> tuple[dict[str, Any], Int64s]:
     """The columns of those that are mine; the tokens of document k are [bounds[k], bounds[k + 1])."""
     # By runs of documents that are mine: one slice for each document would need more memory than its tokens.
     edges = np.flatnonzero(np.diff(is_mine, prepend=False, append=False))
     parts = [tokens[first:last] for first, last in bounds[edges].reshape(-1, 2).tolist()]
-    mine = documents[is_mine]
+    mine = np.flatnonzero(is_mine)
     arrays = {
-        "tokens": np.concatenate(parts),
-        "source": np.ascontiguousarray(mine["source"]),
-        "offset": np.ascontiguousarray(mine["offset"]),
-        "hash": np.ascontiguousarray(mine["hash"]),
+        "tokens": np.concatenate(parts, dtype=dtype),
+        "source": documents["source"][mine],
+        "offset": documents["offset"][mine],
+        "hash": documents["hash"][mine],
     }
-    return arrays, np.concatenate(([0], np.cumsum(mine["tokens"])))
+    return arrays, np.concatenate(([0], np.cumsum(documents["tokens"][mine])))

@@ -1,0 +1,188 @@
+/* Documents for an engine that takes one text and splits it as GPT-2 does: joined so that each has the ids it has alone,
+   and the ids taken apart again. */
+#include "core.h"
+
+/* What stands between two documents. White space and what is none are always parted, and one newline between two that
+   are none is a word of its own: so it is enough before a document that does not begin with white space, and a full stop
+   behind it before one that does. Everything else has the separator, which the engine knows but takes its time over. */
+enum { NEWLINE, STOP, SEPARATOR };
+
+static int is_graphic(unsigned char byte) { return byte > 32 && byte < 127; }
+
+static char between(const char *before, Py_ssize_t size, const char *after, Py_ssize_t next) {
+    if (size == 0 || next == 0 || !is_graphic((unsigned char)before[size - 1])) return SEPARATOR;
+    if (is_graphic((unsigned char)after[0])) return NEWLINE;
+    return after[0] == ' ' || after[0] == '\t' || after[0] == '\n' ? STOP : SEPARATOR;
+}
+
+static int document(PyObject *list, Py_ssize_t k, char **text, Py_ssize_t *size) {
+    PyObject *found = PyList_GetItem(list, k);
+    return found == NULL ? -1 : PyBytes_AsStringAndSize(found, text, size);
+}
+
+static Py_ssize_t characters_of(const char *text, Py_ssize_t size) {
+    static const uint64_t HIGH = 0x8080808080808080u;
+    Py_ssize_t at = 0, more = 0;
+    uint64_t word, high = 0;
+    for (; at + 8 <= size; at += 8, high |= word) memcpy(&word, text + at, 8); /* gcc takes several at a time */
+    for (; at < size; at++) high |= (unsigned char)text[at];
+    if ((high & HIGH) == 0) return size;
+    for (at = 0; at < size; at++) more += (text[at] & 0xC0) == 0x80; /* within a character */
+    return size - more;
+}
+
+static PyObject *measured(PyObject *module, PyObject *list) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(list);
+    PyObject *lengths = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count * 8);
+    PyObject *characters = lengths == NULL ? NULL : PyBytes_FromStringAndSize(NULL, count * 8);
+    PyObject *found = NULL;
+    if (characters == NULL) goto done;
+    int64_t *length = (int64_t *)PyBytes_AsString(lengths), *number = (int64_t *)PyBytes_AsString(characters);
+    for (Py_ssize_t k = 0; k < count; k++) {
+        char *text;
+        Py_ssize_t size;
+        if (document(list, k, &text, &size) < 0) goto done;
+        length[k] = size;
+        number[k] = characters_of(text, size);
+    }
+    found = PyTuple_Pack(2, lengths, characters);
+done:
+    Py_XDECREF(lengths);
+    Py_XDECREF(characters);
+    return found;
+}
+
+static PyObject *spaced(PyObject *module, PyObject *list) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(list), total = 0, size;
+    PyObject *lengths = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count * 8), *whole = NULL, *found = NULL;
+    char *text;
+    if (lengths == NULL) return NULL;
+    int64_t *length = (int64_t *)PyBytes_AsString(lengths);
+    for (Py_ssize_t k = 0; k < count; k++, total += size + 1) {
+        if (document(list, k, &text, &size) < 0) goto done;
+        length[k] = size + 1;
+    }
+    if ((whole = PyBytes_FromStringAndSize(NULL, total)) == NULL) goto done;
+    char *to = PyBytes_AsString(whole);
+    for (Py_ssize_t k = 0; k < count; k++, *to++ = 0) {
+        if (document(list, k, &text, &size) < 0) goto done;
+        memcpy(to, text, (size_t)size);
+        to += size;
+    }
+    found = PyTuple_Pack(2, whole, lengths);
+done:
+    Py_XDECREF(whole);
+    Py_DECREF(lengths);
+    return found;
+}
+
+static PyObject *joined(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *list, *whole = NULL, *found = NULL;
+    const char *separator, *before = NULL;
+    char *text;
+    Py_ssize_t separator_size, size, total = 0, last = 0;
+    if (!PyArg_ParseTuple(args, "Oy#:joined", &list, &separator, &separator_size)) return NULL;
+    Py_ssize_t count = PyList_Size(list);
+    PyObject *kinds = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count > 0 ? count - 1 : 0);
+    if (kinds == NULL) return NULL;
+    char *kind = PyBytes_AsString(kinds);
+    for (Py_ssize_t k = 0; k < count; k++, before = text, last = size) {
+        if (document(list, k, &text, &size) < 0) goto done;
+        total += size;
+        if (k == 0) continue;
+        kind[k - 1] = between(before, last, text, size);
+        total += kind[k - 1] == SEPARATOR ? separator_size : kind[k - 1] + 1;
+    }
+    if ((whole = PyBytes_FromStringAndSize(NULL, total)) == NULL) goto done;
+    char *to = PyBytes_AsString(whole);
+    for (Py_ssize_t k = 0; k < count; k++) {
+        if (document(list, k, &text, &size) < 0) goto done;
+        if (k > 0) {
+            const char *mark = kind[k - 1] == SEPARATOR ? separator : "\n.";
+            Py_ssize_t more = kind[k - 1] == SEPARATOR ? separator_size : kind[k - 1] + 1;
+            memcpy(to, mark, (size_t)more);
+            to += more;
+        }
+        memcpy(to, text, (size_t)size);
+        to += size;
+    }
+    found = PyTuple_Pack(2, whole, kinds);
+done:
+    Py_XDECREF(whole);
+    Py_DECREF(kinds);
+    return found;
+}
+
+typedef struct {
+    const uint32_t *ids;
+    const int32_t *sizes; /* in bytes, of every id; larger than any text of those that stand for none */
+    const int64_t *lengths; /* of the documents, in bytes */
+    const char *kinds;
+    int64_t num_ids, num_sizes, num_documents;
+    uint32_t newline, stop, separator, end;
+} Ids;
+
+static int is_next(const Ids *from, int64_t at, uint32_t id) { return at < from->num_ids && from->ids[at] == id; }
+
+/* How many tokens there are with an end behind each document; -1 where an id crosses its end, or one is lost. */
+#define PART(NAME, TYPE)                                                                                          \
+    static int64_t NAME(const Ids *from, TYPE *restrict out, int64_t *restrict counts) {                          \
+        const uint32_t *ids = from->ids;                                                                          \
+        const int32_t *sizes = from->sizes;                                                                       \
+        const int64_t num_ids = from->num_ids, num_sizes = from->num_sizes;                                       \
+        int64_t at = 0, to = 0;                                                                                   \
+        for (int64_t k = 0; k < from->num_documents; k++) {                                                       \
+            int64_t first = to, left = from->lengths[k];                                                          \
+            for (; left > 0 && at < num_ids && ids[at] < num_sizes; at++) {                                       \
+                left -= sizes[ids[at]];                                                                           \
+                out[to++] = (TYPE)ids[at];                                                                        \
+            }                                                                                                     \
+            if (left != 0) return -1;                                                                             \
+            out[to++] = (TYPE)from->end;                                                                          \
+            counts[k] = to - first;                                                                               \
+            if (k + 1 == from->num_documents) break;                                                              \
+            if (!is_next(from, at++, from->kinds[k] == SEPARATOR ? from->separator : from->newline)) return -1;   \
+            if (from->kinds[k] == STOP && !is_next(from, at++, from->stop)) return -1;                            \
+        }                                                                                                         \
+        return at == num_ids ? to : -1;                                                                           \
+    }
+PART(part_16, uint16_t)
+PART(part_32, uint32_t)
+
+static PyObject *parted(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer ids, sizes, lengths, kinds, out, counts;
+    Py_ssize_t width;
+    Ids from;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*(IIII)w*nw*:parted", &ids, &sizes, &lengths, &kinds, &from.newline, &from.stop,
+                          &from.separator, &from.end, &out, &width, &counts))
+        return NULL;
+    from.ids = ids.buf, from.sizes = sizes.buf, from.lengths = lengths.buf, from.kinds = kinds.buf;
+    from.num_ids = ids.len / 4, from.num_sizes = sizes.len / 4, from.num_documents = lengths.len / 8;
+    PyObject *found = NULL;
+    int is_fit = (width == 2 || width == 4) && out.len / width > from.num_ids && counts.len == lengths.len &&
+                 kinds.len + 1 >= from.num_documents;
+    if (!is_fit) PyErr_SetString(PyExc_ValueError, "parted: the arrays do not fit each other");
+    else if (width == 2) found = PyLong_FromLongLong(part_16(&from, out.buf, counts.buf));
+    else found = PyLong_FromLongLong(part_32(&from, out.buf, counts.buf));
+    PyBuffer_Release(&ids);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&kinds);
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&counts);
+    return found;
+}
+
+static PyMethodDef token_functions[] = {
+    {"measured", measured, METH_O, "Bytes and characters of every document, as int64."},
+    {"spaced", spaced, METH_O, "Documents as one, a zero byte behind each, and how long each is with it, as int64."},
+    {"joined", joined, METH_VARARGS, "Documents as one text, and what stands between each and the next."},
+    {"parted", parted, METH_VARARGS, "The ids of such a text with an end behind each document; -1 if they do not fit."},
+    {NULL, NULL, 0, NULL},
+};
+
+int core_add_tokens(PyObject *module) { return PyModule_AddFunctions(module, token_functions); }
