@@ -174,3 +174,52 @@ def resident(path):
         del start
         assert failed == 0
         return float((np.frombuffer(pages, np.uint8) & 1).mean())
+
+
+FORK = """
+from millrace.feed.program import Program
+from millrace.feed import program
+program.DIRECT_TIMES = native.IN_LINE_BYTES = 0
+opens = Program.open_files
+
+def open_files(self):
+    opens(self)
+    self.core.fetch(True)
+
+Program.open_files = open_files
+store, rows = mr.open_store({path!r}), 0
+view = mr.Blocks(store, length=40, stride=1, column="token")
+tokens = np.asarray(store.columns["token"]).astype(np.int64)
+
+def check(batch):
+    assert np.array_equal(batch.x, tokens[batch.samples[:, None] + np.arange(40)])
+
+held = len(os.listdir("/proc/self/fd"))
+feed = mr.Feed(view, batch=100, device="numpy", workers=2)
+iterator = iter(feed)
+for _ in range(10):
+    check(next(iterator))
+    if os.fork() == 0:
+        try:
+            next(iterator)
+        except mr.FeedError:
+            del iterator
+            gc.collect()
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+    check(next(iterator))
+assert feed.report().past_cache > 0
+feed.close()
+del iterator, feed
+for _ in range(200):
+    with mr.Feed(view, batch=100, device="numpy", workers=2) as feed:
+        check(next(iter(feed)))
+del feed
+gc.collect()
+print(len(os.listdir("/proc/self/fd")) - held, threads())
+"""
+
+
+def test_reads_outlive_forks_and_leave_nothing_open(stores, run):
+    code, out, err = run(FORK.format(path=str(stores[-1].path)))
+    assert (code, out) == (0, "0 []\n"), err
