@@ -52,8 +52,10 @@ def prepare_input(config: Config, run: Path) -> None:
     try:
         prepare(config.data.input, run / DATA, **config.data.prepare)
     except ConfigError as error:
+        example = "tokenizer='bytes'" if kind == "text" else "entity='sensor', time='date'"
         raise ConfigError(
-            f"--input {config.data.input}: {error} (options of the preparation: [data.prepare])"
+            f"--input {config.data.input}: {error} (the options of the preparation are keys of [data.prepare], e.g. "
+            f'--set "data.prepare={{{example}}}")'
         ) from error
 
 
