@@ -205,7 +205,9 @@ class Trainer:
             lr = self.optimizer.param_groups[0]["lr"]
             # JSON has no infinity: the norm of a step that fp16 skipped is none.
             self._write({"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None, **facts})
-            self._console.show(pace.line(self.step, loss, facts))
+            is_last = self.step == self.config.train.max_steps
+            tell = self._console.say if is_last else self._console.show  # the last one stays
+            tell(pace.line(self.step, loss, facts))
             self._note_saves()
 
     def evaluate(self) -> int:
