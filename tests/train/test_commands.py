@@ -293,6 +293,18 @@ TORCHRUN = [
 ]  # fmt: skip
 
 
+def test_a_batch_that_memory_cannot_hold_is_one_line(config, waves, tmp_path):
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); from millrace.cli import main; main()"
+    changes = ("model.kind=lstm", "data.lookback=150", "train.batch=5_000_000")  # 9 GB
+    options = [option for change in changes for option in ("--set", change)]
+    command = [sys.executable, "-c", limited, "train", config, "--store", str(waves), "--run", str(tmp_path / "r")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100, env=environment())
+    expected = (
+        "error: out of memory for the batch of step 1; set a smaller train.batch, then run the same command again\n"
+    )
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
 def test_ranks_tell_an_error_once(config, tokens, tmp_path):
     for changes, message in (
         (["--set", "model.kind=lstm"], "is a text store"),  # found by all ranks

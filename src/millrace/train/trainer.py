@@ -159,7 +159,8 @@ class Trainer:
             while self.step < last and not stopped_by:
                 self.step += 1
                 pace.wait_begins(batches.behind_s)
-                batch = self.to_device(next(batches))
+                with memory_for(f"for the batch of step {self.step}", "set a smaller train.batch", step=self.step):
+                    batch = self.to_device(next(batches))
                 pace.wait_ends(batch, batches.behind_s)
                 self._losses.add(*self.stepper.step(batch, self.step))
                 is_due = self._minutes_due(saved_at)
