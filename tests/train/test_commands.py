@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -288,6 +293,18 @@ TORCHRUN = [
 ]  # fmt: skip
 
 
+def test_a_batch_that_memory_cannot_hold_is_one_line(config, waves, tmp_path):
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); from millrace.cli import main; main()"
+    changes = ("model.kind=lstm", "data.lookback=150", "train.batch=5_000_000")  # 9 GB
+    options = [option for change in changes for option in ("--set", change)]
+    command = [sys.executable, "-c", limited, "train", config, "--store", str(waves), "--run", str(tmp_path / "r")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100, env=environment())
+    expected = (
+        "error: out of memory for the batch of step 1; set a smaller train.batch, then run the same command again\n"
+    )
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
 def test_ranks_tell_an_error_once(config, tokens, tmp_path):
     for changes, message in (
         (["--set", "model.kind=lstm"], "is a text store"),  # found by all ranks
@@ -338,6 +355,31 @@ def test_training_goes_on_when_nobody_reads_its_output(config, tokens, tmp_path)
         error = process.stderr.read()
     assert (process.returncode, error) == (0, "")
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_on_a_terminal_one_line_is_replaced_and_the_last_stays(config, tokens, tmp_path):
+    """On a real one of 60 columns: what a person reads at the end, and every progress line on the way."""
+    command = [sys.executable, "-m", "millrace", "train", config, "--store", str(tokens), "--run", str(tmp_path / "r")]
+    mine, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
+    variables = {key: value for key, value in environment().items() if key != "COLUMNS"}
+    process = subprocess.Popen(command, stdout=theirs, env=variables)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(mine, 4096):
+            shown += piece
+    os.close(mine)
+    assert process.wait() == 0
+    written = [line.split("\r") for line in shown.decode().replace("\r\n", "\n").split("\n")]
+    progress = [part for parts in written for part in parts if part.startswith("step ") and ", loss" in part]
+    assert [part.partition("/")[0] for part in progress] == [f"step {step}" for step in range(1, 7)]
+    assert max(map(len, progress[:-1])) < 60  # one that wraps is not replaced
+    left = [parts[-1].rstrip() for parts in written]
+    assert [line.partition(", ")[0] for line in left if ", loss" in line] == ["step 6/6"]
+    assert [line for line in left if line.startswith("saved step")][-1].startswith("saved step 6: training stood")
+    for parts in written:  # nothing of a longer line shines through
+        assert all(len(after) >= len(before) for before, after in pairwise(parts))
 
 
 def test_torchrun_as_is(config, tokens, tmp_path):

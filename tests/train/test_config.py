@@ -116,6 +116,12 @@ def test_overrides_are_read_as_toml(tmp_path):
     for wrong in ("max_steps=7", "train.max_steps", "a.b.c=3"):
         with pytest.raises(mr.ConfigError, match=r"expected section.key=value"):
             load_config(path, [wrong])
+    with pytest.raises(mr.ConfigError, match=r"^--set train.max_step=7: unknown key train.max_step; did you mean"):
+        load_config(path, ["train.max_step=7"])
+    path.write_text("[train]\nbatch = 0\n")
+    with pytest.raises(mr.ConfigError, match=r"^/.*c.toml: train.batch = 0"):
+        load_config(path, ["train.max_steps=7"])
+    assert load_config(path, ["train.batch=3"]).train.batch == 3
     path.write_text("[train\n")
     with pytest.raises(mr.ConfigError, match="is not TOML"):
         load_config(path)

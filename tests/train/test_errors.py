@@ -32,6 +32,15 @@ def test_a_store_of_the_wrong_kind(tokens, waves, tmp_path):
         train(config_of(tokens, data__store=""), tmp_path / "d")
 
 
+def test_a_run_that_never_began_leaves_no_folder(tokens, waves, tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("new", "mine"):
+        with pytest.raises(mr.ConfigError, match="is a series store"):
+            train(config_of(waves), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    train(config_of(tokens, train__max_steps=1), tmp_path / "new")
+
+
 def test_a_vocabulary_larger_than_the_models(tokens, tmp_path):
     with pytest.raises(
         mr.ConfigError, match=r"model.vocabulary = 128 is smaller .* ids up to 199; set model.vocabulary to 200"

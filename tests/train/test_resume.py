@@ -128,6 +128,22 @@ def test_a_run_pins_its_snapshot(tmp_path):
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
 
 
+def test_another_store_is_refused(tokens, tmp_path):
+    import shutil
+
+    from millrace.train.trainer import train
+
+    shutil.copytree(tokens, tmp_path / "moved")
+    with mr.StoreWriter(
+        tmp_path / "other", kind="text", columns={"tokens": mr.Column("uint16")}, meta={"vocabulary": 200}
+    ) as writer:
+        writer.append({"tokens": np.arange(2000) % 50})
+    train(config_of(tokens, train__max_steps=2), tmp_path / "run")
+    train(config_of(tmp_path / "moved", train__max_steps=3), tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match=r"other does not hold what the run began with.*it is another store"):
+        train(config_of(tmp_path / "other", train__max_steps=4), tmp_path / "run")
+
+
 def test_what_a_run_cannot_change_is_refused_by_its_key(tokens, tmp_path):
     from millrace.train.trainer import train
 

@@ -6,6 +6,7 @@ are saved with the run.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import os
@@ -167,11 +168,18 @@ def load_config(
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
+    changed = copy.deepcopy(values)
     for override in overrides:
-        _override(values, override)
+        _override(changed, override)
     if data:
-        values["data"] = {**values.get("data", {}), **data}
-    return parse_config(values, name)
+        changed["data"] = {**changed.get("data", {}), **data}
+    try:
+        return parse_config(changed, name)
+    except ConfigError:
+        parse_config(values, name)
+        if not overrides:
+            raise
+    return parse_config(changed, " ".join(f"--set {override}" for override in overrides))  # the file alone is right
 
 
 def presets() -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreNotFound
 from millrace.prepare.table.prepare import prepare_table
 from millrace.prepare.text.prepare import prepare_text
 from millrace.store.open import open_store
@@ -52,8 +52,10 @@ def prepare_input(config: Config, run: Path) -> None:
     try:
         prepare(config.data.input, run / DATA, **config.data.prepare)
     except ConfigError as error:
+        example = "tokenizer='bytes'" if kind == "text" else "entity='sensor', time='date'"
         raise ConfigError(
-            f"--input {config.data.input}: {error} (options of the preparation: [data.prepare])"
+            f"--input {config.data.input}: {error} (the options of the preparation are keys of [data.prepare], e.g. "
+            f'--set "data.prepare={{{example}}}")'
         ) from error
 
 
@@ -66,7 +68,13 @@ def open_pinned(path: str | os.PathLike[str], fingerprint: str | None) -> Store:
         raise ConfigError(
             f"{path} has changed since the run began (fingerprint {store.fingerprint}, then {fingerprint}); start another run"
         )
-    return open_store(path, snapshot=fingerprint)
+    try:
+        return open_store(path, snapshot=fingerprint)
+    except StoreNotFound as error:
+        raise ConfigError(
+            f"{path} does not hold what the run began with (snapshot {fingerprint}): it is another store, or that snapshot was "
+            "removed; give the run's own store, or start another with --run"
+        ) from error
 
 
 def check_kind(config: Config, store: Store) -> None:

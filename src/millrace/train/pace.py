@@ -93,4 +93,16 @@ class Pace:
             parts.append(f"{facts['gpu_memory'] / 2**30:.1f} GiB")
         if facts.get("skipped"):
             parts.append(f"{facts['skipped']:.0f} steps skipped")
-        return ", ".join([*parts, f"{facts['eta_s']:.0f} s left"])
+        return ", ".join([*parts, f"{duration(facts['eta_s'])} left"])
+
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would say.
+
+    >>> [duration(seconds) for seconds in (0.2, 90, 1579, 36_000, 400_000)]
+    ['0 s', '90 s', '26 min', '10.0 h', '4.6 days']
+    """
+    for limit, unit, length, digits in ((120, "s", 1, 0), (7200, "min", 60, 0), (172_800, "h", 3600, 1)):
+        if seconds < limit:
+            return f"{seconds / length:.{digits}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform as python_platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def locked(folder: Path, world: World) -> Iterator[None]:
         yield
         return
     lock = FolderLock(folder, folder, folder)
-    is_held = False
+    is_held, is_new = False, not folder.exists()
     while not is_held:  # again where somebody renamed or removed the folder meanwhile
         with platform.writing(folder):
             platform.make_dir(folder)
@@ -138,4 +139,7 @@ def locked(folder: Path, world: World) -> Iterator[None]:
         lock.write_owner()
         yield
     finally:
+        with contextlib.suppress(OSError):
+            if is_new and os.listdir(folder) == ["owner.json"]:  # nothing began: a mistake leaves no folder behind
+                platform.remove(folder)
         lock.release()

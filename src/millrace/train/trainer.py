@@ -159,7 +159,8 @@ class Trainer:
             while self.step < last and not stopped_by:
                 self.step += 1
                 pace.wait_begins(batches.behind_s)
-                batch = self.to_device(next(batches))
+                with memory_for(f"for the batch of step {self.step}", "set a smaller train.batch", step=self.step):
+                    batch = self.to_device(next(batches))
                 pace.wait_ends(batch, batches.behind_s)
                 self._losses.add(*self.stepper.step(batch, self.step))
                 is_due = self._minutes_due(saved_at)
@@ -205,7 +206,9 @@ class Trainer:
             lr = self.optimizer.param_groups[0]["lr"]
             # JSON has no infinity: the norm of a step that fp16 skipped is none.
             self._write({"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None, **facts})
-            self._console.show(pace.line(self.step, loss, facts))
+            is_last = self.step == self.config.train.max_steps
+            tell = self._console.say if is_last else self._console.show  # the last one stays
+            tell(pace.line(self.step, loss, facts))
             self._note_saves()
 
     def evaluate(self) -> int:
