@@ -1,6 +1,6 @@
 """The feed on a GPU: steps of a forecaster fed by it, against the same steps on one batch that already lies there.
 
-    python -m benchmarks.gpu [--out gpu.json] [--pairs 7] [--seconds 2] [--baseline]
+    python -m benchmarks.gpu [--out gpu.json] [--pairs 7] [--seconds 2] [--models LSTM] [--baseline]
 
 W1 windows (see benchmarks/feed.py): an LSTM and a transformer at batch 512 and 4096. Each pair measures the limit and
 the feed one after the other, in turn first; the ratio of a pair is the feed's steps/s over the limit's. The median is
@@ -264,6 +264,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="per measurement")
     parser.add_argument("--baseline", action="store_true")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     options = parser.parse_args()
     assert core is not None, "the C core is not built: see the first lines of this file"
     base = "/dev/shm" if Path("/dev/shm").exists() and shutil.disk_usage("/dev/shm").free > 2 << 30 else None
@@ -273,7 +274,7 @@ def main() -> None:
         check(view)
         check_threads(view)
         late = [behind(view, size, transform=transform) for size in (512, 4096) for transform in (False, True)]
-        found = [bench(view, model, size, options) for model in MODELS for size in (512, 4096)]
+        found = [bench(view, model, size, options) for model in options.models for size in (512, 4096)]
     finally:
         shutil.rmtree(folder)
     where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **machine()}
