@@ -183,17 +183,21 @@ class HuggingFaceTokenizer(Tokenizer):
         slow = self._slow(plain) if self._engines else None
         while slow is not None and self._engines:
             try:
-                engine = self._engines[0]
-                found, wanted = [*engine.encode_documents(plain)], [*slow]
-                if isinstance(engine, GigatokenEngine):  # which does it in another way for a store
-                    found += engine.encode_spaced(plain, self.dtype, self.end)
-                    wanted += with_ends(*slow, self.dtype, self.end)
-                if all(map(np.array_equal, found, wanted)):
+                if self._is_same(self._engines[0], plain, slow):
                     return True
             except ValueError:
                 pass
             del self._engines[0]
         return False
+
+    def _is_same(self, engine: Engine, documents: Sequence[bytes], expected: tuple[Array, Int64s]) -> bool:
+        """Whether this engine gives these ids, in each of its ways."""
+        if not all(map(np.array_equal, engine.encode_documents(documents), expected)):
+            return False
+        if not isinstance(engine, GigatokenEngine):
+            return True
+        spaced = engine.encode_spaced(documents, self.dtype, self.end)
+        return all(map(np.array_equal, spaced, with_ends(*expected, self.dtype, self.end)))
 
     def use(self, engine: str) -> None:
         """Leaves alone all engines that are faster than this one."""
