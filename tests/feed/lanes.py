@@ -12,8 +12,8 @@ import weakref
 import numpy as np
 import torch
 
-LOOP, COPIES, CONTEXT, INVALID_CONTEXT = 11, 12, 77, 201
-STREAMS = {LOOP: "loop", COPIES: "copies"}
+LOOP, COPIES, SIDE, CONTEXT, INVALID_CONTEXT = 11, 12, 13, 77, 201
+STREAMS = {LOOP: "loop", COPIES: "copies", SIDE: "side"}
 POINTER, SIZE, FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
 
 
@@ -33,11 +33,12 @@ class Thread(threading.local):
 class SlowLanes:
     """A loop's stream that runs as late as it may, and a copy stream that runs as late or, if ``eager``, as early as it may."""
 
-    device = torch.device("cpu")
+    device, home = torch.device("cpu"), LOOP
 
-    def __init__(self, eager=False):
-        self.queues, self.done = {"loop": [], "copies": []}, {"loop": 0, "copies": 0}
-        self.allocated, self.eager = [], eager
+    def __init__(self, eager=False, stream=LOOP):
+        self.queues, self.done = {name: [] for name in STREAMS.values()}, dict.fromkeys(STREAMS.values(), 0)
+        self.allocated, self.eager, self.stream = [], eager, stream
+        self.pool, self.used = [], {}  # blocks that were dropped, and the streams besides its own that each was used on
         self.host = []  # weak references to all memory of the host that was asked for
         self.num_waits, self.thread = 0, Thread()
         self.busy = threading.RLock()  # threads take turns
@@ -148,7 +149,7 @@ class SlowLanes:
         assert self.thread.is_inside, "in another context"
 
     def current(self):
-        return LOOP
+        return self.stream
 
     def host_memory(self, num_bytes):
         memory = np.full(num_bytes, 78, np.uint8)
@@ -156,10 +157,29 @@ class SlowLanes:
         return memory
 
     def new_memory(self, num_bytes):
+        """As torch's allocator: what is dropped is given away at once, in the order of its own stream and of those it was told of."""
         self.check()
-        # Kept, since a GPU's allocator too gives memory away only after the work that was queued on it.
-        self.allocated.append(torch.full((num_bytes,), 77, dtype=torch.uint8))
-        return self.allocated[-1]
+        with self.busy:
+            free = [entry for entry in self.pool if all(map(self.has_come, entry[1]))]
+            block = free[0][0] if free else np.empty(max(1 << 16, 2 * num_bytes), np.uint8)
+            self.pool = [entry for entry in self.pool if entry[0] is not block]
+        mine = block[:num_bytes]
+        mine[:] = 77 if not free else mine
+        self.allocated.append(num_bytes)
+        self.used[mine.ctypes.data] = set()
+        weakref.finalize(mine, self.dropped, block, mine.ctypes.data).atexit = False
+        return torch.from_numpy(mine)
+
+    def dropped(self, block, address):
+        with self.busy:
+            ends = []
+            for stream in self.used.pop(address):
+                ends.append(Event())
+                self.record(ends[-1], STREAMS[stream])
+            self.pool.append((block, ends))
+
+    def record_use(self, memory, stream):
+        self.used[memory.data_ptr()].add(stream)
 
     def event(self):
         self.check()
@@ -169,9 +189,11 @@ class SlowLanes:
 
     def mark(self, event):
         self.check()
-        self.record(event, "loop")
+        self.record(event, STREAMS[self.stream])
 
-    mark_new = mark
+    def mark_new(self, event):
+        self.check()
+        self.record(event, "loop")
 
     def copy(self, source, target, num_bytes, after, done):
         self.check()
@@ -181,7 +203,7 @@ class SlowLanes:
 
     def use(self, done):
         self.check()
-        self.wait("loop", done)
+        self.wait(STREAMS[self.stream], done)
 
     def is_done(self, event):
         self.check()

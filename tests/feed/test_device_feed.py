@@ -1,9 +1,12 @@
 """Whole feeds on a device: every way of making batches, through pinned memory, against the same feed on the host."""
 
+import contextlib
 import ctypes
+import gc
 import itertools
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import torch
 import millrace as mr
 from millrace.feed import iterate
 
-from .lanes import SlowLanes
+from .lanes import SIDE, SlowLanes
 
 pytestmark = pytest.mark.needs_core
 DEPTH = 3
@@ -185,3 +188,49 @@ def test_more_shards_than_may_be_mapped_are_read_instead(lanes, tmp_path):
     lanes.run("loop", len(lanes.queues["loop"]))
     assert feed.report().way == "numpy"
     assert all(np.array_equal(one.x.numpy(), other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("how", ["ring", "ragged", "transform"])
+@pytest.mark.parametrize("held_for", [0, 6])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_loop_on_a_stream_of_its_own_reads_what_it_was_given(how, held_for, eager, monkeypatch):
+    """Memory that is dropped, since batches grow or the loop holds many, is not given away under kernels of that stream."""
+    lanes, read, held = SlowLanes(eager, SIDE), [], []
+    monkeypatch.setattr(iterate, "CudaLanes", lambda device: lanes)
+    wanted = [snapshot(b) for b in itertools.islice(feed_of(how, "cpu"), 60)]
+    feed = feed_of(how, "cuda")
+    for batch in itertools.islice(feed, 60):
+        tensors = {k: v for k, v in flat(batch).items() if isinstance(v, torch.Tensor)}
+        bare = {k: (v.data_ptr(), v.dtype, v.shape) for k, v in tensors.items()}
+        lanes.queue("side", lambda bare=bare: read.append({k: peek(*b) for k, b in bare.items()}))
+        held.append(batch)
+        del batch, tensors
+        del held[: max(0, len(held) - held_for)]
+    lanes.run("side", len(lanes.queues["side"]))
+    feed.close()
+    for found, other in zip(read, wanted, strict=True):
+        check_equal(found, {k: v for k, v in other.items() if isinstance(v, torch.Tensor)})
+
+
+def test_a_feed_that_another_thread_closes_keeps_its_memory_until_it_was_copied(lanes):
+    values = np.random.default_rng(0).normal(size=(50_000, 3)).astype(np.float32)
+    view = mr.Windows(mr.from_arrays({"values": values}), lookback=64, horizon=1)
+    for number in range(30):
+        feed = mr.Feed(view, batch=2048, device="cuda", depth=3, workers=1)
+        iterator, got = iter(feed), threading.Event()
+
+        def loop(iterator=iterator, got=got):
+            with contextlib.suppress(mr.FeedError):
+                for _ in iterator:
+                    got.set()
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        got.wait()
+        time.sleep(0.0002 * number)
+        feed.close()
+        thread.join()
+        del iterator, thread, loop
+        gc.collect()
+        waiting = [work for _, work in lanes.queues["copies"][lanes.done["copies"] :] if work is not None]
+        assert not waiting

@@ -1,6 +1,9 @@
 """A feed in a forked child is dead, says so, and lets the child end; the parent goes on."""
 
+import numpy as np
 import pytest
+
+import millrace as mr
 
 FORK = """
 feed = feed_of({transform})
@@ -64,3 +67,29 @@ if os.fork() == 0:
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """)
     assert (code, out, err) == (0, "[np.int64(0), np.int64(4), np.int64(8)]\n0\n", "")
+
+
+def test_a_child_forked_while_shards_are_mapped_can_make_its_own_feed(run, tmp_path):
+    """Whatever locks the threads of the parent hold in that moment; its report is refused rather than waited for."""
+    with mr.StoreWriter(tmp_path / "store", columns={"v": mr.Column("float32", (4,))}, shard_bytes=4000) as writer:
+        for k in range(20_000):
+            writer.append({"v": np.full((3, 4), k, np.float32)})
+    code, out, err = run(f"""
+store = mr.open_store({str(tmp_path / "store")!r})
+view = mr.Records(store, columns=["v"])
+feed = mr.Feed(view, batch=2000, device="numpy", workers=2)
+iterator = iter(feed)
+with store._shards._lock, store._shards._descriptors._lock:  # as a thread may
+    child = os.fork()
+if child == 0:
+    print(next(iter(mr.Feed(view, batch=16, device="numpy"))).num_samples, flush=True)
+    try:
+        feed.report()
+    except mr.FeedError as error:
+        print(error, flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+iterator.close()
+""")
+    assert (code, err) == (0, "")
+    assert out == "16\nthis feed was started in another process; a forked child must make its own\n0\n"

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 import threading
 from unittest import mock
 
@@ -17,6 +18,7 @@ from millrace.feed.iterate import _Maker
 from millrace.feed.native import NativeRing
 from millrace.feed.program import Program
 from millrace.native import core
+from millrace.store.columns import ColumnArray
 from millrace.store.memory import array_store
 
 pytestmark = pytest.mark.needs_core
@@ -350,3 +352,30 @@ def test_padding_beyond_memory_is_refused():
     store = mr.from_arrays({"hits": np.arange(6.0)}, [0, 2, 6])
     with pytest.raises(mr.ConfigError, match="more than any memory"):
         mr.Feed(mr.Records(store, pad=1 << 62), batch=4, device="numpy")
+
+
+@pytest.mark.parametrize("batch", [8, 1000])
+@pytest.mark.parametrize("number", [1, 3, 40])
+def test_ctrl_c_while_a_shard_is_found_ends_the_loop_at_once(batch, number, always_ahead, tmp_path, monkeypatch):
+    """Also where the loop's thread only asks for rows ahead, or makes a batch before its turn."""
+    with mr.StoreWriter(tmp_path / "store", columns={"v": mr.Column("float32", (4,))}, shard_bytes=4000) as writer:
+        for k in range(8000):
+            writer.append({"v": np.full((3, 4), k, np.float32)})
+    real, sent = ColumnArray.random, []
+
+    def random(column, k):
+        if threading.current_thread() is threading.main_thread():
+            sent.append(k)
+            if len(sent) == number:
+                signal.raise_signal(signal.SIGINT)
+        return real(column, k)
+
+    monkeypatch.setattr(ColumnArray, "random", random)
+    view = mr.Records(mr.open_store(tmp_path / "store"), columns=["v"])
+    feed, is_interrupted = mr.Feed(view, batch=batch, device="numpy", workers=1, epochs=1), False
+    try:
+        for _ in feed:
+            assert len(sent) < number
+    except KeyboardInterrupt:
+        is_interrupted = True
+    assert is_interrupted == (len(sent) >= number)

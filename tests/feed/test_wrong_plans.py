@@ -176,3 +176,9 @@ def test_a_store_in_memory_has_offsets_of_its_own():
     offsets[2] = 1 << 61
     assert next(iterator).hits.values.tolist() == list(range(200_000))
     feed.close()
+
+
+def test_a_row_of_a_record_has_no_axis():
+    column = core.Column(np.array([0, 4]), 8)
+    with pytest.raises(ValueError, match="can be gathered"):
+        core.Gather((column,), (("label", 0, 3, 15, 0, 0, 1, 1, 1, 8, None),))

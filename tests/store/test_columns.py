@@ -441,3 +441,19 @@ def test_a_column_of_a_store_on_disk_is_indexed_the_same(rich):
         (4, 1, 2),
     ):
         same(column[key], values[key])
+
+
+def test_texts_are_read_by_their_spans(tmp_path, monkeypatch):
+    """Not by a number for each of their bytes."""
+    texts = [f"{k} " * (k % 50) for k in range(500)]
+    with mr.StoreWriter(
+        tmp_path / "store", columns={"name": mr.Column("string", per="record"), "v": mr.Column("int8")}
+    ) as writer:
+        for text in texts:
+            writer.append({"name": text, "v": np.zeros(1, np.int8)})
+    column = mr.open_store(tmp_path / "store").columns["name"]
+    monkeypatch.setattr(type(column.raw), "take", None)
+    assert column[:].tolist() == texts
+    assert column[::-1].tolist() == texts[::-1]
+    assert column[[3, 400, 3]].tolist() == [texts[3], texts[400], texts[3]]
+    assert column[[]].tolist() == []

@@ -117,10 +117,12 @@ static int found(const Program *program, int64_t batch, Work *work, PyThreadStat
     if (core_find(program, batch, work, &problem)) return 0;
     if (core_has_missing(program, work)) {
         PyEval_RestoreThread(*state);
-        if (core_give_missing(program, work)) PyErr_Clear();
+        int status = core_give_missing(program, work);
+        if (status && core_is_expected()) PyErr_Clear(); /* the copy will say so */
+        else if (status) core_keep_error(&work->stop);
         *state = PyEval_SaveThread();
     }
-    return 1;
+    return work->stop == NULL;
 }
 
 void core_look_at_faults(Ahead *ahead, const Program *program, const Work *work, int64_t done, int64_t samples,
@@ -161,7 +163,10 @@ void core_request_ahead(const Program *program, int64_t batch, int64_t last, Wor
         int64_t next = LOAD(ahead->asked), from = next > batch ? next : batch;
         if (from >= last || from - batch > 1 + AHEAD_BYTES / (LOAD(ahead->batch_bytes) + 1)) break;
         if (!__atomic_compare_exchange_n(&ahead->asked, &next, from + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
-        if (!found(program, from, work, state)) continue;
+        if (!found(program, from, work, state)) {
+            if (work->stop != NULL) return;
+            continue;
+        }
         if (from % every == 0) core_note_probe(ahead, waits_for_disk(program, work, 0));
         STORE(ahead->batch_bytes, ask_samples(program, 0, work));
         STORE(ahead->done, from + 1);

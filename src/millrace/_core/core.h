@@ -16,6 +16,10 @@ const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count);
 int64_t *core_copied_int64s(PyObject *object, int64_t *count);
 /* Raises a class of millrace.errors by its name. */
 PyObject *core_raise(const char *kind, const char *format, ...);
+/* Whether the exception that is raised now is about data, files or memory, and not Ctrl-C. */
+int core_is_expected(void);
+void core_keep_error(PyObject **place); /* takes it away, for later */
+PyObject *core_raise_kept(PyObject **place);
 
 /* map.c: Map, a read-only memory map that keeps no file descriptor. */
 int core_add_map(PyObject *module);
@@ -171,6 +175,7 @@ typedef struct { /* of one thread, while it makes a batch */
     Fetch *fetch; /* made when it is first needed */
     int may_fetch;
     int64_t num_fetched; /* samples */
+    PyObject *stop;      /* an exception that is not about the data, as Ctrl-C in a call to Python */
 } Work;
 
 extern PyTypeObject *Program_Type;

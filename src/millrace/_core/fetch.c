@@ -22,6 +22,8 @@
 #define MEMORY_BYTES (8 << 20)
 #define PAGE 4096
 
+#define MOST_FAILED 64
+
 enum { RUNNING, DONE, FAILED };
 
 typedef struct {
@@ -45,6 +47,7 @@ struct Fetch {
     int64_t begun, copied; /* bytes of memory given to reads, and given back, counted without going round */
     int64_t sample;        /* the next to be read */
     unsigned num_queued, num_running;
+    int num_failed; /* since the last that did not */
 };
 
 void core_fetch_free(Fetch *self) {
@@ -52,7 +55,7 @@ void core_fetch_free(Fetch *self) {
     if (self->rings != NULL) munmap(self->rings, self->rings_bytes);
     if (self->entries != NULL) munmap(self->entries, self->entries_bytes);
     if (self->ring >= 0) close(self->ring);
-    free(self->memory);
+    if (self->memory != NULL) munmap(self->memory, MEMORY_BYTES);
     free(self);
 }
 
@@ -73,8 +76,11 @@ Fetch *core_fetch_new(void) {
     self->entries_bytes = made.sq_entries * sizeof(struct io_uring_sqe);
     self->rings = mapped(self->ring, self->rings_bytes, IORING_OFF_SQ_RING);
     self->entries = mapped(self->ring, self->entries_bytes, IORING_OFF_SQES);
-    self->memory = aligned_alloc(PAGE, MEMORY_BYTES);
+    self->memory = mmap(NULL, MEMORY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (self->memory == MAP_FAILED) self->memory = NULL;
     if (self->rings == NULL || self->entries == NULL || self->memory == NULL) goto fail;
+    /* What the disk writes to must not become a copy of a forked child's. */
+    if (madvise(self->memory, MEMORY_BYTES, MADV_DONTFORK)) goto fail;
     char *rings = self->rings;
     self->tail = (unsigned *)(rings + made.sq_off.tail);
     self->mask = *(unsigned *)(rings + made.sq_off.ring_mask);
@@ -145,6 +151,7 @@ static int enter(Fetch *self, unsigned count) {
             const struct io_uring_cqe *entry = &self->done[head & self->done_mask];
             Read *read = &self->reads[entry->user_data % READS];
             read->state = entry->res >= read->needed ? DONE : FAILED;
+            self->num_failed = read->state == DONE ? 0 : self->num_failed + 1;
         }
         __atomic_store_n(self->done_head, head, __ATOMIC_RELEASE);
         if (problem && problem != EINTR && problem != EAGAIN && problem != EBUSY) return -1;
@@ -161,6 +168,7 @@ void core_fetch_begin(Fetch *self) {
 }
 
 int core_fetch(Fetch *self, const Program *program, const Work *work, int64_t i, Fetched *found) {
+    if (self->num_failed >= MOST_FAILED) return -1; /* a filesystem that cannot do it after all */
     for (; self->first < self->next && self->reads[self->first % READS].sample < i; self->first++)
         self->copied = self->reads[self->first % READS].end;
     if (self->sample <= i || READS - (self->next - self->first) >= READS / 4) {

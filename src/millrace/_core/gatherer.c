@@ -58,6 +58,7 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
     is_plain = is_plain && first >= 0 && length >= 0 && first <= INT64_MAX - length;
     is_plain = is_plain && row_items >= 0 && group >= 1 && row_items % group == 0;
     is_plain = is_plain && field->axis >= 0 && field->axis < MAX_AXES && item_bytes >= 1;
+    is_plain = is_plain && (field->kind != RECORD || field->axis == 0); /* rows of records are found by no axis */
     int64_t row_bytes, out_items = row_items, out_bytes = field->cast == COPY ? item_bytes : field->cast >= FROM_F16 ? 4 : 8;
     field->item_bytes = is_plain ? stored_bytes(field->cast, item_bytes) : 0;
     is_plain = is_plain && !__builtin_mul_overflow(row_items, field->item_bytes, &row_bytes);

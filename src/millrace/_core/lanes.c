@@ -5,6 +5,12 @@
  * where the slot was let go. Copies wait for the second, and the host's memory is written again after the first. */
 #include "ring.h"
 
+#ifdef _WIN32
+#include <process.h>
+#else
+#include <unistd.h>
+#endif
+
 static const char *NAMES[] = {"cuStreamWaitEvent", "cuEventRecord", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2",
                               "cuCtxGetCurrent", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"};
 enum { DO_WAIT, DO_RECORD, DO_SYNCHRONIZE, DO_COPY, DO_GET, DO_SET, DO_CAPTURE };
@@ -37,6 +43,7 @@ int core_lanes_init(Lanes *lanes, PyObject *table) {
     lanes->copies = (void *)(uintptr_t)at[8];
     lanes->order = PyThread_allocate_lock();
     if (lanes->order == NULL) return PyErr_NoMemory(), -1;
+    lanes->process = getpid();
     lanes->is_used = 1;
     return 0;
 }

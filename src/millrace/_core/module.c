@@ -57,6 +57,36 @@ PyObject *core_raise(const char *kind, const char *format, ...) {
     return NULL;
 }
 
+int core_is_expected(void) {
+    PyObject *kind, *value, *trace;
+    if (PyErr_ExceptionMatches(PyExc_OSError) || PyErr_ExceptionMatches(PyExc_MemoryError)) return 1;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyObject *errors = PyImport_ImportModule("millrace.errors");
+    PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, "MillraceError");
+    int found = class == NULL ? 0 : PyErr_GivenExceptionMatches(kind, class);
+    Py_XDECREF(class);
+    Py_XDECREF(errors);
+    PyErr_Restore(kind, value, trace);
+    return found;
+}
+
+void core_keep_error(PyObject **place) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    if (trace != NULL) PyException_SetTraceback(value, trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    Py_XDECREF(*place);
+    *place = value;
+}
+
+PyObject *core_raise_kept(PyObject **place) {
+    PyErr_SetObject((PyObject *)Py_TYPE(*place), *place);
+    Py_CLEAR(*place);
+    return NULL;
+}
+
 static int core_exec(PyObject *module) {
     if (core_add_map(module) < 0 || core_add_permute(module) < 0 || core_add_column(module) < 0) return -1;
     if (core_add_order(module) < 0 || core_add_gather(module) < 0) return -1;

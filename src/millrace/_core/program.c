@@ -88,6 +88,7 @@ Work *core_work_new(Program *self, int may_fetch) {
     work->fetch = NULL;
     work->may_fetch = may_fetch;
     work->num_fetched = 0;
+    work->stop = NULL;
     work->positions = (int64_t *)(work + 1);
     work->samples = work->positions + size;
     work->records = work->samples + size;
@@ -101,6 +102,7 @@ Work *core_work_new(Program *self, int may_fetch) {
 void core_work_free(Work *work) {
     if (work == NULL) return;
     core_fetch_free(work->fetch);
+    Py_XDECREF(work->stop);
     free(work);
 }
 

@@ -129,6 +129,7 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
         PyThreadState *state = PyEval_SaveThread();
         core_request_ahead(self, batch, last < self->most ? last : self->most, work, &state);
         PyEval_RestoreThread(state);
+        if (work->stop != NULL) status = (core_raise_kept(&work->stop), -1);
     }
     while (!status) {
         Py_BEGIN_ALLOW_THREADS

@@ -74,6 +74,7 @@ int core_renew(Ring *self, Slot *slot, int64_t bytes) {
         Py_BEGIN_ALLOW_THREADS
         core_land(&self->lanes, slot);
         Py_END_ALLOW_THREADS
+        if (slot->problem.code) return core_raise_refused(&slot->problem), -1;
     }
     if (slot->owner != NULL) {
         PyBuffer_Release(&slot->memory);
@@ -103,15 +104,10 @@ int core_renew(Ring *self, Slot *slot, int64_t bytes) {
     return 0;
 }
 
-/* For the consumer to raise; needs the GIL. */
-static void keep_error(Slot *slot) {
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    PyErr_NormalizeException(&kind, &value, &trace);
-    Py_XDECREF(kind);
-    Py_XDECREF(trace);
-    Py_XDECREF(slot->error);
-    slot->error = value;
+/* For the consumer to raise when it comes to the batch; what is not about the data, at once. Needs the GIL. */
+static void keep_error(Slot *slot, Work *work) {
+    PyObject **place = core_is_expected() ? &slot->error : &work->stop;
+    core_keep_error(place);
 }
 
 /* Makes the batch of a slot that is FILLING, with the GIL released in `state`; whatever went wrong is kept in it. */
@@ -121,7 +117,7 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     core_request_ahead(self->program, slot->batch, last, work, state);
     int64_t landed = core_land(&self->lanes, slot);
     began += landed;
-    while (!slot->problem.code) {
+    while (!slot->problem.code && work->stop == NULL) {
         if (slot->batch > most) {
             slot->problem = (Problem){PASSED, NULL, slot->batch, 0, 0};
             break;
@@ -137,9 +133,13 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
         if (code == SPACE && bytes > self->program->fixed_bytes) bytes += bytes / 4;
         if (code == SPACE && bytes < self->most_bytes) bytes = self->most_bytes;
         int status = code == MISSING ? core_give_missing(self->program, work) : core_renew(self, slot, bytes);
-        if (status) keep_error(slot);
+        if (status) keep_error(slot, work);
         *state = PyEval_SaveThread();
         if (status) break;
+    }
+    if (work->stop != NULL && work != self->work) { /* of a thread: it comes with the batch */
+        slot->error = work->stop;
+        work->stop = NULL;
     }
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     slot->state = READY;

@@ -21,7 +21,7 @@ void core_look_at_faults(Ahead *ahead, const Program *program, const Work *work,
 
 /* lanes.c: a GPU, where batches go to one. */
 typedef struct {
-    int is_used;
+    int is_used, process;
     int (*wait)(void *stream, void *event, unsigned flags);
     int (*record)(void *event, void *stream);
     int (*synchronize)(void *event);

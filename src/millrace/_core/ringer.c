@@ -2,6 +2,11 @@
 #include "ring.h"
 
 #include <stdlib.h>
+#ifdef _WIN32
+#include <process.h>
+#else
+#include <unistd.h>
+#endif
 
 static PyThread_type_lock new_signal(void) {
     PyThread_type_lock lock = PyThread_allocate_lock();
@@ -52,8 +57,22 @@ fail:
     return PyErr_NoMemory();
 }
 
+/* Memory goes when no copy needs it, however the ring came to its end. A forked child has no GPU. */
+static void land_all(Ring *self) {
+    void *before;
+    Problem problem;
+    if (!self->lanes.is_used || self->lanes.process != getpid()) return;
+    Py_BEGIN_ALLOW_THREADS
+    if (core_lanes_enter(&self->lanes, &before, &problem) == 0) {
+        for (int k = 0; k < self->num_slots; k++) core_land(&self->lanes, &self->slots[k]);
+        core_lanes_leave(&self->lanes, before);
+    }
+    Py_END_ALLOW_THREADS
+}
+
 static void ring_dealloc(PyObject *object) {
     Ring *self = (Ring *)object;
+    land_all(self);
     for (int k = 0; k < self->num_slots; k++) {
         if (self->slots[k].owner != NULL) PyBuffer_Release(&self->slots[k].memory);
         Py_XDECREF(self->slots[k].owner);

@@ -36,13 +36,7 @@ static Slot *ready(Ring *self, int64_t *depth_seen) {
 }
 
 static PyObject *hand_over(Ring *self, Slot *slot) {
-    if (slot->error != NULL) {
-        PyObject *error = slot->error;
-        slot->error = NULL;
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-        Py_DECREF(error);
-        return NULL;
-    }
+    if (slot->error != NULL) return core_raise_kept(&slot->error);
     if (slot->problem.code == REFUSED) return core_raise_refused(&slot->problem);
     if (slot->problem.code) return core_raise_problem(&slot->problem);
     return Py_BuildValue("iL", (int)(slot - self->slots), (long long)slot->used);
@@ -84,6 +78,10 @@ static PyObject *get(Ring *self, int may_block, void *stream) {
             PyThreadState *state = PyEval_SaveThread();
             core_make_in(self, own, self->work, &state);
             PyEval_RestoreThread(state);
+            if (self->work->stop != NULL) { /* Ctrl-C, or what another handler of a signal raised */
+                core_raise_kept(&self->work->stop);
+                return NULL;
+            }
         } else if (wait_for_workers(self, is_for_gpu) < 0) {
             return NULL;
         }

@@ -54,7 +54,7 @@ class CudaLanes:
             if raw is not None
             else (lambda: int(torch.cuda.current_stream(self.device).cuda_stream))
         )
-        self._home = self.current()  # memory is allocated as if here, whichever thread asks for it
+        self.home = self.current()  # memory is allocated as if here, whichever thread asks for it
 
     def __enter__(self) -> None:
         if self._driver.current() != self._context:  # in most loops it is; to ask is ten times as fast as to push
@@ -76,13 +76,18 @@ class CudaLanes:
     def new_memory(self, num_bytes: int) -> Any:
         import torch
 
-        home = torch.cuda.ExternalStream(self._home, self.device)  # type: ignore[no-untyped-call]
+        home = torch.cuda.ExternalStream(self.home, self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(home):
             return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
+    def record_use(self, memory: Any, stream: int) -> None:
+        import torch
+
+        memory.record_stream(torch.cuda.ExternalStream(stream, self.device))  # type: ignore[no-untyped-call]
+
     def mark_new(self, event: Any) -> None:
         """The event comes after everything that was done with new memory before."""
-        self._driver.record(event.handle, self._home)
+        self._driver.record(event.handle, self.home)
 
     def event(self) -> Any:
         return DriverEvent(self._driver, self._context)

@@ -27,10 +27,17 @@ class DeviceMemory:
         self.address: int = self.memory.data_ptr()
         self.let_go = lanes.event()
         lanes.mark_new(self.let_go)
+        self._streams: set[int] = set()
         self.views = [] if layout is None else layout.views(self.memory, torch_dtype)[1]
         self._storage, self._count = self.memory.untyped_storage(), torch._C._storage_Use_Count
         self._name = self._storage._cdata
         self._idle = self._count(self._name)
+
+    def use_on(self, lanes: Any, stream: int) -> None:
+        """Where the loop has gone to another stream than the memory's own, torch is told before it gives the memory away."""
+        if stream != lanes.home and stream not in self._streams:
+            lanes.record_use(self.memory, stream)
+            self._streams.add(stream)
 
     @property
     def is_held(self) -> bool:
@@ -75,7 +82,8 @@ class DeviceRing:
             elif twins[number] is twin:  # a slot that was held for too long has another by now
                 let_go.append(number)
         self._out = held
-        found = self._ring.poll(True, self._lanes.current(), let_go)
+        stream = self._lanes.current()
+        found = self._ring.poll(True, stream, let_go)
         if found is None:
             raise FeedError("the feed was closed while a batch was awaited")
         number = found[0]
@@ -83,6 +91,7 @@ class DeviceRing:
         assert there is not None
         assert views is not None
         self._out.append((number, there))
+        there.use_on(self._lanes, stream)
         (positions, samples, valid), host = views
         values = {name: view.detach() for name, _, view in there.views}  # their storage counts who holds it
         if self._is_ragged:

@@ -88,14 +88,17 @@ class Iteration:
         return self.total - self._count
 
     def __next__(self) -> Batch:
-        if self._process != os.getpid():
-            raise FeedError("this feed was started in another process; a forked child must make its own")
+        self._check_process()
         if not self._taking.acquire(blocking=False):  # whoever has it goes on undisturbed
             raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
         try:
             return self._next()
         finally:
             self._taking.release()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise FeedError("this feed was started in another process; a forked child must make its own")
 
     def _next(self) -> Batch:
         if self.is_closed or self._count == self.total:
@@ -135,6 +138,7 @@ class Iteration:
         return self._maker.make(self._count)
 
     def report(self) -> Report:
+        self._check_process()  # a thread that is not there may have held the ring's lock
         stage = self._stage
         workers, counted = (0, {}) if stage is None else (stage.num_workers, stage.report())
         way = "transform" if self._feed.transform is not None else "numpy" if self._maker.program is None else None

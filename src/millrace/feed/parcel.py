@@ -143,6 +143,7 @@ class ParcelRing:
             target, copied, parcel = flight
             lanes.use(copied)
             self._out.append(target)
+            target.use_on(lanes, lanes.current())
             marks = parcel.marks
             values = parcel.unpack(target.memory)
             return Batch(values, positions=marks.positions, samples=marks.samples, valid=marks.valid)
@@ -161,14 +162,14 @@ class ParcelRing:
             return False
         try:
             parcel = self._source.poll(batch, wait)
+            if parcel is None:
+                return False
+            target, copied = self._memory_for(parcel.num_bytes), self._events[0]
+            self._lanes.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copied)
         except Exception as error:  # noqa: BLE001 - it is raised when this batch is asked for
             self._flying.append(error)
             return True
-        if parcel is None:
-            return False
-        target, copied = self._memory_for(parcel.num_bytes), self._events[0]
         self._events.rotate(-1)
-        self._lanes.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copied)
         self._landing.append((copied, parcel.memory))
         parcel.memory = None
         self._flying.append((target, copied, parcel))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,7 +74,7 @@ class DiskShards:
         self._maps: dict[tuple[int, int], Array] = {}
         self._num_lent = 0  # maps that feeds and views own
         self._lent: weakref.WeakValueDictionary[tuple[int, int], Array] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = platform.lock_of(self)
         limit = platform.descriptor_limit()
         self._max_maps = min(MAX_MAPS, limit // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
         self._max_maps = self._max_maps if may_map else 0
@@ -179,13 +178,19 @@ class DiskShards:
 
     def random_array(self, shard: int, file: int) -> Array | None:
         """The same as a map without the kernel's read-ahead; gone when all who asked for it have dropped it."""
+        found = self._lent.get((shard, file))
+        if found is not None:
+            return found
+        mapped = self._map(shard, file, random=True)  # outside the lock: nobody waits for a disk with it
+        if mapped is None:
+            return None
         with self._lock:
-            mapped = self._lent.get((shard, file))
-            if mapped is None and (mapped := self._map(shard, file, random=True)) is not None:
+            found = self._lent.get((shard, file))
+            if found is None:
+                found = self._lent[shard, file] = mapped
                 self._num_lent += 1
                 weakref.finalize(mapped, self._give_back).atexit = False
-                self._lent[shard, file] = mapped
-        return mapped
+        return found
 
     def can_map(self, files: Iterable[tuple[int, int]]) -> bool:
         """Whether there are maps left for all these files, beside those that are lent already."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError, StoreCorrupt
-from millrace.ragged import Array, Int64s, Ragged, concatenated_ranges
+from millrace.ragged import Array, Int64s, Ragged
 from millrace.store.columns import ColumnArray, index_of, is_int, rows_of
 
 
@@ -49,7 +49,11 @@ class StringColumn:
 
     def _texts(self, records: Int64s) -> Array:
         starts, stops = self.spans(records)
-        data = self.raw.take(concatenated_ranges(starts, stops - starts))
+        if len(records) and np.array_equal(starts[1:], stops[:-1]):  # neighbours
+            data = self.raw.span(int(starts[0]), int(stops[-1]))
+        else:
+            parts = [self.raw.span(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+            data = np.concatenate([np.empty(0, np.uint8), *parts])
         return self.decoded(Ragged(data, np.concatenate(([0], np.cumsum(stops - starts)))), records)
 
     def decoded(self, found: Ragged, records: Int64s) -> Array:
