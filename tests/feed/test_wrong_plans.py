@@ -125,7 +125,13 @@ def test_a_batch_of_more_bytes_than_there_are_numbers_for_is_an_error():
     column = core.Column(np.array([0, 1 << 59]), 8)
     gather = core.Gather((column,), (("x", 0, 1, 0, 0, 0, 0, 1, 1, 8, None),))
     steps = (("stride", 0, 4, 0, 1 << 59),)
-    program = core.Program(("sequential", 4), steps, (gather,), (0, -1, 4, 0, 4), (0, 256, 512), (768,), 1024, None)
+
+    def find_shard(*place):
+        raise mr.FeedError("it is nowhere")
+
+    program = core.Program(
+        ("sequential", 4), steps, (gather,), (0, -1, 4, 0, 4), (0, 256, 512), (768,), 1024, find_shard
+    )
     with pytest.raises(mr.ConfigError, match="than memory can"):
         program.fill(0, np.zeros(1024, np.uint8))
 
