@@ -157,7 +157,7 @@ class SlowLanes:
         return memory
 
     def new_memory(self, num_bytes):
-        """As torch's allocator: what is dropped is given away at once, in the order of its own stream and of those it is told of."""
+        """As torch's allocator: what is dropped is given away at once, in the order of its own stream and those it is told of."""
         self.check()
         with self.busy:
             free = [entry for entry in self.pool if all(map(self.has_come, entry[1]))]
