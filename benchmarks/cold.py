@@ -5,9 +5,8 @@
 W1 windows (see benchmarks/feed.py) on a disk, about 4.6 kB a sample. Before each measurement the page cache is dropped (by
 drop_caches as root, else the files from it; no map of them is open then), and it is checked that no page of them is left; fio
 reads 8 kB at queue depth 32 past the cache, before and after each round. The files are four times as large as the memory of the
-cgroup it runs in, which takes root; once more the feed reads them without that limit, as on a first pass through the page
-cache, and once files of a quarter of their size, which memory will hold and a thread reads from end to end. Needs fio, and a
-disk with room.
+cgroup it runs in, which takes root; once more the feed reads them without that limit, as on a first pass over data that memory
+will hold. Needs fio, and a disk with room.
 """
 
 from __future__ import annotations
@@ -167,9 +166,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder, prefix="bench-"))
     try:
-        small = folder / "small"
         make_store(folder, options.gigabytes)
-        make_store(small, options.gigabytes / 4)
         limit = sum(path.stat().st_size for path in files(folder)) // 4
         rounds = []
         for seed in range(options.rounds):
@@ -181,7 +178,6 @@ def main() -> None:
                 found["plain map"] = mapped(folder, options.seconds / 4, seed)
                 found["DataLoader, 2 workers"] = loaded(folder, options.seconds / 2, seed)
             found["millrace, a first pass through the page cache"] = fed(folder, options.seconds, seed)
-            found["millrace, a first pass over a quarter as much"] = fed(small, options.seconds, seed)
             print("  " + ", ".join(f"{name} {value:,.0f}" for name, value in found.items()))
             rounds.append(found)
     finally:
@@ -190,13 +186,10 @@ def main() -> None:
     def times(name: str) -> float:
         return statistics.median(found["millrace"] / found[name] for found in rounds)
 
-    held = "millrace, a first pass over a quarter as much"
-    first_pass = statistics.median(found[held] / found["fio"] for found in rounds)
     plain = min(times("plain map"), times("DataLoader, 2 workers"))
     promises = [
         verdict("cold, samples/s of fio's reads/s", times("fio"), 0.85),
         verdict("cold, times a plain map or DataLoader", plain, 100),
-        verdict("cold and held by memory, samples/s of fio's reads/s", first_pass, 0.85),
     ]
     save("cold", {"rounds": rounds, "promises": promises})
 

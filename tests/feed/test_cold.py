@@ -1,18 +1,15 @@
 """Cold data: rows are asked for ahead whatever the batch, the way batches are made and the size of samples."""
 
-import ctypes
 import gc
 import itertools
-import mmap
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed import native, program
+from millrace.feed import native
 
 pytestmark = pytest.mark.needs_core
 
@@ -47,23 +44,6 @@ def drop(path, files):
         mounts = [line.split()[1:3] for line in file]
     own = max((mount for mount in mounts if str(path).startswith(mount[0])), key=lambda mount: len(mount[0]))
     return own[1] not in ("tmpfs", "ramfs")
-
-
-def until_all_in_memory(file):
-    """Looked at by a copy on write: only a file one could write to is told of truly."""
-    deadline = time.monotonic() + 60
-    while True:
-        with open(file, "r+b") as opened, mmap.mmap(opened.fileno(), 0, mmap.MAP_PRIVATE) as area:
-            states, start = (ctypes.c_ubyte * -(-len(area) // mmap.PAGESIZE))(), ctypes.c_char.from_buffer(area)
-            code = ctypes.CDLL(None).mincore(
-                ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(area)), states
-            )
-            del start
-        assert code == 0
-        if (np.frombuffer(states, np.uint8) & 1).all():
-            return
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def check(view, batch):
@@ -170,22 +150,3 @@ def test_more_threads_make_batches_while_the_data_is_cold(path, is_on_disk, monk
         assert num_threads() == (native.COLD_WORKERS if is_on_disk else 1)
         assert feed.report().workers == 1
     assert num_threads() == 0
-
-
-def test_what_memory_will_hold_is_read_from_end_to_end(path, is_on_disk, monkeypatch):
-    """Also rows that no batch needs; a feed that ends leaves no thread."""
-    (file,) = path.rglob("hits.f32")
-    view = mr.Windows(mr.open_store(path), lookback=4, horizon=1)
-    feed = mr.Feed(view, batch=64, order=mr.Sequential(len(view)), device="numpy")
-    iterator = iter(feed)
-    next(iterator)
-    if is_on_disk:
-        until_all_in_memory(file)
-    iterator.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "millrace-warm"]
-    drop(path, "hits.f32")
-    monkeypatch.setattr(program, "memory_bytes", lambda: 4 * ROWS.nbytes - 1)
-    iterator = iter(feed)
-    next(iterator)
-    assert not [thread for thread in threading.enumerate() if thread.name == "millrace-warm"]
-    iterator.close()

@@ -23,7 +23,6 @@ from millrace.feed.report import Report
 from millrace.feed.ring import Slot, Slots
 from millrace.feed.rng import Rng
 from millrace.feed.stage import Stage
-from millrace.feed.warm import Warmer
 from millrace.ragged import Array, Ragged
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ class Iteration:
         self._taking = threading.Lock()
         self._began, self._next_s = time.perf_counter(), 0.0
         program = Program.of(line)
-        self._may_warm = program is not None and hasattr(os, "preadv") and program.fits_memory
-        self._warmer: Warmer | None = None
         self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
         self._lanes = CudaLanes(feed.device) if feed.device.startswith("cuda") else None
         self._stage: Stage | NativeRing | DeviceRing | ParcelRing | None = None
@@ -115,8 +112,6 @@ class Iteration:
         self._count += 1
         self._feed.position = self.line.end(self._count)
         self._next_s += time.perf_counter() - began
-        if self._may_warm and self._maker.program is not None and self._maker.program.core.is_cold():
-            self._may_warm, self._warmer = False, Warmer(self._maker.program.files())
         return batch
 
     @property
@@ -155,8 +150,6 @@ class Iteration:
         self.is_closed = True
         if is_mine and self._stage is not None:
             self._stage.close()
-        if is_mine and self._warmer is not None:
-            self._warmer.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_stage"):

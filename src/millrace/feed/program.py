@@ -129,24 +129,6 @@ class Program:
             self.layout.marks, self.layout.places, self.layout.fixed_bytes, _finder(natives),
         )  # fmt: skip
 
-    def _columns(self) -> list[Any]:
-        return [native.columns[name] for native in self._natives for name in native.tables]
-
-    @property
-    def fits_memory(self) -> bool:
-        """Whether the columns it reads would take no more than a quarter of it: others need some too."""
-        num_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in self._columns())
-        return bool(num_bytes <= memory_bytes() // 4)
-
-    def files(self) -> list[tuple[Any, int, int]]:
-        """Their files, each once: shards that open them, shard, number of the file in it."""
-        found: dict[tuple[int, int, int], tuple[Any, int, int]] = {}
-        for column in self._columns():
-            if hasattr(column, "files"):  # what lies in memory has none
-                shards, own = column.files()
-                found |= {(id(shards), *place): (shards, *place) for place in own if hasattr(shards, "open")}
-        return list(found.values())
-
     def open_files(self) -> None:
         """Gives the core what it reads cold rows by, past the page cache: of columns much larger than memory, as many files as
         may be had. The maps serve the rest."""
