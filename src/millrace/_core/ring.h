@@ -85,7 +85,7 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state);
 int64_t core_several(const Ring *self);
 Worker *core_choose(Ring *self, int64_t few);
 void core_wake(Worker *worker);
-PyObject *core_ring_get(PyObject *object, PyObject *args); /* getter.c */
+PyObject *core_ring_get(PyObject *object, PyObject *args); /* take.c */
 
 int core_lanes_init(Lanes *lanes, PyObject *table);
 void core_lanes_join(const Lanes *lanes);
