@@ -45,6 +45,7 @@ def modern(arguments: list[str]) -> list[str]:
 
 
 def run(
+    context: typer.Context,
     sources: Annotated[list[str], typer.Argument(help="Files, folders or patterns; - is standard input.")],
     out: Annotated[str, typer.Option(help="Where the store will be.")],
     tokenizer: Annotated[
@@ -111,18 +112,32 @@ def run(
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
+    options = {
+        "tokenizer": tokenizer, "shard_tokens": shard_tokens, "val": val, "test": test, "val_tail": val_tail,
+        "format_": format_, "document": document, "text_field": text_field, "mask_field": mask_field,
+        "no_normalize": no_normalize, "dedup": dedup, "dedup_unit": dedup_unit, "min_chars": min_chars,
+        "max_document": max_document, "long_documents": long_documents, "filter_": filter_, "on_error": on_error,
+        "max_ratio": max_ratio,
+    }  # fmt: skip
+    # An append takes those that were not given from its store, so what is a default is not passed on.
+    given = {name.rstrip("_"): value for name, value in options.items() if _is_given(context, name)}
+    if given.pop("no_normalize", False):
+        given["normalize"] = False
+    if no_dedup:
+        given["dedup"] = "none"
     with TextProgress() as progress:
         report = prepare_text(
-            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, tokenizer=tokenizer,
-            shard_tokens=shard_tokens, val=val, test=test, val_tail=val_tail, format=format_, document=document,
-            text_field=text_field, mask_field=mask_field, normalize=not no_normalize,
-            dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit, min_chars=min_chars, max_document=max_document,
-            long_documents=long_documents, filter=filter_, on_error=on_error, max_ratio=max_ratio,
+            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, **given
         )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
         show(report, out, is_append=append)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def show(report: Any, out: str, *, is_append: bool) -> None:
