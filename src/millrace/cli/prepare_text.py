@@ -81,7 +81,9 @@ def run(
     dedup_unit: Annotated[str, typer.Option(help="What is compared: document, or line.")] = "document",
     min_chars: Annotated[int, typer.Option(help="Drop documents shorter than this.")] = 1,
     max_document: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The longest document.")] = "64MiB",  # type: ignore[assignment]
-    long_documents: Annotated[str, typer.Option(help="What to do with longer ones: stop or split.")] = "stop",
+    long_documents: Annotated[
+        str, typer.Option(help="What to do with longer ones of plain text: stop or split.")
+    ] = "stop",
     filter_: Annotated[
         str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts of which it is true.")
     ] = None,
