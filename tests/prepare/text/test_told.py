@@ -235,6 +235,23 @@ def test_an_empty_split_has_remedies_that_fit(tmp_path, options, said):
         assert report.documents == {"train": 2, next(name for name in ("val", "test") if options.get(name)): 1}
 
 
+def test_what_was_dropped_is_told_where_nothing_is_left(prepare, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\nb\xffd\n\n ")
+    (tmp_path / "empty.txt").write_text("")
+    done = prepare("a.txt", "--out", "out", "--min-chars", 10, "--on-error", "skip")
+    where = tmp_path / "out.partial" / "parts" / "*" / "quarantine.jsonl"
+    assert (
+        "no documents are left: dropped were empty: 1, too short: 2, unreadable: invalid utf-8: 1, named in "
+        f"{where}; look at them" in done.stderr
+    )
+    assert len(list(tmp_path.glob(str(where.relative_to(tmp_path))))) == 1
+    assert "no documents are left: the sources hold none; look" in prepare("empty.txt", "--out", "other").stderr
+    (tmp_path / "a.txt").write_text("one\n\none\n\ntwo")
+    for share, said in ((1e-9, "'val' would be empty: 1e-09 of 2 documents"), (1 - 1e-9, "all 2 are in other splits")):
+        with pytest.raises(mr.ConfigError, match=said + r" \(dropped were duplicate: 1, duplicate bytes: 3\); "):
+            mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "split", tokenizer="bytes", workers=1, val=share)
+
+
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 50])
 def test_a_character_that_an_append_brings_is_told_with_its_document(tmp_path, monkeypatch, piece_bytes):
     monkeypatch.setattr(breaks, "PIECE_BYTES", piece_bytes)

@@ -82,15 +82,11 @@ def summary(
     done: Sequence[PartDone], assignment: Assignment, planned: Mapping[str, Sequence[Any]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """What a run did, as its report and provenance say."""
-    dropped: Counter[str] = Counter()
-    for part in done:
-        dropped.update(part.dropped)
-    dropped.update(assignment.dropped)
     return {
         "documents": {split: count for split, count in assignment.documents.items() if count},
         "tokens": {split: count for split, count in assignment.tokens.items() if count},
         "shards": {split: len(shards) for split, shards in planned.items()},
-        "dropped": dict(sorted(dropped.items())),
+        "dropped": assignment.all_dropped(),
         "bytes_read": sum(part.bytes_read for part in done),
         "characters": assignment.characters,
         "tokenizer": tokenizer.name,
