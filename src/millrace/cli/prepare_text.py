@@ -161,6 +161,8 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         whole = _totals(report.path)
         print_line("the store now holds:")
         print_table(_splits(whole["documents"], whole["tokens"], whole["shards"]), indent="")
+    if report.cut:
+        print_line(f"cut: {report.cut:,} document{'s' * (report.cut != 1)} into {report.pieces:,} pieces")
     tokens = sum(report.tokens.values())
     for reason, number in report.dropped.items():
         where = f" (named in {out}/quarantine.jsonl)" if reason.startswith("unreadable") else ""

@@ -20,7 +20,7 @@ class TextReport(msgspec.Struct):
     path: str
     fingerprint: str
     is_new: bool
-    documents: dict[str, int]  # by split
+    documents: dict[str, int]  # by split; one that is cut is one
     tokens: dict[str, int]
     shards: dict[str, int]
     dropped: dict[str, int]
@@ -29,6 +29,8 @@ class TextReport(msgspec.Struct):
     seconds: float
     tokenizer: str
     engine: str
+    cut: int = 0  # documents that were too long
+    pieces: int = 0  # records that they were cut into
     notes: list[str] = []  # what was left out of folders, and what may not be meant
 
 
@@ -67,7 +69,11 @@ class Tally:
             self._done += self._size(unit)
             self._left[unit.source] -= 1
             self._facts["files"] += self._left[unit.source] == 0
-        for name, count in (("bytes", result.bytes_read), ("tokens", result.tokens), ("documents", result.documents)):
+        for name, count in (
+            ("bytes", result.bytes_read),
+            ("tokens", result.tokens),
+            ("documents", result.documents - result.pieces),
+        ):
             self._facts[name] += count
         self._facts["repeats"] += result.dropped.get("duplicate", 0)
 
@@ -89,6 +95,8 @@ def summary(
         "dropped": assignment.all_dropped(),
         "bytes_read": sum(part.bytes_read for part in done),
         "characters": assignment.characters,
+        "cut": assignment.cut,
+        "pieces": assignment.pieces,
         "tokenizer": tokenizer.name,
         "engine": getattr(tokenizer, "engine", tokenizer.kind),
     }

@@ -59,7 +59,8 @@ class Assignment:
 
     def __init__(self, folder: Path, parts: Sequence[PartDone], options: ShardOptions) -> None:
         self._folder, self._parts, self._options = folder, parts, options
-        self.documents = dict.fromkeys(SPLITS, 0)
+        self.documents = dict.fromkeys(SPLITS, 0)  # one that is cut is one
+        self.cut = self.pieces = 0  # how many of them are, and into how many records
         self.tokens = dict.fromkeys(SPLITS, 0)
         self.characters = 0
         self.dropped: Counter[str] = Counter()
@@ -85,10 +86,20 @@ class Assignment:
                     splits[gone] = DROPPED
                     file.write(splits.tobytes())
                     self._count(documents, splits, why)
+                    if part.pieces:
+                        self._count_pieces(all_documents["goes_on"][max(start - 1, 0) : start + STEP], gone)
+
+    def _count_pieces(self, goes_on: Array, gone: Array) -> None:
+        """Of records, with the one before them where there is one."""
+        is_piece = goes_on[-len(gone) :] & ~gone
+        is_second = is_piece & ~np.concatenate(([False], goes_on))[-len(gone) - 1 : -1]
+        self.cut += int(is_second.sum())
+        self.pieces += int(is_piece.sum() + is_second.sum())
 
     def _count(self, documents: Array, splits: Array, why: Array) -> None:
+        is_whole = ~documents["goes_on"]
         for k, split in enumerate(SPLITS):
-            self.documents[split] += int((splits == k).sum())
+            self.documents[split] += int(((splits == k) & is_whole).sum())
             self.tokens[split] += int(documents["tokens"][splits == k].sum())
         self.characters += int(documents["characters"][why == 0].sum())
         for reason, kind in (("duplicate", EXACT), ("near-duplicate", NEAR)):
