@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,6 @@ LEGACY = {
     "--no_normalize": "--no-normalize",
     "--no_dedup": "--no-dedup",
 }
-REPLACED = "invalid characters replaced"  # the documents stay
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -144,6 +144,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def show(report: Any, out: str, *, is_append: bool) -> None:
     from millrace.cli.console import print_line, print_table, size
+    from millrace.prepare.text.reading import REPLACED
 
     if not report.is_new and not report.documents:
         dropped = ", ".join(f"{reason}: {number:,}" for reason, number in report.dropped.items())
@@ -178,7 +179,7 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         f"{tokens / seconds:,.0f} tokens/s"
     )
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
-    print_line(f"next: millrace head {out}")
+    print_line(f"next: millrace head {shlex.quote(out)}")
 
 
 def _splits(documents: dict[str, int], tokens: dict[str, int], shards: dict[str, int]) -> list[tuple[str, ...]]:

@@ -98,7 +98,7 @@ def test_replace_goes_on_with_the_replacement_character_and_counts(tmp_path):
     path = written(tmp_path / "a.jsonl", b'{"text": "a\xff!"}\n{"text": "b\\ud800\xfe!"}\n{"text": "c"}')
     report, texts = prepared(path, tmp_path / "out", on_error="replace")
     assert texts == ["a\ufffd!", "b\ufffd\ufffd!", "c"]
-    assert report.dropped == {"invalid characters replaced": 2}
+    assert report.dropped == {"documents with invalid characters replaced": 2}
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
@@ -125,7 +125,7 @@ def test_replaced_documents_are_counted(tmp_path):
     path = written(tmp_path / "a.txt", b"one\n\nt\xffo\n\nthree")
     report, texts = prepared(path, tmp_path / "out", on_error="replace")
     assert texts == ["one", "t\ufffdo", "three"]
-    assert report.dropped == {"invalid characters replaced": 1}
+    assert report.dropped == {"documents with invalid characters replaced": 1}
 
 
 CSV = b'id,text\n1,plain\n2,"two\nlines, and a ""quote"""\n3,NULL\n4,\n5,"' + "é".encode() + b'"\r\n'

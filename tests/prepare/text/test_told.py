@@ -112,6 +112,15 @@ def test_a_vocabulary_of_the_corpus_is_told_before(tools, tmp_path):
         assert "note" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("train:10", "has 257 to"), ("train:abc", "expected"), ("train:²", "expected")]
+)
+def test_a_vocabulary_that_cannot_be_is_refused_before_it_is_learnt(tools, tmp_path, name, said):
+    (tmp_path / "a.txt").write_text("one two three")
+    done = tools.shell("prepare", "text", tmp_path / "a.txt", "--out", tmp_path / "out", "--tokenizer", name)
+    assert (done.returncode, "note" in done.stderr, said in done.stderr) == (1, False, True)
+
+
 def test_files_that_hold_nothing_are_told(prepare, tmp_path):
     import pyarrow
     from pyarrow import parquet
@@ -122,10 +131,17 @@ def test_files_that_hold_nothing_are_told(prepare, tmp_path):
     (tmp_path / "d.csv").write_text("text\n")
     (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"\n\n\n"))
     (tmp_path / "f.txt").write_text(" ")  # a document, which is dropped and counted
-    assert "note" not in prepare("a.txt", "f.txt", "--out", "one").stdout
+    (tmp_path / "g.md").write_text("")
+    (tmp_path / "h.md").write_text(" \n\t")
+    (tmp_path / "i.md").write_text("?")
+    for name in ("f.txt", "g.md", "h.md"):
+        said = prepare("a.txt", name, "--out", f"with {name}").stdout
+        assert f"note: '{name}': no document is in it\n" in said
+        assert "dropped, empty: 1\n" in said
+    assert "no document" not in prepare("a.txt", "i.md", "--out", "one", "--min-chars", 2).stdout
     assert "note: 'c.txt': no document is in it\n" in prepare("a.txt", "c.txt", "--out", "two").stdout
     names = ["b.parquet", "a.txt", "c.txt", "d.csv", "e.txt.gz", "f.txt"]
-    assert "note: 'b.parquet' and 3 more: no document is in them\n" in prepare(*names, "--out", "all").stdout
+    assert "note: 'b.parquet' and 4 more: no document is in them\n" in prepare(*names, "--out", "all").stdout
 
 
 def test_a_slice_in_which_no_document_begins_is_no_empty_file(tmp_path):
@@ -181,7 +197,7 @@ def test_a_store_does_not_depend_on_the_engine_that_is_installed(tmp_path, monke
 def test_documents_with_replaced_characters_are_not_called_dropped(prepare, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd")
     done = prepare("a.txt", "--out", "out", "--on-error", "replace")
-    assert "\ninvalid characters replaced: 1\n" in done.stdout
+    assert "\ndocuments with invalid characters replaced: 1\n" in done.stdout
     assert "dropped" not in done.stdout
     skipped = prepare("a.txt", "--out", "skipped", "--on-error", "skip")
     assert "\ndropped, unreadable: invalid utf-8: 1 (named in skipped/quarantine.jsonl)\n" in skipped.stdout

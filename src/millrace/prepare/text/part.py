@@ -75,7 +75,7 @@ class PartDone(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     sizes: dict[str, int]
     pieces: int = 0  # of its documents, those that go on with the one before
-    without: tuple[int, ...] = ()  # sources in whose ranges no document begins
+    without: tuple[int, ...] = ()  # sources in whose ranges no document begins, or none but empty ones
 
 
 def part_folder(folder: str | Path, number: int) -> Path:

@@ -22,6 +22,7 @@ from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import DOCUMENT, QUARANTINE, PartDone, part_folder
 from millrace.prepare.text.pieces import spread
+from millrace.prepare.text.reading import REPLACED
 from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
@@ -146,7 +147,9 @@ class Assignment:
 
     def _told(self) -> str:
         """The same for an error, with where to read of what was set aside; '' where nothing went."""
-        dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.all_dropped().items())
+        dropped = ", ".join(
+            f"{reason}: {count:,}" for reason, count in self.all_dropped().items() if reason != REPLACED
+        )
         is_quarantined = any(QUARANTINE in part.sizes for part in self._parts)
         where = f", named in {self._folder}/parts/*/{QUARANTINE}" if is_quarantined else ""
         return f"dropped were {dropped}{where}" if dropped else ""
