@@ -13,6 +13,11 @@ import pytest
 
 import millrace as mr
 from millrace.prepare.engines import local
+from millrace.prepare.text.documents import read_documents
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.part import PartDone
+from millrace.prepare.text.report import Tally
+from millrace.prepare.text.sources import cut_parts, find_sources
 from millrace.text import breaks, simple
 
 RECORDS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
@@ -306,6 +311,36 @@ def test_one_large_file_that_is_one_task_moves_the_bar(tmp_path, monkeypatch, na
     assert done[-1] == read[-1][1] == sum(Path(source).stat().st_size for source in sources)
     assert next(facts["tokens"] for *_, facts in read if facts["tokens"]) < read[-1][2]["tokens"] / 2
     assert (read[-1][2]["files"], read[-1][2]["documents"]) == (files, 2_000 + files - 1)
+
+
+def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
+    (tmp_path / "a.txt").write_text("short\n\n" + "word " * 20_000 + "\n\n" + "last " * 200)
+    size = (tmp_path / "a.txt").stat().st_size
+    options = ReadOptions(tokenizer="bytes", part_bytes=10_000)
+    sources = find_sources([str(tmp_path / "a.txt")], None)[0]
+    parts = cut_parts(sources, options.part_bytes)
+    without = [part.number for part in parts if not list(read_documents(sources[0], part.units[0], options))]
+    assert without == list(range(1, len(parts) - 1))
+    done = [PartDone(k, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        tally, seen = Tally(sources, parts), []
+        left = rng.permutation(len(parts)).tolist()
+        while left:
+            if 0 in left:
+                tally.move(parts[0], {"bytes": size})
+            seen.append(tally.done)
+            tally.add(parts[left[0]], done[left.pop(0)])
+            seen.append(tally.done)
+        assert seen == sorted(seen)
+        assert seen[-1] == tally.total == size
+    tally = Tally(sources, parts)
+    for number in range(1, len(parts)):
+        tally.add(parts[number], done[number])
+    assert tally.done == parts[-1].units[0].stop - parts[-1].units[0].start  # the last document alone
+    for num_bytes in (30_000, 60_000, 2 * size):
+        tally.move(parts[0], {"bytes": num_bytes})
+        assert tally.done == min(num_bytes + parts[-1].units[0].stop - parts[-1].units[0].start, size)
 
 
 def test_a_long_document_tells_its_tokens_as_they_come(tmp_path, monkeypatch):
