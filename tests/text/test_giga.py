@@ -107,6 +107,13 @@ def test_ids_that_cross_the_end_of_a_document_are_not_believed(engines, monkeypa
     assert_same_with_ends(engines, [b"something", b"else", b" and more"])
 
 
+@pytest.mark.parametrize("given", [(b"one",), iter([b"one"]), None, 3, [b"one", "two"]])
+def test_the_core_refuses_documents_that_are_no_list_of_bytes(given):
+    for function, more in ((core.measured, ()), (core.spaced, ()), (core.joined, (b"<>",))):
+        with pytest.raises(TypeError):
+            function(given, *more)
+
+
 @pytest.mark.parametrize(
     ("arrays", "width"), [((4, 1, 8, 0), 2), ((4, 2, 8, 1), 1), ((4, 3, 16, 0), 2), ((4, 2, 8, 0), 4)]
 )

@@ -20,6 +20,12 @@ static int document(PyObject *list, Py_ssize_t k, char **text, Py_ssize_t *size)
     return found == NULL ? -1 : PyBytes_AsStringAndSize(found, text, size);
 }
 
+static Py_ssize_t num_documents(PyObject *list) {
+    if (PyList_Check(list)) return PyList_Size(list);
+    PyErr_SetString(PyExc_TypeError, "documents are given as a list of bytes");
+    return -1;
+}
+
 static Py_ssize_t characters_of(const char *text, Py_ssize_t size) {
     static const uint64_t HIGH = 0x8080808080808080u;
     Py_ssize_t at = 0, more = 0;
@@ -33,7 +39,7 @@ static Py_ssize_t characters_of(const char *text, Py_ssize_t size) {
 
 static PyObject *measured(PyObject *module, PyObject *list) {
     (void)module;
-    Py_ssize_t count = PyList_Size(list);
+    Py_ssize_t count = num_documents(list);
     PyObject *lengths = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count * 8);
     PyObject *characters = lengths == NULL ? NULL : PyBytes_FromStringAndSize(NULL, count * 8);
     PyObject *found = NULL;
@@ -55,7 +61,7 @@ done:
 
 static PyObject *spaced(PyObject *module, PyObject *list) {
     (void)module;
-    Py_ssize_t count = PyList_Size(list), total = 0, size;
+    Py_ssize_t count = num_documents(list), total = 0, size;
     PyObject *lengths = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count * 8), *whole = NULL, *found = NULL;
     char *text;
     if (lengths == NULL) return NULL;
@@ -85,7 +91,7 @@ static PyObject *joined(PyObject *module, PyObject *args) {
     char *text;
     Py_ssize_t separator_size, size, total = 0, last = 0;
     if (!PyArg_ParseTuple(args, "Oy#:joined", &list, &separator, &separator_size)) return NULL;
-    Py_ssize_t count = PyList_Size(list);
+    Py_ssize_t count = num_documents(list);
     PyObject *kinds = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count > 0 ? count - 1 : 0);
     if (kinds == NULL) return NULL;
     char *kind = PyBytes_AsString(kinds);

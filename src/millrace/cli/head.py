@@ -41,7 +41,9 @@ def record(store: Any, number: int, rows: int) -> dict[str, Any]:
     entry: dict[str, Any] = {"record": number, "rows": {}, "columns": {}}
     if store.manifest is not None and store.manifest.tokenizer is not None:
         start, stop = store.offsets[number : number + 2].tolist()
-        entry["text"] = store.decode(store.columns["tokens"][start : min(stop, start + 20 * rows)])
+        last = min(stop, start + 20 * rows)
+        entry["text"] = store.decode(store.columns["tokens"][start:last])
+        entry["truncated"] = last < stop
     if _has_series(store):
         entry["series"] = _series(store, number, rows)
         if static := _static(store, number):
@@ -131,7 +133,7 @@ def show(entry: dict[str, Any]) -> None:
     who = f" {entry['columns']['name']!r}" if "series" in entry and "name" in entry["columns"] else ""
     print_line(f"record {entry['record']:,}{who}: {lengths}")
     if "text" in entry:
-        print_line(f"  text  {entry['text']!r}")
+        print_line(f"  text  {entry['text']!r}{'…' if entry['truncated'] else ''}")
     if entry.get("series"):
         table = [list(entry["series"][0]), *([_cell(value) for value in row.values()] for row in entry["series"])]
         print_table([row[:SHOWN] + ["..."] * (len(row) > SHOWN) for row in table])

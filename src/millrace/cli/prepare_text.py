@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,6 @@ LEGACY = {
     "--no_normalize": "--no-normalize",
     "--no_dedup": "--no-dedup",
 }
-REPLACED = "invalid characters replaced"  # the documents stay
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -45,6 +45,7 @@ def modern(arguments: list[str]) -> list[str]:
 
 
 def run(
+    context: typer.Context,
     sources: Annotated[list[str], typer.Argument(help="Files, folders or patterns; - is standard input.")],
     out: Annotated[str, typer.Option(help="Where the store will be.")],
     tokenizer: Annotated[
@@ -80,7 +81,9 @@ def run(
     dedup_unit: Annotated[str, typer.Option(help="What is compared: document, or line.")] = "document",
     min_chars: Annotated[int, typer.Option(help="Drop documents shorter than this.")] = 1,
     max_document: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The longest document.")] = "64MiB",  # type: ignore[assignment]
-    long_documents: Annotated[str, typer.Option(help="What to do with longer ones: stop or split.")] = "stop",
+    long_documents: Annotated[
+        str, typer.Option(help="What to do with longer ones of plain text: stop or split.")
+    ] = "stop",
     filter_: Annotated[
         str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts of which it is true.")
     ] = None,
@@ -111,13 +114,22 @@ def run(
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
+    options = {
+        "tokenizer": tokenizer, "shard_tokens": shard_tokens, "val": val, "test": test, "val_tail": val_tail,
+        "format_": format_, "document": document, "text_field": text_field, "mask_field": mask_field,
+        "no_normalize": no_normalize, "dedup": dedup, "dedup_unit": dedup_unit, "min_chars": min_chars,
+        "max_document": max_document, "long_documents": long_documents, "filter_": filter_, "on_error": on_error,
+        "max_ratio": max_ratio,
+    }  # fmt: skip
+    # An append takes those that were not given from its store, so what is a default is not passed on.
+    given = {name.rstrip("_"): value for name, value in options.items() if _is_given(context, name)}
+    if given.pop("no_normalize", False):
+        given["normalize"] = False
+    if no_dedup:
+        given["dedup"] = "none"
     with TextProgress() as progress:
         report = prepare_text(
-            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, tokenizer=tokenizer,
-            shard_tokens=shard_tokens, val=val, test=test, val_tail=val_tail, format=format_, document=document,
-            text_field=text_field, mask_field=mask_field, normalize=not no_normalize,
-            dedup="none" if no_dedup else dedup, dedup_unit=dedup_unit, min_chars=min_chars, max_document=max_document,
-            long_documents=long_documents, filter=filter_, on_error=on_error, max_ratio=max_ratio,
+            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, **given
         )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))
@@ -125,8 +137,14 @@ def run(
         show(report, out, is_append=append)
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def show(report: Any, out: str, *, is_append: bool) -> None:
     from millrace.cli.console import print_line, print_table, size
+    from millrace.prepare.text.reading import REPLACED
 
     if not report.is_new and not report.documents:
         dropped = ", ".join(f"{reason}: {number:,}" for reason, number in report.dropped.items())
@@ -144,6 +162,8 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         whole = _totals(report.path)
         print_line("the store now holds:")
         print_table(_splits(whole["documents"], whole["tokens"], whole["shards"]), indent="")
+    if report.cut:
+        print_line(f"cut: {report.cut:,} document{'s' * (report.cut != 1)} into {report.pieces:,} pieces")
     tokens = sum(report.tokens.values())
     for reason, number in report.dropped.items():
         where = f" (named in {out}/quarantine.jsonl)" if reason.startswith("unreadable") else ""
@@ -159,7 +179,7 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         f"{tokens / seconds:,.0f} tokens/s"
     )
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
-    print_line(f"next: millrace head {out}")
+    print_line(f"next: millrace head {shlex.quote(out)}")
 
 
 def _splits(documents: dict[str, int], tokens: dict[str, int], shards: dict[str, int]) -> list[tuple[str, ...]]:

@@ -19,14 +19,19 @@ WORD = re.compile(rb"[A-Za-z]+|[0-9]+|[\x80-\xff]+|[^\sA-Za-z0-9\x80-\xff]+")  #
 SPACE = re.compile(rb"(?<=[!-~])[ \n]")  # at which GPT-2's pattern always begins a word
 
 
+def check_vocab_size(vocab_size: int) -> int:
+    if not 257 <= vocab_size <= 1 << 20:
+        raise ConfigError(f"train:{vocab_size}; a byte-level vocabulary has 257 to {1 << 20} ids")
+    return vocab_size
+
+
 def train_bpe(documents: Iterable[bytes], vocab_size: int) -> HuggingFaceTokenizer:
     """A vocabulary of ``vocab_size`` ids: ``<|endoftext|>``, the 256 bytes, and merges in the order they were learnt."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
         raise ConfigError(f"tokenizer 'train:{vocab_size}' needs tokenizers; pip install millrace[text]") from error
-    if not 257 <= vocab_size <= 1 << 20:
-        raise ConfigError(f"train:{vocab_size}; a byte-level vocabulary has 257 to {1 << 20} ids")
+    check_vocab_size(vocab_size)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

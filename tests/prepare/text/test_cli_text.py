@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -234,6 +235,25 @@ def test_head_shows_the_text_with_its_end(source, out, capsys):
     assert "'The tale number 0 is long.<|endoftext|>'" in said
     assert "'The tale number 1 is long.<|endoftext|>'" in said
     assert source in said
+
+
+def test_head_marks_text_that_goes_on(tmp_path, out, capsys):
+    (tmp_path / "a.txt").write_text("x" * 99 + "\n\n" + "y" * 100)
+    assert prepare(str(tmp_path / "a.txt"), "--out", out, "--tokenizer", "bytes", "--val", "0") == 0
+    capsys.readouterr()
+    assert run(["head", out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    texts = [line for line in lines if line.startswith("  text")]
+    assert texts == [f"  text  '{'x' * 99}<|endoftext|>'", f"  text  '{'y' * 100}'…"]
+    assert run(["head", out, "--json"]) == 0
+    assert [entry["truncated"] for entry in json.loads(capsys.readouterr().out)] == [False, True]
+
+
+def test_the_next_command_can_be_given_as_it_is_told(source, tmp_path, capsys):
+    out = str(tmp_path / "with a space")
+    assert prepare(source, "--out", out, "--tokenizer", "bytes", "--val", "0") == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(told.removeprefix("next: ")) == ["millrace", "head", out]
 
 
 def test_standard_input_is_a_source(out, tools):

@@ -98,7 +98,7 @@ def test_replace_goes_on_with_the_replacement_character_and_counts(tmp_path):
     path = written(tmp_path / "a.jsonl", b'{"text": "a\xff!"}\n{"text": "b\\ud800\xfe!"}\n{"text": "c"}')
     report, texts = prepared(path, tmp_path / "out", on_error="replace")
     assert texts == ["a\ufffd!", "b\ufffd\ufffd!", "c"]
-    assert report.dropped == {"invalid characters replaced": 2}
+    assert report.dropped == {"documents with invalid characters replaced": 2}
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
@@ -125,7 +125,7 @@ def test_replaced_documents_are_counted(tmp_path):
     path = written(tmp_path / "a.txt", b"one\n\nt\xffo\n\nthree")
     report, texts = prepared(path, tmp_path / "out", on_error="replace")
     assert texts == ["one", "t\ufffdo", "three"]
-    assert report.dropped == {"invalid characters replaced": 1}
+    assert report.dropped == {"documents with invalid characters replaced": 1}
 
 
 CSV = b'id,text\n1,plain\n2,"two\nlines, and a ""quote"""\n3,NULL\n4,\n5,"' + "é".encode() + b'"\r\n'
@@ -223,22 +223,65 @@ def test_a_quote_that_is_never_closed_takes_no_more_than_its_row(tmp_path, name)
     with pytest.raises(SourceError, match="byte 25: not CSV: ',' expected after"):  # the pipe closed it
         prepared(path, tmp_path / "out")
     report, texts = prepared(path, tmp_path / "skipped", on_error="skip")
-    assert texts == ["a\nb", "two", "eight"]
+    assert texts == ["a\nb", "two", "four", "five", '5" pipe', "eight"]
     assert report.dropped == {"unreadable: not CSV": 2}
     lines = [json.loads(line) for line in (tmp_path / "skipped" / "quarantine.jsonl").read_text().splitlines()]
-    assert [line["reason"] for line in lines][1] == "not CSV: a quote opened in line 10 is never closed"
-    assert base64.b64decode(lines[1]["start"]) == b'7,"seven\n'
+    assert "near line 9 of the file, in quotes opened in line 6" in lines[0]["reason"]
+    assert lines[1]["reason"] == "not CSV: a quote opened in line 10 is never closed"
+    assert [base64.b64decode(line["start"]) for line in lines] == [b'"3\n",x,"three\n', b'7,"seven\n']
+    assert [line["offset"] for line in lines] == [25, data.index(b"7,")]
+
+
+@pytest.mark.parametrize("row", [b'%d,"stray\n', b'%d,"stray ""one""\n', b'%d,"a" and "b\n'])
+def test_of_many_rows_with_a_stray_quote_all_others_stay(tmp_path, row):
+    rows = [row % k if k % 3 == 0 else b'%d,"good, %d"\n' % (k, k) if k % 3 == 1 else b"%d,good\n" % k
+            for k in range(3000)]  # fmt: skip
+    report, texts = prepared(
+        written(tmp_path / "a.csv", b"id,text\n" + b"".join(rows)), tmp_path / "out", on_error="skip"
+    )
+    assert texts == [f"good, {k}" if k % 3 == 1 else "good" for k in range(3000) if k % 3]
+    assert report.dropped == {"unreadable: not CSV": 1000}
+    lines = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert [base64.b64decode(line["start"]) for line in lines] == rows[::3]
+    assert [line["offset"] for line in lines] == [8 + sum(map(len, rows[:k])) for k in range(0, 3000, 3)]
+
+
+@given(
+    st.lists(st.sampled_from(['a"', '"b', "c,d", '"e\nf"', '"g""h"', '""', "i", '"', '""j']), min_size=1, max_size=12)
+)
+@settings(deadline=None)
+def test_every_line_of_csv_is_in_a_row_or_set_aside(memory_folder, cells):
+    data = "text\n" + "".join(f"{cell}\n" for cell in cells)
+    found = read(written(memory_folder / "lines.csv", data.encode()), on_error="skip")
+    places = [place for place, _ in found]
+    assert places == sorted(set(places))
+    for (place, document), stop in zip(found, [*places[1:], len(data)], strict=True):
+        if isinstance(document, Bad) and "fields" not in document.reason:
+            assert data[place:stop].strip("\n") == document.data.decode().strip("\n")
+        elif not isinstance(document, Bad):
+            (row,) = (row for row in csv.reader(data[place:stop].splitlines(keepends=True), strict=True) if row)
+            assert row == [document.decode()]
 
 
 def test_a_quote_that_is_not_closed_within_a_document_tells_its_line(tmp_path):
-    rows = b"1,one\n" * 40_000  # a quoted field may have 131,072 characters whatever is asked
-    path = written(tmp_path / "a.csv", b'id,text\n0,zero\n0,"zero\n' + rows)
-    for policy in ("stop", "skip"):
+    rows = b"".join(
+        b"%d,one\n" % k for k in range(40_000)
+    )  # a quoted field may have 131,072 characters whatever is asked
+    long = b"1," + b"x" * (1 << 21) + b"\n2,two\n"
+    for number, more in enumerate((rows, long)):
+        path = written(tmp_path / "a.csv", b'id,text\n0,zero\n0,"zero\n' + more)
         csv.field_size_limit(131_072)  # which only ever grows in a process
         with pytest.raises(
             SourceError, match=r"the row at byte 15 is longer than 100 bytes: a quote opened in line 3 is not closed"
         ):
-            prepared(path, tmp_path / "out", max_document=100, on_error=policy)
+            prepared(path, tmp_path / "out", max_document=100)
+        report, texts = prepared(path, tmp_path / f"skipped{number}", max_document=100, on_error="skip")
+        assert texts == ["zero", *["one"] * 40_000] if more is rows else texts == ["zero", "two"]
+        assert report.dropped.pop("unreadable: not CSV") == 1
+        assert list(report.dropped.values()) == [1] * (more is long)  # which is too long itself
+        first = json.loads((tmp_path / f"skipped{number}" / "quarantine.jsonl").read_text().splitlines()[0])
+        assert (first["offset"], base64.b64decode(first["start"])) == (15, b'0,"zero\n')
+        assert first["reason"] == "not CSV: a quote opened in line 3 is not closed within 100 bytes"
 
 
 def table(path: Path, column: pyarrow.Array, name: str = "text", group: int = 3) -> Path:
@@ -288,15 +331,18 @@ def test_parquet_that_is_none_is_refused_by_name(tmp_path):
         read(written(tmp_path / "a.parquet", b"PAR1 no PAR1"))
 
 
-def test_records_longer_than_the_limit_stop_with_their_place(tmp_path):
-    table(tmp_path / "a.parquet", pyarrow.array(["a", "b" * 11]))
-    (tmp_path / "a.csv").write_text(f"text\na\n{'b' * 11}\n")
-    for name, place in (("a.parquet", "row 1"), ("a.csv", "byte 7")):
-        with pytest.raises(SourceError, match=rf"{place} is longer than 10 bytes; raise --max-document, .* skip$"):
-            read(tmp_path / name, max_document=10)
+@pytest.mark.parametrize("how", ["stop", "split"])
+def test_records_longer_than_the_limit_stop_with_their_place_and_are_never_cut(tmp_path, how):
+    table(tmp_path / "a.parquet", pyarrow.array(["a", "b" * 20]))
+    (tmp_path / "a.csv").write_text(f"text\na\n{'b' * 20}\n")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "bbbbbb"}\n')
-    with pytest.raises(SourceError, match="at byte 14 is longer than 13 bytes; raise --max-document"):
-        read(tmp_path / "a.jsonl", max_document=13, long_documents="split")
+    places = {"a.parquet": "row 1", "a.csv": "the row at byte 7", "a.jsonl": "the document at byte 14"}
+    for name, place in places.items():
+        with pytest.raises(SourceError) as caught:
+            read(tmp_path / name, max_document=13, long_documents=how)
+        remedy = "raise --max-document, or go on with --on-error skip"
+        why = " (--long-documents split cuts plain text, not records)" if how == "split" else ""
+        assert str(caught.value).endswith(f"{name}': {place} is longer than 13 bytes; {remedy}{why}")
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])

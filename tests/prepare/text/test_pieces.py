@@ -81,7 +81,8 @@ def test_no_document_is_in_two_splits(tmp_path, how, document):
 def test_equal_pieces_of_a_document_all_stay(tmp_path, dedup):
     (tmp_path / "a.txt").write_text("x" * 1000 + "\n\nshort")
     report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", val=0, dedup=dedup, **SPLIT)
-    assert report.documents == {"train": 11}
+    assert (report.documents, report.cut, report.pieces) == ({"train": 2}, 1, 10)
+    assert mr.open_store(tmp_path / "out").num_records == 11
     assert report.dropped == {}
 
 
@@ -97,6 +98,8 @@ def test_a_repeated_long_document_goes_as_a_whole_and_one_that_begins_alike_stay
             for k, (start, stop) in enumerate(places) if start <= offset < stop]  # fmt: skip
     assert list(dict.fromkeys(kept)) == [0, 1, 2, 4]
     assert [kept.count(k) for k in (0, 2, 4)] == [-(-len(documents[k]) // MOST) for k in (0, 2, 4)]
+    assert (report.documents, report.cut) == ({"train": 4}, 3)
+    assert report.pieces == len(kept) - 1
     assert report.dropped["duplicate"] == 2
     assert report.dropped["duplicate bytes"] == len(first) + len("short")
 
@@ -107,8 +110,10 @@ def test_a_long_document_of_the_store_goes_from_an_append_as_a_whole(tmp_path):
     (tmp_path / "b.txt").write_text("\n\n".join((third, second)))
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", val=0, **SPLIT)
     report = mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "out", val=0, append=True, **SPLIT)
-    assert report.documents == {"train": -(-len(third) // MOST)}
+    assert (report.documents, report.cut, report.pieces) == ({"train": 1}, 1, -(-len(third) // MOST))
     assert report.dropped["duplicate"] == 1
+    told = mr.open_store(tmp_path / "out").meta["report"]
+    assert (told["documents"], told["cut"]) == ({"train": 3}, 3)
 
 
 def test_the_split_of_pieces_is_that_of_the_whole_document(tmp_path):
@@ -133,13 +138,42 @@ def test_the_store_is_the_same_for_any_workers_and_steps(tmp_path, monkeypatch):
     mr.prepare_text(paths, tmp_path / "one", **options)
     mr.prepare_text(paths, tmp_path / "two", **{**options, "workers": 2})
     monkeypatch.setattr(spill, "REVISED", 3)
-    monkeypatch.setattr("millrace.prepare.text.shards.STEP", 7)
-    mr.prepare_text(paths, tmp_path / "small", **options)
+    for step in (1, 7):
+        monkeypatch.setattr("millrace.prepare.text.shards.STEP", step)
+        mr.prepare_text(paths, tmp_path / f"small{step}", **options)
+    (tmp_path / "small7").rename(tmp_path / "small")
+    reports = [mr.open_store(tmp_path / name).meta["report"] for name in ("one", "small", "small1")]
+    assert reports[0] == reports[1] == reports[2]
+    assert reports[0]["cut"] > 5
     assert tree_digest(tmp_path / "one") == tree_digest(tmp_path / "two")
     assert json.loads((tmp_path / "one" / "store.json").read_bytes())["totals"] == json.loads(
         (tmp_path / "small" / "store.json").read_bytes()
     )["totals"]  # fmt: skip
     assert stored(tmp_path / "one") == stored(tmp_path / "small")
+
+
+def test_the_command_counts_documents_as_wholes_and_tells_how_many_were_cut(tmp_path, tools):
+    (tmp_path / "a.txt").write_text("\n\n".join([*numbered(1, 2), "short"]))
+    given = ("--max-document", MOST, "--long-documents", "split", "--tokenizer", "bytes", "--val", 0, "--no-normalize")
+    said = tools.shell("prepare", "text", tmp_path / "a.txt", "--out", tmp_path / "out", *given).stdout
+    assert "\ntrain  3 " in said
+    assert "\ncut: 2 documents into 20 pieces\n" in said
+    (tmp_path / "b.txt").write_text("nothing to cut")
+    said = tools.shell("prepare", "text", tmp_path / "b.txt", "--out", tmp_path / "out", "--append").stdout
+    assert said.startswith("added:")
+    assert "cut:" not in said
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_pieces_shorter_than_a_character_are_refused(tmp_path, most):
+    (tmp_path / "a.txt").write_text("\U0001f600é\U0001f600")
+    options = {**SPLIT, "val": 0, "dedup": "none"}
+    with pytest.raises(
+        mr.ConfigError, match=f"--max-document {most} with .*; a character may have 4 bytes: give 4 or more"
+    ):
+        mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **{**options, "max_document": most})
+    mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **{**options, "max_document": 4})
+    assert [text for _, text in stored(tmp_path / "out")["train"]] == ["\U0001f600", "é", "\U0001f600"]
 
 
 def test_a_piece_that_is_dropped_takes_no_others_with_it(tmp_path):

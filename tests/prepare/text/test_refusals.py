@@ -259,6 +259,94 @@ def test_an_append_cannot_change_what_documents_are_or_where_they_go(source, out
     assert not hashes["train"] & hashes["val"]
 
 
+def append(path, out, **given):
+    return mr.prepare_text(str(path), out, append=True, workers=1, **given)
+
+
+def test_an_append_cuts_documents_as_the_store_did(tmp_path, out):
+    long = ["".join(f"{number} word {k},  \n" for k in range(80)).strip() for number in range(12)]
+    (tmp_path / "a.txt").write_text("\n\n".join(long))
+    (tmp_path / "b.txt").write_text("\n\n".join([*long, "new"]))
+    cut = {"max_document": 100, "long_documents": "split"}
+    mr.prepare_text(str(tmp_path / "a.txt"), out, tokenizer="bytes", val=0.4, workers=1, **cut)
+    report = append(tmp_path / "b.txt", out)
+    assert (sum(report.documents.values()), report.dropped["duplicate"]) == (1, 12)
+    for name, value in (("max_document", 64 << 20), ("long_documents", "stop")):  # which are the defaults
+        with pytest.raises(mr.ConfigError, match=f"was made with {name}="):
+            append(tmp_path / "b.txt", out, **{name: value})
+
+
+def test_an_append_may_allow_longer_documents_and_cut_those_but_none_that_the_store_has_whole(tmp_path, out):
+    for name, length in (("a", 90), ("b", 150), ("c", 350), ("d", 120)):
+        (tmp_path / f"{name}.txt").write_text(name * length)
+    mr.prepare_text(str(tmp_path / "a.txt"), out, tokenizer="bytes", val=0, workers=1, max_document=100)
+    with pytest.raises(mr.ConfigError, match="was made with max_document=100"):
+        append(tmp_path / "b.txt", out, max_document=50, long_documents="split")
+    assert append(tmp_path / "b.txt", out, max_document=200).tokens == {"train": 151}
+    assert append(tmp_path / "c.txt", out, max_document=200, long_documents="split").tokens == {"train": 352}
+    assert append(tmp_path / "d.txt", out).tokens == {"train": 121}
+    with pytest.raises(mr.ConfigError, match="was made with max_document=200"):
+        append(tmp_path / "c.txt", out, max_document=400)
+
+
+@pytest.mark.parametrize(
+    ("made", "kept"),
+    [({"document": "line"}, ["three"]), ({"min_chars": 4}, ["three"]), ({"dedup": "none"}, ["one", "one"]),
+     ({"dedup_unit": "line", "document": "file"}, ["three"]), ({"filter": "keeps_long:keep"}, ["three"])],
+)  # fmt: skip
+def test_an_append_takes_what_is_left_out_from_the_store(tmp_path, out, monkeypatch, made, kept):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "keeps_long.py").write_text("def keep(text):\n    return len(text) > 4\n")
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nfour and more" if "document" not in made else "one\ntwo\n")
+    (tmp_path / "b.txt").write_text("one\n\none" if "dedup" in made else "one\ntwo\nthree")
+    if set(made) & {"min_chars", "filter"}:
+        (tmp_path / "b.txt").write_text("two\n\nthree")
+    mr.prepare_text(str(tmp_path / "a.txt"), out, tokenizer="bytes", val=0, workers=1, **made)
+    before = mr.open_store(out).num_rows
+    append(tmp_path / "b.txt", out)
+    store = mr.open_store(out)
+    assert store.decode(store.columns["tokens"][before:]).split("<|endoftext|>")[:-1] == kept
+
+
+def test_an_append_reads_fields_as_the_store_did_unless_they_are_given(tmp_path, out):
+    spans = {"loss": [[0, 1]]}
+    (tmp_path / "a.dat").write_text(json.dumps({"body": "one", **spans}) + "\n")
+    (tmp_path / "b.dat").write_text(json.dumps({"body": "two", **spans}) + "\n")
+    (tmp_path / "c.csv").write_text('words,mask\nthree,"[[0, 5]]"\n')
+    made = {"format": "jsonl", "text_field": "body", "mask_field": "loss", "normalize": False, "document": "record"}
+    mr.prepare_text(str(tmp_path / "a.dat"), out, tokenizer="bytes", val=0, workers=1, **made)
+    append(tmp_path / "b.dat", out)
+    append(tmp_path / "c.csv", out, format="csv", text_field="words", mask_field="mask", document="record")
+    store = mr.open_store(out)
+    assert store.decode(store.columns["tokens"][:]) == "one<|endoftext|>two<|endoftext|>three<|endoftext|>"
+    assert store.columns["mask"][:].tolist() == [1, 0, 0, 0] * 2 + [1] * 6
+
+
+def test_the_command_tells_what_is_given_from_what_is_left_out(tools, tmp_path, out):
+    (tmp_path / "a.txt").write_text("one\ntwo")
+    (tmp_path / "b.txt").write_text("two\nthree")
+    made = ("--tokenizer", "bytes", "--document", "line", "--val", 0, "--no-normalize")
+    assert tools.shell("prepare", "text", tmp_path / "a.txt", "--out", out, *made).returncode == 0
+    for flag, value, name in (("--tokenizer", "gpt2", "tokenizer='bytes'"), ("--val", 0.01, "val=0")):
+        refused = tools.shell("prepare", "text", tmp_path / "b.txt", "--out", out, "--append", flag, value)
+        assert refused.returncode == 1
+        assert f"was made with {name}" in refused.stderr
+    assert tools.shell("prepare", "text", tmp_path / "b.txt", "--out", out, "--append").returncode == 0
+    store = mr.open_store(out)
+    assert store.decode(store.columns["tokens"][:]).split("<|endoftext|>")[:-1] == ["one", "two", "three"]
+
+
+def test_a_store_that_recorded_none_of_this_is_appended_to_with_the_defaults(source, out):
+    mr.prepare_text(source[0], out, tokenizer="bytes", val=0, workers=1)
+    made = json.loads((out / "provenance.json").read_bytes())
+    for name in ("document", "max_document", "long_documents", "min_chars", "dedup_unit"):
+        del made["plan"]["options"][name]
+    (out / "provenance.json").write_text(json.dumps(made) + "\n")
+    assert append(source[1], out).documents == {"train": 40}
+    (out / "provenance.json").unlink()
+    assert append(source[0], out, tokenizer="bytes", val=0).dropped["duplicate"] == 40
+
+
 def test_a_changed_filter_is_another_one_and_is_found_in_the_current_folder(source, out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keeps_some.py").write_text("def keep(text):\n    return '1' in text\n")

@@ -13,6 +13,11 @@ import pytest
 
 import millrace as mr
 from millrace.prepare.engines import local
+from millrace.prepare.text.documents import read_documents
+from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.part import PartDone
+from millrace.prepare.text.report import Tally
+from millrace.prepare.text.sources import cut_parts, find_sources
 from millrace.text import breaks, simple
 
 RECORDS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
@@ -112,6 +117,15 @@ def test_a_vocabulary_of_the_corpus_is_told_before(tools, tmp_path):
         assert "note" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("train:10", "has 257 to"), ("train:abc", "expected"), ("train:²", "expected")]
+)
+def test_a_vocabulary_that_cannot_be_is_refused_before_it_is_learnt(tools, tmp_path, name, said):
+    (tmp_path / "a.txt").write_text("one two three")
+    done = tools.shell("prepare", "text", tmp_path / "a.txt", "--out", tmp_path / "out", "--tokenizer", name)
+    assert (done.returncode, "note" in done.stderr, said in done.stderr) == (1, False, True)
+
+
 def test_files_that_hold_nothing_are_told(prepare, tmp_path):
     import pyarrow
     from pyarrow import parquet
@@ -122,10 +136,17 @@ def test_files_that_hold_nothing_are_told(prepare, tmp_path):
     (tmp_path / "d.csv").write_text("text\n")
     (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"\n\n\n"))
     (tmp_path / "f.txt").write_text(" ")  # a document, which is dropped and counted
-    assert "note" not in prepare("a.txt", "f.txt", "--out", "one").stdout
+    (tmp_path / "g.md").write_text("")
+    (tmp_path / "h.md").write_text(" \n\t")
+    (tmp_path / "i.md").write_text("?")
+    for name in ("f.txt", "g.md", "h.md"):
+        said = prepare("a.txt", name, "--out", f"with {name}").stdout
+        assert f"note: '{name}': no document is in it\n" in said
+        assert "dropped, empty: 1\n" in said
+    assert "no document" not in prepare("a.txt", "i.md", "--out", "one", "--min-chars", 2).stdout
     assert "note: 'c.txt': no document is in it\n" in prepare("a.txt", "c.txt", "--out", "two").stdout
     names = ["b.parquet", "a.txt", "c.txt", "d.csv", "e.txt.gz", "f.txt"]
-    assert "note: 'b.parquet' and 3 more: no document is in them\n" in prepare(*names, "--out", "all").stdout
+    assert "note: 'b.parquet' and 4 more: no document is in them\n" in prepare(*names, "--out", "all").stdout
 
 
 def test_a_slice_in_which_no_document_begins_is_no_empty_file(tmp_path):
@@ -181,7 +202,7 @@ def test_a_store_does_not_depend_on_the_engine_that_is_installed(tmp_path, monke
 def test_documents_with_replaced_characters_are_not_called_dropped(prepare, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd")
     done = prepare("a.txt", "--out", "out", "--on-error", "replace")
-    assert "\ninvalid characters replaced: 1\n" in done.stdout
+    assert "\ndocuments with invalid characters replaced: 1\n" in done.stdout
     assert "dropped" not in done.stdout
     skipped = prepare("a.txt", "--out", "skipped", "--on-error", "skip")
     assert "\ndropped, unreadable: invalid utf-8: 1 (named in skipped/quarantine.jsonl)\n" in skipped.stdout
@@ -235,6 +256,23 @@ def test_an_empty_split_has_remedies_that_fit(tmp_path, options, said):
         assert report.documents == {"train": 2, next(name for name in ("val", "test") if options.get(name)): 1}
 
 
+def test_what_was_dropped_is_told_where_nothing_is_left(prepare, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\nb\xffd\n\n ")
+    (tmp_path / "empty.txt").write_text("")
+    done = prepare("a.txt", "--out", "out", "--min-chars", 10, "--on-error", "skip")
+    where = tmp_path / "out.partial" / "parts" / "*" / "quarantine.jsonl"
+    assert (
+        "no documents are left: dropped were empty: 1, too short: 2, unreadable: invalid utf-8: 1, named in "
+        f"{where}; look at them" in done.stderr
+    )
+    assert len(list(tmp_path.glob(str(where.relative_to(tmp_path))))) == 1
+    assert "no documents are left: the sources hold none; look" in prepare("empty.txt", "--out", "other").stderr
+    (tmp_path / "a.txt").write_text("one\n\none\n\ntwo")
+    for share, said in ((1e-9, "'val' would be empty: 1e-09 of 2 documents"), (1 - 1e-9, "all 2 are in other splits")):
+        with pytest.raises(mr.ConfigError, match=said + r" \(dropped were duplicate: 1, duplicate bytes: 3\); "):
+            mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "split", tokenizer="bytes", workers=1, val=share)
+
+
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 50])
 def test_a_character_that_an_append_brings_is_told_with_its_document(tmp_path, monkeypatch, piece_bytes):
     monkeypatch.setattr(breaks, "PIECE_BYTES", piece_bytes)
@@ -273,6 +311,36 @@ def test_one_large_file_that_is_one_task_moves_the_bar(tmp_path, monkeypatch, na
     assert done[-1] == read[-1][1] == sum(Path(source).stat().st_size for source in sources)
     assert next(facts["tokens"] for *_, facts in read if facts["tokens"]) < read[-1][2]["tokens"] / 2
     assert (read[-1][2]["files"], read[-1][2]["documents"]) == (files, 2_000 + files - 1)
+
+
+def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
+    (tmp_path / "a.txt").write_text("short\n\n" + "word " * 20_000 + "\n\n" + "last " * 200)
+    size = (tmp_path / "a.txt").stat().st_size
+    options = ReadOptions(tokenizer="bytes", part_bytes=10_000)
+    sources = find_sources([str(tmp_path / "a.txt")], None)[0]
+    parts = cut_parts(sources, options.part_bytes)
+    without = [part.number for part in parts if not list(read_documents(sources[0], part.units[0], options))]
+    assert without == list(range(1, len(parts) - 1))
+    done = [PartDone(k, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        tally, seen = Tally(sources, parts), []
+        left = rng.permutation(len(parts)).tolist()
+        while left:
+            if 0 in left:
+                tally.move(parts[0], {"bytes": size})
+            seen.append(tally.done)
+            tally.add(parts[left[0]], done[left.pop(0)])
+            seen.append(tally.done)
+        assert seen == sorted(seen)
+        assert seen[-1] == tally.total == size
+    tally = Tally(sources, parts)
+    for number in range(1, len(parts)):
+        tally.add(parts[number], done[number])
+    assert tally.done == parts[-1].units[0].stop - parts[-1].units[0].start  # the last document alone
+    for num_bytes in (30_000, 60_000, 2 * size):
+        tally.move(parts[0], {"bytes": num_bytes})
+        assert tally.done == min(num_bytes + parts[-1].units[0].stop - parts[-1].units[0].start, size)
 
 
 def test_a_long_document_tells_its_tokens_as_they_come(tmp_path, monkeypatch):

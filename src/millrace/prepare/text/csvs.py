@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +16,7 @@ from millrace.prepare.text.sources import Source
 from millrace.prepare.text.streams import open_source
 
 LINE_CHARS = 1 << 20  # of a line, besides the longest document
+SHOWN = 1024  # characters of a row that cannot be read
 TOO_LONG = "the line is too long"
 MARK = b"\xef\xbb\xbf"
 
@@ -42,29 +43,31 @@ def csv_documents(source: Source, options: ReadOptions) -> Iterator[tuple[int, D
 
 def _rows(source: Source, options: ReadOptions) -> Iterator[tuple[int, list[str] | Bad]]:
     """(where it begins, cells), that of the names among them; a row that cannot be parsed is Bad."""
-    after = 0
-    while after >= 0:
-        with open_source(source, options) as file:
-            lines = _Lines(source, file, options, after)
-            parser, after = csv.reader(lines, strict=True), -1
-            while after < 0:
-                lines.begin_row()
-                try:
-                    cells: list[str] | Bad = next(parser)
-                except StopIteration:
-                    break
-                except csv.Error as error:
-                    cells = lines.bad(error)
-                    if lines.is_open(error):
-                        after = lines.opened  # it took the rest of the file with it, which is read again from there
-                if cells or isinstance(cells, Bad):
-                    yield lines.start, cells
+    with open_source(source, options) as file:
+        lines = _Lines(source, file, options)
+        parser = csv.reader(lines, strict=True)  # which begins anew after an error
+        while True:
+            lines.begin_row()
+            try:
+                cells: list[str] | Bad = next(parser)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                cells = lines.bad(error)
+            if cells or isinstance(cells, Bad):
+                yield lines.start, cells
+
+
+class _LongLine(str):
+    """The beginning of a line that is too long, of which the rest was passed over."""
+
+    num_bytes: int
 
 
 class _Lines:
-    """The lines of a file behind the first ``after``, and where in the row at hand a quote was last left open."""
+    """The lines of a file, of which those behind a quote that was left open are read again."""
 
-    def __init__(self, source: Source, file: io.BufferedReader, options: ReadOptions, after: int) -> None:
+    def __init__(self, source: Source, file: io.BufferedReader, options: ReadOptions) -> None:
         head = file.peek(3)
         if head.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise SourceError(
@@ -73,59 +76,85 @@ class _Lines:
         self._source, self._options, self._limit = source, options, options.max_document + LINE_CHARS
         # Bytes that are no utf-8 pass through, so that they are found in the text column alone.
         self._text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-        self._number = self._first = self.opened = 0
-        self._at = self.start = (
-            len(MARK) if head.startswith(MARK) else 0
-        )  # bytes read, and those before the row at hand
-        self._opening = ""
-        while self._number < after:
-            with contextlib.suppress(csv.Error):  # a long line, told already
-                next(self)
+        self._first = 1  # line of the row at hand
+        self.start = len(MARK) if head.startswith(MARK) else 0  # bytes before it
+        self._row: list[str] = []
+        self._again: deque[str] = deque()
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._text.readline(self._limit)
+        line = self._again.popleft() if self._again else self._text.readline(self._limit)
         if not line:
             raise StopIteration
-        self._number += 1
-        self._pass(line)
-        if line.count('"') & 1 or self._number == self._first:
-            self.opened, self._opening = self._number, line
         if len(line) == self._limit:
-            while line and not line.endswith("\n"):
-                line = self._text.readline(self._limit)
-                self._pass(line)
+            line = self._passed(line)
+        self._row.append(line)
+        if isinstance(line, _LongLine):
             raise csv.Error(TOO_LONG)
         return line
 
-    def _pass(self, line: str) -> None:
-        self._at += len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
+    def _passed(self, line: str) -> _LongLine:
+        found = _LongLine(line[:SHOWN])
+        found.num_bytes = _num_bytes(line)
+        while line and not line.endswith("\n"):
+            line = self._text.readline(self._limit)
+            found.num_bytes += _num_bytes(line)
+        return found
 
     def begin_row(self) -> None:
-        self._first, self.start = self._number + 1, self._at
-
-    def is_open(self, error: csv.Error) -> bool:
-        """Whether the file ended within quotes."""
-        return "unexpected end" in str(error)
+        """Behind the one at hand."""
+        for line in self._row:
+            self._first += 1
+            self.start += _num_bytes(line)
+        self._row.clear()
 
     def bad(self, error: csv.Error) -> Bad:
-        data = self._opening[:1024].encode(errors="surrogateescape")
-        if self.is_open(error):
-            return Bad(self.start, f"not CSV: a quote opened in line {self.opened} is never closed", data)
-        if "field limit" not in str(error) and str(error) != TOO_LONG:
-            return Bad(self.start, f"not CSV: {error}, near line {self._number} of the file", data)
-        if self._number > self._first:  # where the row would go on nobody knows
+        """What is wrong with the row at hand, which ends where the quote was opened that took others into it."""
+        said, last = str(error), self._first + len(self._row) - 1
+        is_open = "unexpected end" in said
+        is_long = said == TOO_LONG or "field limit" in said
+        if len(self._row) == 1 and not is_open:
+            if not is_long:
+                return Bad(self.start, f"not CSV: {error}, near line {last} of the file", self._shown(1))
+            long = too_long(self._source, self.start, self._shown(1), self._options)
+            if isinstance(long, Bad):
+                return long
+            raise long
+        opened = self._opened(len(self._row) if is_open else len(self._row) - 1)
+        line = self._first + opened - 1
+        if is_open:
+            reason = f"a quote opened in line {line} is never closed"
+        elif is_long:
+            reason = f"a quote opened in line {line} is not closed within {self._options.max_document:,} bytes"
+        else:
+            reason = f"{error}, near line {last} of the file, in quotes opened in line {line}"
+        if is_long and self._options.on_error == "stop":
             raise SourceError(
-                f"{self._source.path!r}: the row at byte {self.start} is longer than {self._options.max_document:,} bytes: a quote "
-                f"opened in line {self.opened} is not closed by then; close it, or raise --max-document",
+                f"{self._source.path!r}: the row at byte {self.start} is longer than {self._options.max_document:,} bytes: "
+                f"a quote opened in line {line} is not closed by then; close it, raise --max-document, or go on with "
+                "--on-error skip",
                 source=self._source.path, offset=self.start,
             )  # fmt: skip
-        long = too_long(self._source, self.start, data, self._options)
-        if isinstance(long, Bad):
-            return long
-        raise long
+        found = Bad(self.start, f"not CSV: {reason}", self._shown(opened))
+        self._again.extendleft(reversed(self._row[opened:]))
+        del self._row[opened:]
+        return found
+
+    def _opened(self, stop: int) -> int:
+        """How many lines of the row at hand end with that in which the quote was opened that is open after ``stop``."""
+        # Every line that another follows ends within quotes: its own if it has any, but for two together, a character.
+        return next((k for k in range(stop, 1, -1) if '"' in self._row[k - 1].replace('""', "")), 1)
+
+    def _shown(self, stop: int) -> bytes:
+        return "".join(line[:SHOWN] for line in self._row[:stop])[:SHOWN].encode(errors="surrogateescape")
+
+
+def _num_bytes(line: str) -> int:
+    if isinstance(line, _LongLine):
+        return line.num_bytes
+    return len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
 
 
 def _document(source: Source, place: int, cells: list[str] | Bad, names: list[str], options: ReadOptions) -> bytes:

@@ -20,7 +20,7 @@ from millrace.native import core
 from millrace.prepare.text.csvs import csv_documents
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.pieces import Piece
-from millrace.prepare.text.records import Bad, Document, json_documents, parquet_documents
+from millrace.prepare.text.records import Bad, Document, json_documents, longer_record, parquet_documents
 from millrace.prepare.text.sources import Source, Unit
 from millrace.prepare.text.streams import open_source
 from millrace.ragged import Array, Int64s
@@ -285,16 +285,11 @@ def _first(source: Source, window: _Window, start: int, stop: float, framing: Fr
 
 def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions) -> int:
     """Where a document that is too long is cut: between characters."""
-    cutting = options.long_documents == "split" and source.format == "text"
-    if not cutting:
-        remedy = (
-            "cut such documents with --long-documents split"
-            if source.format == "text"
-            else "go on with --on-error skip"
-        )
+    if options.long_documents != "split" or source.format != "text":
+        plain = "raise --max-document, or cut such documents with --long-documents split"
         raise SourceError(
             f"{source.path!r}: the document at byte {offset} is longer than {options.max_document:,} bytes; "
-            f"raise --max-document, or {remedy}",
+            f"{plain if source.format == 'text' else longer_record(options)}",
             source=source.path, offset=offset,
         )  # fmt: skip
     cut = at + options.max_document

@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.prepare.text.columns import LINES, check_continues
-from millrace.prepare.text.options import ReadOptions, parted
+from millrace.prepare.text.options import ReadOptions
 from millrace.ragged import Array
 from millrace.store.layout import Column
 from millrace.store.open import open_store
@@ -65,24 +65,39 @@ def runs(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
+# Of the options of a store: an append must have the first, and takes the second where they are left out.
+FIXED = ("tokenizer", "document", "normalize", "val", "test", "val_tail")
+TAKEN = ("format", "text_field", "mask_field", "min_chars", "filter", "dedup", "dedup_unit")
+CUT = ("max_document", "long_documents")  # fixed where documents were cut, or would be that the store has whole
+
+
 def as_made(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an append: those that decide what a document is and where it goes are the store's own.
 
-    One that was given and says something else is refused; the default says nothing.
+    One that was given and says something else is refused, also if it is the default. What was not recorded is free.
     """
-    plan = (next(iter(runs(out)), {}) or {}).get("plan") or {}
-    stored = {**(plan.get("options") or {}), **(plan.get("shards") or {})}
-    reading, cutting = parted({})
-    options = dict(given)
-    for name in ("tokenizer", "normalize", "val", "test", "val_tail"):
-        default = getattr(reading if name in reading.__struct_fields__ else cutting, name)
-        if name not in stored or stored[name] == options.get(name, default):
-            continue
-        if options.get(name, default) != default:
+    plans = [plan for run in runs(out) if isinstance(plan := run.get("plan"), dict)]
+    made = [{**(plan.get("options") or {}), **(plan.get("shards") or {})} for plan in plans] or [{}]
+    stored, has_cut = made[0], False
+    for later in made:
+        if later.get("long_documents") == "split":
+            stored, has_cut = {**stored, **{name: later[name] for name in CUT}}, True
+            break
+    if stored.get("document") == "record":  # as they have it without saying so
+        stored = {**stored, "document": None}
+    options = {**{name: stored[name] for name in (*FIXED, *TAKEN, *CUT) if name in stored}, **given}
+    fixed = (*FIXED, *CUT) if has_cut or _cuts_wholes(stored, options) else FIXED
+    for name in fixed:
+        if name in stored and options[name] not in (stored[name], "record"):
             raise ConfigError(
                 f"{out} was made with {name}={stored[name]!r}; an append cannot have {options[name]!r}: leave it out, or "
                 "prepare another store"
             )
-        if name != "tokenizer":  # which the store keeps itself
-            options[name] = stored[name]
+    if "tokenizer" not in given:
+        options.pop("tokenizer", None)  # which the store keeps itself
     return options
+
+
+def _cuts_wholes(stored: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    most = stored.get("max_document", 0)
+    return options.get("long_documents") == "split" and options.get("max_document", most) < most

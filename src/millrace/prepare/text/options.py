@@ -9,6 +9,8 @@ import msgspec
 
 from millrace.errors import ConfigError
 
+MIN_CUT = 4  # bytes of a piece: those of the longest character
+
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How sources become documents: with these unchanged, finished parts of an interrupted run are kept."""
@@ -43,6 +45,11 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("min_chars", "max_document", "max_ratio", "part_bytes"):
             if getattr(self, name) < (0 if name == "min_chars" else 1):
                 raise ConfigError(f"{name}={getattr(self, name)}; expected a positive number")
+        if self.max_document < MIN_CUT and self.long_documents == "split":
+            raise ConfigError(
+                f"--max-document {self.max_document} with --long-documents split; a character may have {MIN_CUT} bytes: give "
+                f"{MIN_CUT} or more"
+            )
         if self.filter is not None and ":" not in self.filter:
             raise ConfigError(f"filter={self.filter!r}; expected module:function")
 

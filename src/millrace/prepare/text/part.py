@@ -33,6 +33,7 @@ from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
 from millrace.text.tokenizer import Tokenizer, UnknownCharacter, measured
 
+QUARANTINE = "quarantine.jsonl"  # of a part, and of the store
 MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
 # Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
 DOCUMENT = np.dtype(
@@ -74,7 +75,7 @@ class PartDone(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     sizes: dict[str, int]
     pieces: int = 0  # of its documents, those that go on with the one before
-    without: tuple[int, ...] = ()  # sources in whose ranges no document begins
+    without: tuple[int, ...] = ()  # sources in whose ranges no document begins, or none but empty ones
 
 
 def part_folder(folder: str | Path, number: int) -> Path:
@@ -116,7 +117,7 @@ class _Maker:
         self._task, self._options, self._folder = task, task.options, folder
         self._tokenizer = tokenizer_of(task.folder, task.tokenizer, task.engine)
         self._spills: dict[str, Spill] = {}
-        self._reader = Reader(task.options, lambda line: self._spill("quarantine.jsonl").write_bytes(line), task.folder)
+        self._reader = Reader(task.options, lambda line: self._spill(QUARANTINE).write_bytes(line), task.folder)
         self._dropped = self._reader.dropped
         self._num_documents = self._num_tokens = self._num_pieces = 0
         self._cut: CutDocument | None = None  # of which pieces were stored last

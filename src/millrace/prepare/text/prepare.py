@@ -26,7 +26,7 @@ from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
-from millrace.prepare.text.part import PartDone, PartTask, load_early, prepare_part, read_done
+from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, load_early, prepare_part, read_done
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
@@ -288,7 +288,7 @@ class _Preparation:
         }  # fmt: skip
         files: dict[str, bytes | Iterable[bytes]] = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         if quarantine:
-            files["quarantine.jsonl"] = quarantine.blocks()
+            files[QUARANTINE] = quarantine.blocks()
         fingerprint = self._partial.publish(fields, base, provenance, files)
         seconds = time.monotonic() - self._started
         return TextReport(str(self._out), fingerprint, True, **report, seconds=seconds, notes=self._notes)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.prepare.text.part import PartDone, part_folder
+from millrace.prepare.text.part import QUARANTINE, PartDone, part_folder
 
-NAME = "quarantine.jsonl"
 BLOCK = 1 << 20
 
 
@@ -16,9 +15,9 @@ class Quarantine:
     """The lines of a store that is appended to, as many bytes as ``made`` says of it, and those of new parts."""
 
     def __init__(self, out: Path, folder: Path, done: Sequence[PartDone], made: Mapping[str, Any]) -> None:
-        self._old, self._old_bytes = out / NAME, int(made.get("quarantine_bytes", 0))
-        self._parts = [part_folder(folder, part.number) / NAME for part in done if NAME in part.sizes]
-        self.num_bytes = self._old_bytes + sum(part.sizes.get(NAME, 0) for part in done)
+        self._old, self._old_bytes = out / QUARANTINE, int(made.get("quarantine_bytes", 0))
+        self._parts = [part_folder(folder, part.number) / QUARANTINE for part in done if QUARANTINE in part.sizes]
+        self.num_bytes = self._old_bytes + sum(part.sizes.get(QUARANTINE, 0) for part in done)
 
     def __bool__(self) -> bool:
         """Whether there is anything new."""

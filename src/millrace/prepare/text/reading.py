@@ -24,6 +24,7 @@ from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
 
+REPLACED = "documents with invalid characters replaced"  # counted among those that go, though they stay
 CHUNK_BYTES = 1 << 19  # documents are cleaned and tokenised this many bytes at a time
 Offsets = MutableSequence[int]  # an array where there are many: integers are made and taken apart again for nothing
 Texts = tuple[Offsets, list[bytes]]  # where documents stand, and what they say
@@ -42,24 +43,29 @@ class Reader:
         self._filter = load_function(options.filter, "--filter")
         self._looks_at_each = self._filter is not None or options.min_chars > 1
         self.bytes_read = 0
-        self.without: list[int] = []  # sources in whose ranges no document begins
+        self.without: list[int] = []  # sources in whose ranges no document begins, or none but empty ones
         self.dropped: Counter[str] = Counter()
 
     def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Offsets, list[bytes]]]:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
-            before = self.bytes_read, self.dropped.total()
+            before, is_empty = self._num_unlike_empty(), True
             heavy = self._folder is not None and is_heavy(source, unit)
             with alone(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
                 told = self.bytes_read
                 for offsets, texts in self._gathered(self._read(source, unit)):
+                    is_empty = False
                     yield unit.source, offsets, texts
                     alive(bytes=self.bytes_read - told)
                     told = self.bytes_read
-            if (self.bytes_read, self.dropped.total()) == before:
+            if is_empty and self._num_unlike_empty() == before:
                 self.without.append(unit.source)
             check_unchanged(source)
+
+    def _num_unlike_empty(self) -> int:
+        """Documents that went and held something."""
+        return self.dropped.total() - self.dropped["empty"]
 
     def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
         """The usable documents of a unit, some at a time."""
@@ -180,7 +186,7 @@ class Reader:
             return document.decode()
         except UnicodeDecodeError as error:
             if self._options.on_error == "replace":
-                self.dropped["invalid characters replaced"] += 1
+                self.dropped[REPLACED] += 1
                 return document.decode(errors="replace")
             bad = document[error.start : error.start + 8]
             place = offset + error.start if source.format == "text" else offset  # of the record

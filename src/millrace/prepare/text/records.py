@@ -34,11 +34,17 @@ def too_long(source: Source, place: int, data: bytes, options: ReadOptions) -> E
     if options.on_error != "stop":
         return Bad(place, f"longer than {options.max_document:,} bytes", data)
     unit, name = source.place
+    row = f"row {place}" if unit == "row" else f"the row at {unit} {place}"
     return SourceError(
-        f"{source.path!r}: the row at {unit} {place} is longer than {options.max_document:,} bytes; raise --max-document, or go "
-        "on with --on-error skip",
+        f"{source.path!r}: {row} is longer than {options.max_document:,} bytes; {longer_record(options)}",
         source=source.path, **{name: place},
     )  # fmt: skip
+
+
+def longer_record(options: ReadOptions) -> str:
+    """What to do about a record that is too long."""
+    why = " (--long-documents split cuts plain text, not records)" if options.long_documents == "split" else ""
+    return f"raise --max-document, or go on with --on-error skip{why}"
 
 
 def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> Iterator[tuple[int, Document]]:

@@ -13,6 +13,8 @@ from millrace.prepare.text.shards import Assignment
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.text.tokenizer import Tokenizer
 
+PENDING, DONE, WITHOUT = range(3)  # a slice: not finished, finished, finished and no document begins in it
+
 
 class TextReport(msgspec.Struct):
     """What a preparation did."""
@@ -20,7 +22,7 @@ class TextReport(msgspec.Struct):
     path: str
     fingerprint: str
     is_new: bool
-    documents: dict[str, int]  # by split
+    documents: dict[str, int]  # by split; one that is cut is one
     tokens: dict[str, int]
     shards: dict[str, int]
     dropped: dict[str, int]
@@ -29,17 +31,33 @@ class TextReport(msgspec.Struct):
     seconds: float
     tokenizer: str
     engine: str
+    cut: int = 0  # documents that were too long
+    pieces: int = 0  # records that they were cut into
     notes: list[str] = []  # what was left out of folders, and what may not be meant
 
 
+class _Slice(msgspec.Struct):
+    size: float
+    state: int = PENDING
+
+
 class Tally:
-    """How much is read: ``done`` of ``total`` bytes of the files as they lie on disk, compressed or not."""
+    """How much is read: ``done`` of ``total`` bytes of the files as they lie on disk, compressed or not.
+
+    Slices in which no document begins are read by the slice before them, so they are not done before that is.
+    """
 
     def __init__(self, sources: Sequence[Source], parts: Sequence[Part]) -> None:
         self._sources = sources
         self._units = Counter(unit.source for part in parts for unit in part.units)
+        self._slices: dict[
+            int, dict[int, _Slice]
+        ] = {}  # by source, of those that have several, and by where they start
+        for unit in (unit for part in parts for unit in part.units if self._units[unit.source] > 1):
+            self._slices.setdefault(unit.source, {})[unit.start] = _Slice(self._size(unit))
         self._left = Counter(self._units)
         self._done = 0.0
+        self._held: dict[int, float] = {}  # by source: bytes of slices that others are still reading
         self._moving: dict[int, Mapping[str, int]] = {}  # by part: what unfinished ones said of themselves
         self.total = sum(sources[number].size for number in self._units)
         self._facts = {"files": len(sources) - len(self._units), "all_files": len(sources)}
@@ -47,7 +65,8 @@ class Tally:
 
     @property
     def done(self) -> int:
-        return round(self._done) + sum(counts.get("read", 0) for counts in self._moving.values())
+        moving = sum(counts.get("read", 0) for counts in self._moving.values())
+        return round(self._done - sum(self._held.values())) + moving
 
     @property
     def facts(self) -> dict[str, int]:
@@ -56,10 +75,24 @@ class Tally:
 
     def move(self, part: Part, counts: Mapping[str, int]) -> None:
         """A part that is not finished has come so far; of some that is only known in the end."""
-        self._moving[part.number] = {**counts, "read": min(counts.get("read", 0), self._part_size(part))}
+        is_plain = not any(self._tells(unit) for unit in part.units)
+        read, size = counts.get("bytes" if is_plain else "read", 0), int(sum(map(self._size, part.units)))
+        self._moving[part.number] = {**counts, "read": min(read, size + self._behind(part.units[-1]))}
 
-    def _part_size(self, part: Part) -> int:
-        return int(sum(map(self._size, part.units)))
+    def _tells(self, unit: Unit) -> bool:
+        """Whether what is read of the file itself is told."""
+        source = self._sources[unit.source]
+        return source.compression is not None or source.format in ("csv", "parquet")
+
+    def _behind(self, unit: Unit) -> int:
+        """Bytes of the slices behind one in which no document begins, as far as they are known."""
+        found = 0.0
+        for start, slice_ in self._slices.get(unit.source, {}).items():
+            if start > unit.start:
+                if slice_.state != WITHOUT:
+                    break
+                found += slice_.size
+        return int(found)
 
     def add(self, part: Part, result: PartDone) -> None:
         self._moving.pop(part.number, None)
@@ -67,9 +100,25 @@ class Tally:
             self._done += self._size(unit)
             self._left[unit.source] -= 1
             self._facts["files"] += self._left[unit.source] == 0
-        for name, count in (("bytes", result.bytes_read), ("tokens", result.tokens), ("documents", result.documents)):
+            if unit.source in self._slices:
+                self._finish(unit, unit.source in result.without and not self._tells(unit))
+        documents = result.documents - result.pieces
+        for name, count in (("bytes", result.bytes_read), ("tokens", result.tokens), ("documents", documents)):
             self._facts[name] += count
         self._facts["repeats"] += result.dropped.get("duplicate", 0)
+
+    def _finish(self, unit: Unit, is_without: bool) -> None:
+        slices = self._slices[unit.source]
+        slices[unit.start].state = WITHOUT if is_without else DONE
+        if not is_without and unit.source not in self._held:
+            return
+        held, is_open = 0.0, False
+        for slice_ in slices.values():
+            if slice_.state == WITHOUT:
+                held += slice_.size * is_open
+            else:
+                is_open = slice_.state == PENDING
+        self._held[unit.source] = held
 
     def _size(self, unit: Unit) -> float:
         source = self._sources[unit.source]
@@ -82,17 +131,15 @@ def summary(
     done: Sequence[PartDone], assignment: Assignment, planned: Mapping[str, Sequence[Any]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """What a run did, as its report and provenance say."""
-    dropped: Counter[str] = Counter()
-    for part in done:
-        dropped.update(part.dropped)
-    dropped.update(assignment.dropped)
     return {
         "documents": {split: count for split, count in assignment.documents.items() if count},
         "tokens": {split: count for split, count in assignment.tokens.items() if count},
         "shards": {split: len(shards) for split, shards in planned.items()},
-        "dropped": dict(sorted(dropped.items())),
+        "dropped": assignment.all_dropped(),
         "bytes_read": sum(part.bytes_read for part in done),
         "characters": assignment.characters,
+        "cut": assignment.cut,
+        "pieces": assignment.pieces,
         "tokenizer": tokenizer.name,
         "engine": getattr(tokenizer, "engine", tokenizer.kind),
     }

@@ -20,8 +20,9 @@ from millrace.prepare.text.columns import extra_arrays, names_of, write_names
 from millrace.prepare.text.dedup import EXACT, NEAR, Repeats, find_repeats
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
-from millrace.prepare.text.part import DOCUMENT, PartDone, part_folder
+from millrace.prepare.text.part import DOCUMENT, QUARANTINE, PartDone, part_folder
 from millrace.prepare.text.pieces import spread
+from millrace.prepare.text.reading import REPLACED
 from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
@@ -59,7 +60,8 @@ class Assignment:
 
     def __init__(self, folder: Path, parts: Sequence[PartDone], options: ShardOptions) -> None:
         self._folder, self._parts, self._options = folder, parts, options
-        self.documents = dict.fromkeys(SPLITS, 0)
+        self.documents = dict.fromkeys(SPLITS, 0)  # one that is cut is one
+        self.cut = self.pieces = 0  # how many of them are, and into how many records
         self.tokens = dict.fromkeys(SPLITS, 0)
         self.characters = 0
         self.dropped: Counter[str] = Counter()
@@ -85,10 +87,20 @@ class Assignment:
                     splits[gone] = DROPPED
                     file.write(splits.tobytes())
                     self._count(documents, splits, why)
+                    if part.pieces:
+                        self._count_pieces(all_documents["goes_on"][max(start - 1, 0) : start + STEP], gone)
+
+    def _count_pieces(self, goes_on: Array, gone: Array) -> None:
+        """Of records, with the one before them where there is one."""
+        is_piece = goes_on[-len(gone) :] & ~gone
+        is_second = is_piece & ~np.concatenate(([False], goes_on))[-len(gone) - 1 : -1]
+        self.cut += int(is_second.sum())
+        self.pieces += int(is_piece.sum() + is_second.sum())
 
     def _count(self, documents: Array, splits: Array, why: Array) -> None:
+        is_whole = ~documents["goes_on"]
         for k, split in enumerate(SPLITS):
-            self.documents[split] += int((splits == k).sum())
+            self.documents[split] += int(((splits == k) & is_whole).sum())
             self.tokens[split] += int(documents["tokens"][splits == k].sum())
         self.characters += int(documents["characters"][why == 0].sum())
         for reason, kind in (("duplicate", EXACT), ("near-duplicate", NEAR)):
@@ -109,17 +121,38 @@ class Assignment:
     def check(self) -> None:
         """A split that was asked for must not be empty."""
         if not any(self.documents.values()):
-            raise ConfigError("no documents are left: the sources are empty, or all was dropped; look at them")
+            raise ConfigError(f"no documents are left: {self._told() or 'the sources hold none'}; look at them")
+        told = f" ({self._told()})" if self._told() else ""
         for split, share in (("val", self._options.val), ("test", self._options.test)):
             if share > 0 and self.documents[split] == 0:
                 total = sum(self.documents.values())
                 last = "" if self._options.val_tail else ", or the last documents for it with --val-tail"
                 raise ConfigError(
-                    f"split {split!r} would be empty: {share:g} of {total:,} documents; do without it (--{split} 0), "
+                    f"split {split!r} would be empty: {share:g} of {total:,} documents{told}; do without it (--{split} 0), "
                     f"or take more (a larger --{split}{last}); what was read is kept"
                 )
         if self.documents["train"] == 0:
-            raise ConfigError("no training documents are left; look at the counts of what was dropped, or lower --val")
+            total = sum(self.documents.values())
+            raise ConfigError(
+                f"no training documents are left: all {total:,} are in other splits{told}; give more, or a smaller --val or "
+                "--test; what was read is kept"
+            )
+
+    def all_dropped(self) -> dict[str, int]:
+        """What went and why, when parts were made and since."""
+        dropped = Counter(self.dropped)
+        for part in self._parts:
+            dropped.update(part.dropped)
+        return dict(sorted(dropped.items()))
+
+    def _told(self) -> str:
+        """The same for an error, with where to read of what was set aside; '' where nothing went."""
+        dropped = ", ".join(
+            f"{reason}: {count:,}" for reason, count in self.all_dropped().items() if reason != REPLACED
+        )
+        is_quarantined = any(QUARANTINE in part.sizes for part in self._parts)
+        where = f", named in {self._folder}/parts/*/{QUARANTINE}" if is_quarantined else ""
+        return f"dropped were {dropped}{where}" if dropped else ""
 
 
 def repeated(

@@ -17,7 +17,7 @@ from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.load import tokenizer_by_name, tokenizer_from_file
 from millrace.text.simple import CharTokenizer
 from millrace.text.tokenizer import Tokenizer
-from millrace.text.train import train_bpe
+from millrace.text.train import check_vocab_size, train_bpe
 from millrace.text.words import character
 
 CHECK_DOCUMENTS = 200  # on which a fast engine must give the ids of the slow one
@@ -39,18 +39,23 @@ def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part
     if name.startswith("train:"):
         if kept.exists():
             return HuggingFaceTokenizer(kept.read_bytes(), name)
-        size = name.removeprefix("train:")
-        if not size.isdigit():
-            raise ConfigError(f"tokenizer {name!r}; expected train:VOCAB, such as train:32000")
-        return train_bpe(sample(sources, parts, options), int(size))
+        return train_bpe(sample(sources, parts, options), _vocab_size(name))
     return tokenizer_by_name(name)
 
 
+def _vocab_size(name: str) -> int:
+    size = name.removeprefix("train:")
+    if not (size.isascii() and size.isdigit()):
+        raise ConfigError(f"tokenizer {name!r}; expected train:VOCAB, such as train:32000")
+    return check_vocab_size(int(size))
+
+
 def told_of(name: str) -> str | None:
-    """What to say before a vocabulary is made of the corpus, which takes its time."""
+    """What to say before a vocabulary is made of the corpus, which takes its time; one that cannot be is refused."""
     if name == "char":
         return "the corpus is read once for its characters, then again to be tokenised"
     if name.startswith("train:"):
+        _vocab_size(name)
         return f"a vocabulary is learnt first, of up to {TRAIN_BYTES >> 20} MiB of the corpus"
     return None
 
