@@ -302,11 +302,11 @@ def test_every_val_sample_counts_once_on_any_number_of_ranks(ranks, waves, tmp_p
     Collecting.sums.clear()
     for rank in range(ranks):
         evaluate(view, trainer.stepper, config, Collecting(rank, ranks, torch.device("cpu")), trainer.to_device)
-    total, loss, baseline = torch.stack(Collecting.sums).sum(0).tolist()
+    total, loss, compared, baseline = torch.stack(Collecting.sums).sum(0).tolist()
     everything = {name: torch.from_numpy(value).double() for name, value in view[np.arange(len(view))].items()}
     with torch.no_grad():
         expected = nn.functional.mse_loss(trainer.model.forecast(everything), everything["y"]).item()
-    assert total == everything["y"].numel()
+    assert total == compared == everything["y"].numel()
     np.testing.assert_allclose(loss / total, expected, rtol=1e-9)
     np.testing.assert_allclose(
         baseline / total, (everything["x"][:, -1:] - everything["y"]).square().mean().item(), rtol=1e-9

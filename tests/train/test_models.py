@@ -104,6 +104,30 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
+@pytest.fixture(scope="module")
+def gaps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target far from 0 of which half the values are missing, for one sensor a whole lookback of them."""
+    import pandas
+
+    rng = np.random.default_rng(1)
+    frames = []
+    for sensor in range(4):
+        hours = np.arange(120)
+        frame = pandas.DataFrame({"sensor": f"s{sensor}", "time": hours, "load": rng.normal(size=120) * 9 + 30})
+        frame["heat"] = np.sin(hours / 4 + sensor) + 20 * sensor + 100
+        frame.loc[rng.random(120) < 0.5, "heat"] = np.nan
+        if sensor == 2:
+            frame.loc[85:110, "heat"] = np.nan
+        frames.append(frame)
+    folder = tmp_path_factory.mktemp("gaps")
+    pandas.concat(frames).to_parquet(folder / "t.parquet")
+    mr.prepare_table(
+        str(folder / "t.parquet"), folder / "store", entity=("sensor",), time="time", features=("heat", "load"),
+        target=("heat",), nulls="mask", val_last=0.2,
+    )  # fmt: skip
+    return folder / "store"
+
+
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])
 def test_forecasters_use_all_that_is_included(kind, table, tmp_path):
     """Each input changes the forecast; masked values do not."""
@@ -147,7 +171,27 @@ def test_an_untrained_forecaster_repeats_the_last_value():
     x = torch.randn(5, 8, 3)
     torch.testing.assert_close(model.forecast({"x": x}), x[:, -1:, [2, 0]].expand(5, 4, 2))
     batch = {"x": x, "y": torch.randn(5, 4, 2)}
-    torch.testing.assert_close(model(batch), model.baseline(batch))
+    torch.testing.assert_close(model(batch), model.baseline(batch)[0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_baseline_repeats_the_last_value_that_was_seen(precision, gaps, tmp_path):
+    """Against a loop over windows: fillers are repeated by nobody, and a window that saw nothing has nothing to repeat."""
+    config = config_of(
+        gaps, model__kind="lstm", data__include=("mask",), train__max_steps=1, train__precision=precision
+    )
+    train(config, tmp_path / "run")
+    (line,) = [line for line in lines(tmp_path / "run") if "val_loss" in line]
+    view = mr.Windows(mr.open_store(gaps).split("val"), lookback=16, horizon=4, include=["mask"])
+    squares, empty = [], 0
+    for sample in range(len(view)):
+        window = {name: value[0] for name, value in view[np.array([sample])].items()}
+        heat = window["x"][:, 0][window["mask"][:, 0] != 0]
+        empty += not len(heat)
+        if len(heat):
+            squares += (heat[-1] - window["y"])[window["y_mask"] != 0].tolist()
+    assert empty
+    assert line["val_baseline"] == pytest.approx(np.mean(np.square(squares)), rel=1e-5)
 
 
 def test_targets_that_are_missing_do_not_count():
