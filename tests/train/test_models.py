@@ -104,30 +104,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-@pytest.fixture(scope="module")
-def gaps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target far from 0 of which half the values are missing, for one sensor a whole lookback of them."""
-    import pandas
-
-    rng = np.random.default_rng(1)
-    frames = []
-    for sensor in range(4):
-        hours = np.arange(120)
-        frame = pandas.DataFrame({"sensor": f"s{sensor}", "time": hours, "load": rng.normal(size=120) * 9 + 30})
-        frame["heat"] = np.sin(hours / 4 + sensor) + 20 * sensor + 100
-        frame.loc[rng.random(120) < 0.5, "heat"] = np.nan
-        if sensor == 2:
-            frame.loc[85:110, "heat"] = np.nan
-        frames.append(frame)
-    folder = tmp_path_factory.mktemp("gaps")
-    pandas.concat(frames).to_parquet(folder / "t.parquet")
-    mr.prepare_table(
-        str(folder / "t.parquet"), folder / "store", entity=("sensor",), time="time", features=("heat", "load"),
-        target=("heat",), nulls="mask", val_last=0.2,
-    )  # fmt: skip
-    return folder / "store"
-
-
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])
 def test_forecasters_use_all_that_is_included(kind, table, tmp_path):
     """Each input changes the forecast; masked values do not."""

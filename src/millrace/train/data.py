@@ -123,6 +123,12 @@ def windows_of(part: Store, data: Data) -> Windows:
     )  # fmt: skip
 
 
+def has_mask(store: Store, column: str) -> bool:
+    """Whether a store keeps, beside a column of rows, which of its values were observed."""
+    mask, values = store.layout.columns.get("mask"), store.layout.columns[column]
+    return mask is not None and mask.axis == values.axis and (mask.shape or (1,)) == (values.shape or (1,))
+
+
 def vocabulary(store: Store, config: Config) -> int:
     """How many ids the model knows: all of the store's, rounded up, unless the configuration says."""
     described = None if store.manifest is None else store.manifest.tokenizer
