@@ -150,6 +150,52 @@ def test_an_untrained_forecaster_repeats_the_last_value():
     torch.testing.assert_close(model(batch), model.baseline(batch)[0])
 
 
+class Said(list):
+    """A console that keeps its lines."""
+
+    say = show = list.append
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_forecasters_have_the_mask_of_a_store_unasked(kind, gaps, tmp_path):
+    """The run is the one that asks for it, its configuration says so, and the same command continues it."""
+    from millrace.train.run import read_run
+
+    said, half = Said(), {"train__max_steps": 5, "optimizer__decay_steps": 10}
+    train(config_of(gaps, model__kind=kind, data__include=("mask",)), tmp_path / "asked")
+    train(config_of(gaps, model__kind=kind, **half), tmp_path / "unasked", console=said)
+    assert len([line for line in said if "data.include has 'mask'" in line]) == 1
+    assert read_run(tmp_path / "unasked").config.data.include == ("mask",)
+    train(config_of(gaps, model__kind=kind), tmp_path / "unasked", console=said)
+    assert len([line for line in said if "include" in line or "began without" in line]) == 1
+    assert losses(tmp_path / "unasked") == losses(tmp_path / "asked")
+    with pytest.raises(mr.ConfigError, match=r"data.include was \('mask',\)"):
+        train(config_of(gaps, model__kind=kind, data__include=("time",)), tmp_path / "unasked")
+
+
+def test_a_run_that_began_without_the_mask_goes_on_without(gaps, tmp_path, monkeypatch):
+    from millrace.train import data
+    from millrace.train.run import read_run
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(data, "with_mask", lambda config, store: config)
+        train(config_of(gaps, model__kind="lstm", train__max_steps=5), tmp_path / "run")
+    said = Said()
+    train(config_of(gaps, model__kind="lstm"), tmp_path / "run", console=said)
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 11))
+    assert read_run(tmp_path / "run").config.data.include == ()
+    assert len([line for line in said if "began without the mask" in line]) == 1
+    with pytest.raises(mr.ConfigError, match=r"data.include was \(\) .* and is \('mask',\) now"):
+        train(config_of(gaps, model__kind="lstm", data__include=("mask",)), tmp_path / "run")
+
+
+def test_a_mask_of_something_else_is_left_alone(tmp_path):
+    columns = {"values": mr.Column("float32", (3,)), "mask": mr.Column("uint8")}
+    with mr.StoreWriter(tmp_path / "store", kind="series", columns=columns) as writer:
+        writer.append({"values": np.random.default_rng(0).normal(size=(100, 3)), "mask": np.zeros(100, np.uint8)})
+    train(config_of(tmp_path / "store", model__kind="lstm"), tmp_path / "run")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_baseline_repeats_the_last_value_that_was_seen(precision, gaps, tmp_path):
     """Against a loop over windows: fillers are repeated by nobody, and a window that saw nothing has nothing to repeat."""

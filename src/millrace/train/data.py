@@ -6,6 +6,8 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,14 @@ from millrace.prepare.table.prepare import prepare_table
 from millrace.prepare.text.prepare import prepare_text
 from millrace.store.open import open_store
 from millrace.store.store import Store
-from millrace.train.config import Config, Data
+from millrace.train.config import FORECASTERS, Config, Data
 from millrace.train.models.blocks import Blocks as RunBlocks
 from millrace.train.models.forecast import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
-from millrace.train.run import DATA
+from millrace.train.run import DATA, Run, as_begun
 from millrace.view.blocks import Blocks
 from millrace.view.records import Records
-from millrace.view.view import View
+from millrace.view.view import View, row_column
 from millrace.view.windows import Windows
 
 KINDS = {"gpt": "text", "lstm": "series", "transformer": "series"}
@@ -127,6 +129,27 @@ def has_mask(store: Store, column: str) -> bool:
     """Whether a store keeps, beside a column of rows, which of its values were observed."""
     mask, values = store.layout.columns.get("mask"), store.layout.columns[column]
     return mask is not None and mask.axis == values.axis and (mask.shape or (1,)) == (values.shape or (1,))
+
+
+def resolved(config: Config, store: Store, before: Run | None, say: Callable[[str], None]) -> Config:
+    """The configuration with the mask of the store, unless a run began without it; says so where nobody asked for it."""
+    told = with_mask(config, store)
+    if before is None:
+        if told != config:
+            say("data.include has 'mask' besides: the store says which values are missing, and no loss counts them")
+        return told
+    begun = as_begun(config, before)
+    if "mask" in told.data.include and "mask" not in begun.data.include:
+        say("note: the run began without the mask of its store, and learns what fills gaps; start another with --run")
+    return begun
+
+
+def with_mask(config: Config, store: Store) -> Config:
+    """Forecasters are told what is missing, asked for or not: else they would learn what fills the gaps."""
+    is_ready = config.model.kind not in FORECASTERS or "mask" in config.data.include
+    if is_ready or store.kind != "series" or not has_mask(store, row_column(store, "values")):
+        return config
+    return replace(config, data=replace(config.data, include=(*config.data.include, "mask")))
 
 
 def vocabulary(store: Store, config: Config) -> int:

@@ -9,6 +9,7 @@ RUN/data/           the store that --input was prepared into
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform as python_platform
@@ -25,7 +26,7 @@ from millrace.errors import ConfigError, TrainError
 from millrace.store import platform
 from millrace.store.lock import FolderLock
 from millrace.store.store import Store
-from millrace.train.config import Config, as_dict, parse_config
+from millrace.train.config import FORECASTERS, Config, as_dict, parse_config
 from millrace.train.dist import World
 
 NAME, DATA = "run.json", "data"
@@ -107,9 +108,17 @@ def write_run(folder: Path, config: Config, store: Store, world: World) -> None:
         platform.sync_dir(folder)
 
 
+def as_begun(config: Config, before: Run) -> Config:
+    """A run of a forecaster goes on with the mask that it began with, which its configuration need not name."""
+    begun, given = before.config.data.include, config.data.include
+    if config.model.kind not in FORECASTERS or set(begun) != {*given, "mask"}:
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, include=begun))
+
+
 def check_same(before: Run, config: Config, folder: Path) -> None:
     """Refuses a continuation with another model, view or optimiser; names the key."""
-    old, new = _flat(before.config), _flat(config)
+    old, new = _flat(before.config), _flat(as_begun(config, before))
     for key in old:
         fixed = (key.split(".")[0] in FIXED and key not in FREE) or key in ("optimizer.name", "train.seed")
         if fixed and old[key] != new[key]:

@@ -77,6 +77,7 @@ class Trainer:
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
         before = run.earlier_run(folder, config, resume, bool(self.checkpoints.names()), self._console.say)
         self.store = self._open(before)
+        config = self.config = data.resolved(config, self.store, before, self._console.say)
         self.view = data.training_view(self.store, config)
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
