@@ -280,6 +280,32 @@ def test_sharded_training_is_one_process_and_its_checkpoint_loads_without_shards
     close(weights(tmp_path / "one"), {name: value.double() for name, value in loaded.state_dict().items()}, 1e-6)
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_running_buffers_are_those_of_the_first_rank_evaluated_saved_and_resumed(parallel, waves, tmp_path, start):
+    changes = {
+        "model__kind": "own_models:Normed",
+        "model__options": {"features": 3, "targets": 3},
+        "train__parallel": parallel,
+        "train__micro_batch": 3,
+        "optimizer__decay_steps": 8,
+        "evaluation__every": 4,
+        "checkpoint__every": 4,
+    }
+    start(nano(waves, **changes, train__max_steps=8), tmp_path / "whole", 2).finish()
+    start(nano(waves, **changes, train__max_steps=4), tmp_path / "resumed", 2).finish()
+    start(nano(waves, **changes, train__max_steps=8), tmp_path / "resumed", 2).finish()
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
+    found = {line["step"]: line["val_loss"] for line in lines(tmp_path / "whole") if "val_loss" in line}
+    assert found == {line["step"]: line["val_loss"] for line in lines(tmp_path / "resumed") if "val_loss" in line}
+    trained = load_model(tmp_path / "resumed", own="own_models:Normed")
+    assert trained.model.is_used
+    assert trained.model.norm.num_batches_tracked == 16
+    view = mr.Windows(mr.open_store(waves).split("val"), lookback=16, horizon=4)
+    batch = {name: torch.from_numpy(value) for name, value in view[np.arange(len(view))].items()}
+    with torch.no_grad():
+        np.testing.assert_allclose(found[8], trained.model(batch).item(), rtol=1e-5)
+
+
 class Collecting(World):
     """One rank of several that keeps what it would have added to the others."""
 

@@ -23,6 +23,7 @@ from millrace.train.config import Config
 from millrace.train.dist import World
 from millrace.train.oom import is_out_of_memory, memory_for
 from millrace.train.optimizers import learning_rate, set_learning_rate
+from millrace.train.parallel import share_buffers
 from millrace.train.precision import Precision
 from millrace.train.seeds import seed_step
 
@@ -59,6 +60,7 @@ class Stepper:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         with memory_for(f"for the state of the optimiser at step {step}", SMALLER_STATE, step=step):
             self.precision.step(self.optimizer)
+        share_buffers(self.model, self._world)
         return loss, norm
 
     def _accumulated(self, batch: Batch, step: int) -> Tensor:

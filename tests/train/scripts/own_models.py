@@ -146,6 +146,21 @@ class Turning(Linear):
         self.register_buffer("turns", torch.full((3,), 1j), persistent=False)
 
 
+class Normed(Linear):
+    """Keeps running means of what it saw, which on every rank is something else."""
+
+    def __init__(self, features: int, targets: int) -> None:
+        super().__init__(features, targets)
+        self.norm = nn.BatchNorm1d(features)
+        self.register_buffer("turns", torch.full((3,), 1j), persistent=False)
+        self.register_buffer("is_used", torch.tensor(False))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        self.is_used.fill_(True)
+        x = batch["x"]
+        return super().forward({**batch, "x": self.norm(x.flatten(0, 1)).view_as(x)})
+
+
 class Untrained(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return batch["y"].mean()
