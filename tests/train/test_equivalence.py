@@ -280,6 +280,36 @@ def test_sharded_training_is_one_process_and_its_checkpoint_loads_without_shards
     close(weights(tmp_path / "one"), {name: value.double() for name, value in loaded.state_dict().items()}, 1e-6)
 
 
+SPARE = {"model__kind": "own_models:Spare", "train__precision": "fp64", "train__micro_batch": 3}
+
+
+def test_a_parameter_in_no_loss_is_the_same_on_ranks_as_on_one(waves, tmp_path, start):
+    options = {"features": 3, "targets": 3}
+    train(config_of(waves, **SPARE, model__options=options), tmp_path / "one")
+    start(nano(waves, **SPARE, model__options=options), tmp_path / "two", 2).finish()
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    np.testing.assert_allclose([two[step] for step in one], list(one.values()), rtol=1e-9)
+    close(weights(tmp_path / "one"), weights(tmp_path / "two"), 1e-9)
+
+
+def test_a_parameter_in_the_losses_of_one_rank(waves, tmp_path, start):
+    options = {"features": 3, "targets": 3, "rank": 1}
+    start(nano(waves, **SPARE, model__options=options), tmp_path / "run", 2).finish()
+    assert len(losses(tmp_path / "run")) == 10
+
+
+def test_a_parameter_that_leaves_the_loss_is_named(waves, tmp_path, start):
+    options = {"features": 3, "targets": 3, "until": 3 * 2}  # of two micro-batches each
+    ranks = start(nano(waves, **SPARE, model__options=options), tmp_path / "run", 2)
+    assert ranks.wait() == [1, 1]
+    assert (
+        "error: model.kind = 'own_models:Spare': the loss of step 4 does not depend on spare.weight, spare.bias"
+        in ranks.output
+    )
+    assert "Traceback" not in ranks.output
+    start(nano(waves, **SPARE, model__options=options, train__halve_on_oom=True), tmp_path / "late", 2).finish()
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_running_buffers_are_those_of_the_first_rank_evaluated_saved_and_resumed(parallel, waves, tmp_path, start):
     changes = {
