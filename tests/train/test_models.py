@@ -266,6 +266,33 @@ def test_fp16_counts_the_steps_it_skips_and_resumes_its_scale(tokens, tmp_path):
     assert all("skipped" in line for line in lines(tmp_path / "run") if "loss" in line)
 
 
+def test_fp16_counts_skips_also_where_no_scale_is_left():
+    stepper = stepper_of(0, "fp16")
+    stepper.precision.scaler.load_state_dict({**stepper.precision.scaler.state_dict(), "scale": 1e-44})
+    stepper.model.tokens.weight.register_hook(lambda gradient: gradient * torch.nan)
+    for step in range(1, 6):
+        stepper.step(batch_of(np.random.default_rng(0), masked=False), step)
+    assert stepper.precision.scaler.get_scale() == 0
+    assert stepper.precision.skipped == 5
+    assert stepper.precision.has_given_up
+
+
+def test_fp16_stops_where_no_scale_helps(waves, tmp_path):
+    """Every gradient is NaN: with the first scale, 2^16, that of step 31 leaves less than 2^-14."""
+    options = {"features": 3, "targets": 3, "at": 1}
+    changes = {"train__precision": "fp16", "train__max_steps": 1000, "checkpoint__every": 10, "train__log_every": 1}
+    config = config_of(waves, model__kind="own_models:NoGradient", model__options=options, **changes)
+    message = (
+        r"the gradient of step 31 is not finite, .* 31 steps were skipped: take bf16 or fp32; samples \[.* of step 30"
+    )
+    with pytest.raises(mr.TrainError, match=message) as stopped:
+        train(config, tmp_path / "run")
+    assert stopped.value.step == 31
+    view = mr.Windows(mr.open_store(waves).split("train"), lookback=16, horizon=4)
+    assert stopped.value.samples == mr.Feed(view, batch=12, seed=7, device="numpy").explain(30).samples.tolist()
+    assert [line["skipped"] for line in lines(tmp_path / "run") if "skipped" in line] == list(range(1, 31))
+
+
 def test_bf16_trains(tokens, tmp_path):
     train(config_of(tokens, train__precision="bf16", train__max_steps=12), tmp_path / "run")
     found = losses(tmp_path / "run")
