@@ -43,9 +43,9 @@ def store_path(config: Config, run: Path) -> str:
     return config.data.store or str(run / DATA)
 
 
-def prepare_input(config: Config, run: Path) -> None:
-    """Prepares ``data.input`` within the run, by the code behind ``millrace prepare``; done once, restartable."""
-    if not config.data.input or (run / DATA / "store.json").exists():
+def prepare_input(config: Config, run: Path, before: Run | None) -> None:
+    """Prepares ``data.input`` within the run, by the code behind ``millrace prepare``, which refuses what it did not begin."""
+    if not config.data.input or (before is not None and (run / DATA / "store.json").exists()):
         return  # a run goes on with what it began with, whatever became of the file
     kind = KINDS.get(config.model.kind)
     if kind is None:
