@@ -246,6 +246,12 @@ def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
         assert error.count("\n") == 1
 
 
+def test_a_wrong_resume_is_wrong_usage(config, tokens, tmp_path, capsys):
+    assert millrace(["train", config, "--store", str(tokens), "--run", str(tmp_path / "r"), "--resume", "maybe"]) == 2
+    assert "'maybe'; expected auto or never" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [

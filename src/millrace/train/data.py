@@ -161,9 +161,10 @@ def vocabulary(store: Store, config: Config) -> int:
         raise ConfigError(f"{store.path} does not say its vocabulary; set model.vocabulary, e.g. 50304 for GPT-2's")
     needed = int(known or 0) if described else max(int(known or 0), _largest_token(store) + 1)
     if wanted and needed > wanted:
+        or_not = ", or leave it out" if known is not None else ""  # it is needed where the store does not say
         raise ConfigError(
             f"model.vocabulary = {wanted} is smaller than the vocabulary of {store.path}, which has ids up to {needed - 1}; "
-            f"set model.vocabulary to {needed} or more, or leave it out"
+            f"set model.vocabulary to {needed} or more{or_not}"
         )
     return wanted or -(-needed // ROUND) * ROUND
 
