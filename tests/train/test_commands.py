@@ -177,6 +177,7 @@ def test_missing_values_are_no_truth(include, config, gaps, tmp_path, capsys, mo
     assert found["mse"]["heat"] == pytest.approx(np.nanmean((truth - np.ravel(found["forecast"])) ** 2))
     assert millrace(["forecast", run, "--entity", "s2"]) == 0
     np.testing.assert_allclose(drawn[-1].axes[0].lines[0].get_ydata(), heat[-32:], rtol=1e-5)
+    assert drawn[-1].axes[0].lines[0].get_marker() == "."  # a value between two gaps is seen
 
 
 def test_a_forecast_without_one_true_value_has_no_error(config, tmp_path, capsys):

@@ -149,7 +149,9 @@ def plot_forecast(found: Forecasts, path: Path) -> None:
     drawn, panels = figure(9, 1.5 + 2.5 * len(targets), len(targets))
     begins = found.times[found.places[:, 0]]
     for number, (name, axes) in enumerate(zip(targets, panels, strict=True)):
-        axes.plot(found.times, found.past[:, number], color="0.35", linewidth=1.0, label="what happened")
+        past = found.past[:, number]
+        marker = "." if np.isnan(past).any() else ""  # a value between two gaps has no line
+        axes.plot(found.times, past, color="0.35", linewidth=1.0, marker=marker, markersize=3, label="what happened")
         for window, places in enumerate(found.places):
             label = "forecast" if window == 0 else None
             axes.axvline(begins[window], color="0.85", linewidth=0.8, zorder=0)
