@@ -150,13 +150,14 @@ def check_input(before: Run, config: Config, folder: Path, say: Callable[[str], 
 
 
 def input_hash(name: str) -> str | None:
-    """Of all that a file or the files of a folder hold; None where there is none."""
+    """Of all that a file or the files of a folder hold; None where there is none that can be read."""
     path = Path(name)
-    if not name or not path.exists():
+    files = [] if not name else sorted(path.rglob("*")) if path.is_dir() else [path]
+    try:
+        parts = [part for file in files if file.is_file() for part in (str(file.relative_to(path)), hash_file(file))]
+    except OSError:
         return None
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    parts = [part for file in files if file.is_file() for part in (str(file.relative_to(path)), hash_file(file))]
-    return digest("input", *parts)
+    return digest("input", *parts) if parts else None
 
 
 def _refusal(key: str, old: Any, new: Any, folder: Path) -> str:
