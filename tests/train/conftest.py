@@ -70,6 +70,30 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def gaps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target far from 0 of which half the values are missing, for one sensor a whole lookback of them."""
+    import pandas
+
+    rng = np.random.default_rng(1)
+    frames = []
+    for sensor in range(4):
+        hours = np.arange(120)
+        frame = pandas.DataFrame({"sensor": f"s{sensor}", "time": hours, "load": rng.normal(size=120) * 9 + 30})
+        frame["heat"] = np.sin(hours / 4 + sensor) + 20 * sensor + 100
+        frame.loc[rng.random(120) < 0.5, "heat"] = np.nan
+        if sensor == 2:
+            frame.loc[85:110, "heat"] = np.nan
+        frames.append(frame)
+    folder = tmp_path_factory.mktemp("gaps")
+    pandas.concat(frames).to_parquet(folder / "t.parquet")
+    mr.prepare_table(
+        str(folder / "t.parquet"), folder / "store", entity=("sensor",), time="time", features=("heat", "load"),
+        target=("heat",), nulls="mask", val_last=0.2,
+    )  # fmt: skip
+    return folder / "store"
+
+
 def nano(store: Path, **changes: Any) -> dict[str, Any]:
     """A configuration of a model that steps in milliseconds; changes are ``train__max_steps=40``."""
     values: dict[str, Any] = {

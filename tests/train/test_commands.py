@@ -158,6 +158,69 @@ def test_forecasts_are_drawn_over_time_for_every_target(config, tmp_path, capsys
     assert "target 'flw' is not forecast by this run; expected one of flow, temperature" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("include", ["[]", "['mask']"])
+def test_missing_values_are_no_truth(include, config, gaps, tmp_path, capsys, monkeypatch):
+    import pandas
+    from matplotlib.figure import Figure
+
+    run, drawn = str(tmp_path / "run"), []
+    changes = ["--set", "model.kind=lstm", "--set", f"data.include={include}"]
+    assert millrace(["train", config, "--store", str(gaps), "--run", run, *changes]) == 0
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    heat = pandas.read_parquet(gaps.parent / "t.parquet").query("sensor == 's2'")["heat"].to_numpy()
+    capsys.readouterr()
+    assert millrace(["forecast", run, "--entity", "s2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    truth = np.array(found["truth"], np.float64).reshape(-1)  # null is NaN
+    np.testing.assert_allclose(truth, heat[-16:], rtol=1e-5)
+    assert np.isnan(truth).any()
+    assert found["mse"]["heat"] == pytest.approx(np.nanmean((truth - np.ravel(found["forecast"])) ** 2))
+    assert millrace(["forecast", run, "--entity", "s2"]) == 0
+    np.testing.assert_allclose(drawn[-1].axes[0].lines[0].get_ydata(), heat[-32:], rtol=1e-5)
+    assert drawn[-1].axes[0].lines[0].get_marker() == "."  # a value between two gaps is seen
+
+
+def test_a_forecast_without_one_true_value_has_no_error(config, tmp_path, capsys):
+    import pandas
+
+    hours = np.arange(60)
+    heat = np.where(hours < 40, np.sin(hours) + 5, np.nan)
+    pandas.DataFrame({"sensor": "a", "hour": hours, "heat": heat}).to_parquet(tmp_path / "t.parquet")
+    mr.prepare_table(tmp_path / "t.parquet", tmp_path / "store", entity="sensor", time="hour", nulls="mask")
+    run = str(tmp_path / "run")
+    options = ["--run", run, "--set", "model.kind=lstm"]
+    assert millrace(["train", config, "--store", str(tmp_path / "store"), *options]) == 0
+    capsys.readouterr()
+    assert millrace(["forecast", run, "--entity", "a"]) == 0
+    assert "mean squared error unknown (heat)" in capsys.readouterr().out
+    assert millrace(["forecast", run, "--entity", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mse"] == {"heat": None}
+
+
+@pytest.mark.parametrize("inputs", [["b"], ["c", "a", "b"]])
+def test_forecasts_of_all_features_from_some_or_in_another_order(inputs, config, tmp_path, capsys):
+    """Without a target all features are forecast: those of x say nothing of their number, order or units."""
+    import pandas
+
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"sensor": "s", "hour": np.arange(90)})
+    for name, center, scale in (("a", 0, 1), ("b", 500, 3), ("c", -70, 20)):
+        frame[name] = rng.normal(center, scale, 90)
+    frame.to_parquet(tmp_path / "t.parquet")
+    mr.prepare_table(tmp_path / "t.parquet", tmp_path / "store", entity="sensor", time="hour", val_last=0.3)
+    run = str(tmp_path / "run")
+    options = ["--run", run, "--set", "model.kind=lstm", "--set", f"data.inputs={inputs}"]
+    assert millrace(["train", config, "--store", str(tmp_path / "store"), *options]) == 0
+    capsys.readouterr()
+    assert millrace(["forecast", run, "--entity", "s", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["targets"] == ["a", "b", "c"]
+    truth = frame[["a", "b", "c"]].to_numpy()[-16:]
+    np.testing.assert_allclose(np.array(found["truth"]).reshape(16, 3), truth, rtol=1e-3, atol=1e-4)
+    near = np.abs(np.array(found["forecast"]).reshape(16, 3) - [0, 500, -70])
+    assert (near < [15, 45, 300]).all()  # 15 deviations: what is scaled as another feature lies far off
+
+
 def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
     cases = {
         "give one; --store for prepared data": ["train", config, "--store", "a", "--input", "b"],
@@ -182,6 +245,12 @@ def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_a_wrong_resume_is_wrong_usage(config, tokens, tmp_path, capsys):
+    assert millrace(["train", config, "--store", str(tokens), "--run", str(tmp_path / "r"), "--resume", "maybe"]) == 2
+    assert "'maybe'; expected auto or never" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,62 @@ def test_sharded_training_is_one_process_and_its_checkpoint_loads_without_shards
     close(weights(tmp_path / "one"), {name: value.double() for name, value in loaded.state_dict().items()}, 1e-6)
 
 
+SPARE = {"model__kind": "own_models:Spare", "train__precision": "fp64", "train__micro_batch": 3}
+
+
+def test_a_parameter_in_no_loss_is_the_same_on_ranks_as_on_one(waves, tmp_path, start):
+    options = {"features": 3, "targets": 3}
+    train(config_of(waves, **SPARE, model__options=options), tmp_path / "one")
+    start(nano(waves, **SPARE, model__options=options), tmp_path / "two", 2).finish()
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    np.testing.assert_allclose([two[step] for step in one], list(one.values()), rtol=1e-9)
+    close(weights(tmp_path / "one"), weights(tmp_path / "two"), 1e-9)
+
+
+def test_a_parameter_in_the_losses_of_one_rank(waves, tmp_path, start):
+    options = {"features": 3, "targets": 3, "rank": 1}
+    start(nano(waves, **SPARE, model__options=options), tmp_path / "run", 2).finish()
+    assert len(losses(tmp_path / "run")) == 10
+
+
+def test_a_parameter_that_leaves_the_loss_is_named(waves, tmp_path, start):
+    options = {"features": 3, "targets": 3, "until": 3 * 2}  # of two micro-batches each
+    ranks = start(nano(waves, **SPARE, model__options=options), tmp_path / "run", 2)
+    assert ranks.wait() == [1, 1]
+    assert (
+        "error: model.kind = 'own_models:Spare': the loss of step 4 does not depend on spare.weight, spare.bias"
+        in ranks.output
+    )
+    assert "Traceback" not in ranks.output
+    start(nano(waves, **SPARE, model__options=options, train__halve_on_oom=True), tmp_path / "late", 2).finish()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_running_buffers_are_those_of_the_first_rank_evaluated_saved_and_resumed(parallel, waves, tmp_path, start):
+    changes = {
+        "model__kind": "own_models:Normed",
+        "model__options": {"features": 3, "targets": 3},
+        "train__parallel": parallel,
+        "train__micro_batch": 3,
+        "optimizer__decay_steps": 8,
+        "evaluation__every": 4,
+        "checkpoint__every": 4,
+    }
+    start(nano(waves, **changes, train__max_steps=8), tmp_path / "whole", 2).finish()
+    start(nano(waves, **changes, train__max_steps=4), tmp_path / "resumed", 2).finish()
+    start(nano(waves, **changes, train__max_steps=8), tmp_path / "resumed", 2).finish()
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
+    found = {line["step"]: line["val_loss"] for line in lines(tmp_path / "whole") if "val_loss" in line}
+    assert found == {line["step"]: line["val_loss"] for line in lines(tmp_path / "resumed") if "val_loss" in line}
+    trained = load_model(tmp_path / "resumed", own="own_models:Normed")
+    assert trained.model.is_used
+    assert trained.model.norm.num_batches_tracked == 16
+    view = mr.Windows(mr.open_store(waves).split("val"), lookback=16, horizon=4)
+    batch = {name: torch.from_numpy(value) for name, value in view[np.arange(len(view))].items()}
+    with torch.no_grad():
+        np.testing.assert_allclose(found[8], trained.model(batch).item(), rtol=1e-5)
+
+
 class Collecting(World):
     """One rank of several that keeps what it would have added to the others."""
 
@@ -302,11 +358,11 @@ def test_every_val_sample_counts_once_on_any_number_of_ranks(ranks, waves, tmp_p
     Collecting.sums.clear()
     for rank in range(ranks):
         evaluate(view, trainer.stepper, config, Collecting(rank, ranks, torch.device("cpu")), trainer.to_device)
-    total, loss, baseline = torch.stack(Collecting.sums).sum(0).tolist()
+    total, loss, compared, baseline = torch.stack(Collecting.sums).sum(0).tolist()
     everything = {name: torch.from_numpy(value).double() for name, value in view[np.arange(len(view))].items()}
     with torch.no_grad():
         expected = nn.functional.mse_loss(trainer.model.forecast(everything), everything["y"]).item()
-    assert total == everything["y"].numel()
+    assert total == compared == everything["y"].numel()
     np.testing.assert_allclose(loss / total, expected, rtol=1e-9)
     np.testing.assert_allclose(
         baseline / total, (everything["x"][:, -1:] - everything["y"]).square().mean().item(), rtol=1e-9

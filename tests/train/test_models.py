@@ -147,7 +147,73 @@ def test_an_untrained_forecaster_repeats_the_last_value():
     x = torch.randn(5, 8, 3)
     torch.testing.assert_close(model.forecast({"x": x}), x[:, -1:, [2, 0]].expand(5, 4, 2))
     batch = {"x": x, "y": torch.randn(5, 4, 2)}
-    torch.testing.assert_close(model(batch), model.baseline(batch))
+    torch.testing.assert_close(model(batch), model.baseline(batch)[0])
+
+
+class Said(list):
+    """A console that keeps its lines."""
+
+    say = show = list.append
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_forecasters_have_the_mask_of_a_store_unasked(kind, gaps, tmp_path):
+    """The run is the one that asks for it, its configuration says so, and the same command continues it."""
+    from millrace.train.run import read_run
+
+    said, half = Said(), {"train__max_steps": 5, "optimizer__decay_steps": 10}
+    train(config_of(gaps, model__kind=kind, data__include=("mask",)), tmp_path / "asked")
+    train(config_of(gaps, model__kind=kind, **half), tmp_path / "unasked", console=said)
+    assert len([line for line in said if "data.include has 'mask'" in line]) == 1
+    assert read_run(tmp_path / "unasked").config.data.include == ("mask",)
+    train(config_of(gaps, model__kind=kind), tmp_path / "unasked", console=said)
+    assert len([line for line in said if "include" in line or "began without" in line]) == 1
+    assert losses(tmp_path / "unasked") == losses(tmp_path / "asked")
+    with pytest.raises(mr.ConfigError, match=r"data.include was \('mask',\)"):
+        train(config_of(gaps, model__kind=kind, data__include=("time",)), tmp_path / "unasked")
+
+
+def test_a_run_that_began_without_the_mask_goes_on_without(gaps, tmp_path, monkeypatch):
+    from millrace.train import data
+    from millrace.train.run import read_run
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(data, "with_mask", lambda config, store: config)
+        train(config_of(gaps, model__kind="lstm", train__max_steps=5), tmp_path / "run")
+    said = Said()
+    train(config_of(gaps, model__kind="lstm"), tmp_path / "run", console=said)
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 11))
+    assert read_run(tmp_path / "run").config.data.include == ()
+    assert len([line for line in said if "began without the mask" in line]) == 1
+    with pytest.raises(mr.ConfigError, match=r"data.include was \(\) .* and is \('mask',\) now"):
+        train(config_of(gaps, model__kind="lstm", data__include=("mask",)), tmp_path / "run")
+
+
+def test_a_mask_of_something_else_is_left_alone(tmp_path):
+    columns = {"values": mr.Column("float32", (3,)), "mask": mr.Column("uint8")}
+    with mr.StoreWriter(tmp_path / "store", kind="series", columns=columns) as writer:
+        writer.append({"values": np.random.default_rng(0).normal(size=(100, 3)), "mask": np.zeros(100, np.uint8)})
+    train(config_of(tmp_path / "store", model__kind="lstm"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_baseline_repeats_the_last_value_that_was_seen(precision, gaps, tmp_path):
+    """Against a loop over windows: fillers are repeated by nobody, and a window that saw nothing has nothing to repeat."""
+    config = config_of(
+        gaps, model__kind="lstm", data__include=("mask",), train__max_steps=1, train__precision=precision
+    )
+    train(config, tmp_path / "run")
+    (line,) = [line for line in lines(tmp_path / "run") if "val_loss" in line]
+    view = mr.Windows(mr.open_store(gaps).split("val"), lookback=16, horizon=4, include=["mask"])
+    squares, empty = [], 0
+    for sample in range(len(view)):
+        window = {name: value[0] for name, value in view[np.array([sample])].items()}
+        heat = window["x"][:, 0][window["mask"][:, 0] != 0]
+        empty += not len(heat)
+        if len(heat):
+            squares += (heat[-1] - window["y"])[window["y_mask"] != 0].tolist()
+    assert empty
+    assert line["val_baseline"] == pytest.approx(np.mean(np.square(squares)), rel=1e-5)
 
 
 def test_targets_that_are_missing_do_not_count():
@@ -198,6 +264,33 @@ def test_fp16_counts_the_steps_it_skips_and_resumes_its_scale(tokens, tmp_path):
     found = losses(tmp_path / "run")
     assert found[12] < found[1]
     assert all("skipped" in line for line in lines(tmp_path / "run") if "loss" in line)
+
+
+def test_fp16_counts_skips_also_where_no_scale_is_left():
+    stepper = stepper_of(0, "fp16")
+    stepper.precision.scaler.load_state_dict({**stepper.precision.scaler.state_dict(), "scale": 1e-44})
+    stepper.model.tokens.weight.register_hook(lambda gradient: gradient * torch.nan)
+    for step in range(1, 6):
+        stepper.step(batch_of(np.random.default_rng(0), masked=False), step)
+    assert stepper.precision.scaler.get_scale() == 0
+    assert stepper.precision.skipped == 5
+    assert stepper.precision.has_given_up
+
+
+def test_fp16_stops_where_no_scale_helps(waves, tmp_path):
+    """Every gradient is NaN: with the first scale, 2^16, that of step 31 leaves less than 2^-14."""
+    options = {"features": 3, "targets": 3, "at": 1}
+    changes = {"train__precision": "fp16", "train__max_steps": 1000, "checkpoint__every": 10, "train__log_every": 1}
+    config = config_of(waves, model__kind="own_models:NoGradient", model__options=options, **changes)
+    message = (
+        r"the gradient of step 31 is not finite, .* 31 steps were skipped: take bf16 or fp32; samples \[.* of step 30"
+    )
+    with pytest.raises(mr.TrainError, match=message) as stopped:
+        train(config, tmp_path / "run")
+    assert stopped.value.step == 31
+    view = mr.Windows(mr.open_store(waves).split("train"), lookback=16, horizon=4)
+    assert stopped.value.samples == mr.Feed(view, batch=12, seed=7, device="numpy").explain(30).samples.tolist()
+    assert [line["skipped"] for line in lines(tmp_path / "run") if "skipped" in line] == list(range(1, 31))
 
 
 def test_bf16_trains(tokens, tmp_path):

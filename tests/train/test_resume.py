@@ -144,6 +144,68 @@ def test_another_store_is_refused(tokens, tmp_path):
         train(config_of(tmp_path / "other", train__max_steps=4), tmp_path / "run")
 
 
+def test_another_input_is_refused_and_the_same_elsewhere_continues(tmp_path, capsys):
+    from millrace.train.run import read_run
+    from millrace.train.trainer import train
+
+    class Printed:
+        say = show = staticmethod(print)
+
+    one, moved, other = tmp_path / "one.txt", tmp_path / "moved.txt", tmp_path / "other.txt"
+    one.write_text("a few words of one text. " * 200)
+    other.write_text("now for something else! " * 200)
+    run, options = tmp_path / "run", {"tokenizer": "bytes", "val": 0, "workers": 1}
+
+    def go_on(path, steps, **prepare):
+        changes = {"data__input": str(path), "data__prepare": {**options, **prepare}, "train__max_steps": steps}
+        train(config_of("", **changes), run, console=Printed())
+
+    go_on(one, 2)
+    began = (run / "run.json").read_bytes()
+    with pytest.raises(mr.ConfigError, match=r"data.input was '.*one.txt' in the run .* and is '.*other.txt' now"):
+        go_on(other, 3)
+    with pytest.raises(mr.ConfigError, match=r"data.prepare was .*'val': 0} .* and is .*'val': 0.1"):
+        go_on(one, 3, val=0.1)
+    assert (run / "run.json").read_bytes() == began
+    one.rename(moved)
+    go_on(moved, 3, workers=2)
+    go_on(tmp_path / "." / "moved.txt", 4)
+    assert "has changed" not in capsys.readouterr().out
+    moved.write_text("more")
+    go_on(moved, 5)
+    assert f"note: {moved} has changed since the run began" in capsys.readouterr().out
+    moved.unlink()
+    go_on(moved, 6)
+    assert sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
+    train(config_of(run / "data", train__max_steps=7), run)
+    assert read_run(run).config.data.input == ""
+
+
+def test_an_input_for_a_run_on_a_store_is_refused_before_it_is_prepared(tokens, tmp_path):
+    from millrace.train.trainer import train
+
+    (tmp_path / "t.txt").write_text("words " * 500)
+    train(config_of(tokens, train__max_steps=2), tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match=r"data.input was '' in the run .* and is '.*t.txt' now"):
+        train(config_of("", data__input=str(tmp_path / "t.txt"), train__max_steps=3), tmp_path / "run")
+    assert not (tmp_path / "run/data").exists()
+
+
+def test_an_input_prepared_for_a_run_that_never_began_is_not_taken_for_another(tmp_path):
+    """The first command failed after the preparation: no run.json is there."""
+    from millrace.train.trainer import train
+
+    (tmp_path / "one.txt").write_text("a few words of one text. " * 200)
+    (tmp_path / "other.txt").write_text("now for something else! " * 200)
+    prepare = {"tokenizer": "bytes", "val": 0, "workers": 1}
+    bad = config_of("", data__input=str(tmp_path / "one.txt"), data__prepare=prepare, model__vocabulary=3)
+    with pytest.raises(mr.ConfigError, match=r"model.vocabulary = 3 is smaller"):
+        train(bad, tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match=r"data is finished, but with other sources"):
+        train(config_of("", data__input=str(tmp_path / "other.txt"), data__prepare=prepare), tmp_path / "run")
+    train(config_of("", data__input=str(tmp_path / "one.txt"), data__prepare=prepare), tmp_path / "run")
+
+
 def test_what_a_run_cannot_change_is_refused_by_its_key(tokens, tmp_path):
     from millrace.train.trainer import train
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,7 +35,7 @@ def run(
     trained = load_model(Path(path), checkpoint, own=model, store=store)
     found = forecast(trained, entity, windows=windows, target=target or [])
     if as_json:
-        values = {name: getattr(found, name).tolist() for name in ("rows", "truth", "forecast")}
+        values = {name: _with_nulls(getattr(found, name)) for name in ("rows", "truth", "forecast")}
         values["times"] = found.times.astype(str if found.times.dtype.kind == "M" else found.times.dtype)[
             found.places
         ].tolist()
@@ -43,6 +43,13 @@ def run(
         return
     picture = Path(out) if out is not None else Path(path) / "forecast.png"
     plot_forecast(found, picture)
-    errors = ", ".join(f"{mse:.4g} ({name})" for name, mse in found.mse.items())
+    errors = ", ".join(f"{'unknown' if mse is None else f'{mse:.4g}'} ({name})" for name, mse in found.mse.items())
     print_line(f"{entity}: {len(found.rows)} forecasts of {found.rows.shape[1]} rows, mean squared error {errors}")
     print_line(f"drew {picture}")
+
+
+def _with_nulls(values: Any) -> Any:
+    """As lists, null where a value is missing."""
+    whole = values.astype(object)
+    whole[values != values] = None  # only NaN is not itself
+    return whole.tolist()

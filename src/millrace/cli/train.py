@@ -44,6 +44,8 @@ def run(
     from millrace.cli.train_console import TrainConsole, summary, training_extras
     from millrace.errors import ConfigError, MillraceError
 
+    if resume not in ("auto", "never"):
+        raise typer.BadParameter(f"{resume!r}; expected auto or never", param_hint="--resume")
     given = {key: value for key, value in (("store", store), ("input", input_)) if value is not None}
     if len(given) == 2:
         raise ConfigError(

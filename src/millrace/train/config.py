@@ -36,7 +36,8 @@ class Data:
     stride: int = 0  # 0: `length` for text, 1 for series
     inputs: tuple[str, ...] = ()  # series: features of x; empty: those the store names so, else all
     target: tuple[str, ...] = ()  # series: features of y, likewise
-    include: tuple[str, ...] = ()  # series: static, static_categorical, categorical, known_future, mask, time
+    # series: static, static_categorical, categorical, known_future, mask, time; forecasters have the mask of a store anyway
+    include: tuple[str, ...] = ()
     prepare: dict[str, Any] = field(default_factory=dict)  # options of the preparation of `input`
 
 
@@ -150,7 +151,8 @@ BELOW = {
     "checkpoint.every_minutes": 1e9,
     "optimizer.lr": 1e9,
 }
-OWN_MODELS = ("gpt", "lstm", "transformer")
+FORECASTERS = ("lstm", "transformer")
+OWN_MODELS = ("gpt", *FORECASTERS)
 PRESETS = Path(__file__).parent / "configs"
 
 
@@ -254,7 +256,7 @@ def _check_values(config: Config, name: str) -> None:
         raise ConfigError(f"{name}: model.kind = {kind!r}; expected {', '.join(OWN_MODELS)} or module:callable")
     if kind in ("gpt", "transformer") and width % heads:
         raise ConfigError(f"{name}: model.width = {width} is not a multiple of model.heads = {heads}")
-    if config.model.document_mask and kind in ("lstm", "transformer"):
+    if config.model.document_mask and kind in FORECASTERS:
         raise ConfigError(f"{name}: model.document_mask is for gpt; leave it out for {kind}")
     if config.train.recompute and kind == "lstm":
         raise ConfigError(f"{name}: train.recompute is for gpt and transformer; leave it out for lstm")

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,14 @@ from millrace.prepare.table.prepare import prepare_table
 from millrace.prepare.text.prepare import prepare_text
 from millrace.store.open import open_store
 from millrace.store.store import Store
-from millrace.train.config import Config, Data
+from millrace.train.config import FORECASTERS, Config, Data
 from millrace.train.models.blocks import Blocks as RunBlocks
 from millrace.train.models.forecast import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
-from millrace.train.run import DATA
+from millrace.train.run import DATA, Run, as_begun
 from millrace.view.blocks import Blocks
 from millrace.view.records import Records
-from millrace.view.view import View
+from millrace.view.view import View, row_column
 from millrace.view.windows import Windows
 
 KINDS = {"gpt": "text", "lstm": "series", "transformer": "series"}
@@ -41,9 +43,9 @@ def store_path(config: Config, run: Path) -> str:
     return config.data.store or str(run / DATA)
 
 
-def prepare_input(config: Config, run: Path) -> None:
-    """Prepares ``data.input`` within the run, by the code behind ``millrace prepare``; done once, restartable."""
-    if not config.data.input or (run / DATA / "store.json").exists():
+def prepare_input(config: Config, run: Path, before: Run | None) -> None:
+    """Prepares ``data.input`` within the run, by the code behind ``millrace prepare``, which refuses what it did not begin."""
+    if not config.data.input or (before is not None and (run / DATA / "store.json").exists()):
         return  # a run goes on with what it began with, whatever became of the file
     kind = KINDS.get(config.model.kind)
     if kind is None:
@@ -123,6 +125,33 @@ def windows_of(part: Store, data: Data) -> Windows:
     )  # fmt: skip
 
 
+def has_mask(store: Store, column: str) -> bool:
+    """Whether a store keeps, beside a column of rows, which of its values were observed."""
+    mask, values = store.layout.columns.get("mask"), store.layout.columns[column]
+    return mask is not None and mask.axis == values.axis and (mask.shape or (1,)) == (values.shape or (1,))
+
+
+def resolved(config: Config, store: Store, before: Run | None, say: Callable[[str], None]) -> Config:
+    """The configuration with the mask of the store, unless a run began without it; says so where nobody asked for it."""
+    told = with_mask(config, store)
+    if before is None:
+        if told != config:
+            say("data.include has 'mask' besides: the store says which values are missing, and no loss counts them")
+        return told
+    begun = as_begun(config, before)
+    if "mask" in told.data.include and "mask" not in begun.data.include:
+        say("note: the run began without the mask of its store, and learns what fills gaps; start another with --run")
+    return begun
+
+
+def with_mask(config: Config, store: Store) -> Config:
+    """Forecasters are told what is missing, asked for or not: else they would learn what fills the gaps."""
+    is_ready = config.model.kind not in FORECASTERS or "mask" in config.data.include
+    if is_ready or store.kind != "series" or not has_mask(store, row_column(store, "values")):
+        return config
+    return replace(config, data=replace(config.data, include=(*config.data.include, "mask")))
+
+
 def vocabulary(store: Store, config: Config) -> int:
     """How many ids the model knows: all of the store's, rounded up, unless the configuration says."""
     described = None if store.manifest is None else store.manifest.tokenizer
@@ -132,9 +161,10 @@ def vocabulary(store: Store, config: Config) -> int:
         raise ConfigError(f"{store.path} does not say its vocabulary; set model.vocabulary, e.g. 50304 for GPT-2's")
     needed = int(known or 0) if described else max(int(known or 0), _largest_token(store) + 1)
     if wanted and needed > wanted:
+        or_not = ", or leave it out" if known is not None else ""  # it is needed where the store does not say
         raise ConfigError(
             f"model.vocabulary = {wanted} is smaller than the vocabulary of {store.path}, which has ids up to {needed - 1}; "
-            f"set model.vocabulary to {needed} or more, or leave it out"
+            f"set model.vocabulary to {needed} or more{or_not}"
         )
     return wanted or -(-needed // ROUND) * ROUND
 

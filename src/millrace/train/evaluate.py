@@ -14,6 +14,7 @@ from millrace.feed.feed import Feed
 from millrace.order.orders import Sequential
 from millrace.train.config import Config
 from millrace.train.dist import World
+from millrace.train.models.forecast import Forecaster
 from millrace.train.nonfinite import tell_samples
 from millrace.train.stepper import Stepper
 from millrace.view.view import View
@@ -60,25 +61,24 @@ def evaluate(
     finally:
         model.train()
     each = torch.stack(sums)
-    total, loss, baseline = world.add(each.sum(0)).tolist()
+    total, loss, compared, baseline = world.add(each.sum(0)).tolist()
     if not math.isfinite(loss):
         return Evaluation(None, problem=_problem(each[:, 1], feed, world))
-    total = max(total, 1.0)
-    return Evaluation(loss / total, baseline / total if math.isfinite(baseline) else None)
+    has_baseline = compared > 0 and math.isfinite(baseline)
+    return Evaluation(loss / max(total, 1.0), baseline / compared if has_baseline else None)
 
 
 def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch], counts: bool) -> Tensor:
-    """Weight, loss times weight, baseline times weight of a batch without its padding."""
+    """Weight and loss times weight of a batch without its padding, then the same of the baseline, which may count less."""
     valid = batch.num_samples if batch.valid is None else int(batch.valid.sum())
     # One row at least, since sharded models run together on all ranks; it then weighs nothing.
     real = to_device(_first(batch, max(valid, 1)))
     loss = stepper.loss(stepper.model, real)
-    with stepper.precision.autocast():
-        measure = getattr(stepper.model, "baseline", None)
-        measured = None if measure is None else measure(real)
-        baseline = torch.full_like(loss, float("nan")) if measured is None else measured
     weight = stepper.weight(real).double() * bool(valid and counts)
-    return torch.stack([weight, loss.double() * weight, baseline.double() * weight])
+    measured = stepper.model.baseline(real) if isinstance(stepper.model, Forecaster) else None
+    baseline, compared = measured if measured is not None else (torch.zeros_like(loss), torch.zeros_like(weight))
+    compared = compared.double() * bool(valid and counts)
+    return torch.stack([weight, loss.double() * weight, compared, baseline.double() * compared])
 
 
 def _first(batch: Batch, rows: int) -> Batch:

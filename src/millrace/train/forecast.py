@@ -14,7 +14,7 @@ import torch
 
 from millrace.errors import ConfigError
 from millrace.ragged import Array
-from millrace.train.data import windows_of
+from millrace.train.data import has_mask, windows_of
 from millrace.train.load import Trained
 from millrace.train.models.forecast import Forecaster
 from millrace.train.plot import figure
@@ -27,6 +27,7 @@ class Forecasts:
     """The last horizons of one entity, oldest first: rows within the record, truth and forecast by target.
 
     ``times`` are those of ``past_rows``, as datetimes where the store knows their unit; without a column of times the rows.
+    What was never observed is NaN in ``truth`` and ``past``.
     """
 
     entity: str
@@ -45,10 +46,13 @@ class Forecasts:
         return np.asarray(self.rows - self.past_rows[0])
 
     @property
-    def mse(self) -> dict[str, float]:
-        """By target, since each is in units of its own."""
-        each: Array = np.mean((self.forecast - self.truth) ** 2, axis=(0, 1))
-        return dict(zip(self.targets, each.tolist(), strict=True))
+    def mse(self) -> dict[str, float | None]:
+        """By target, since each is in units of its own, over what was observed; None where nothing was."""
+        squares = (self.forecast - self.truth) ** 2
+        each = [column[~np.isnan(column)] for column in np.moveaxis(squares, -1, 0)]
+        return {
+            name: float(np.mean(found)) if len(found) else None for name, found in zip(self.targets, each, strict=True)
+        }
 
 
 def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequence[str] = ()) -> Forecasts:
@@ -73,7 +77,7 @@ def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequenc
     starts = view.spans(samples).starts - origin
     begins = starts + view.lookback + view.lead
     past_rows = np.arange(int(starts[0]), int(begins[-1]) + view.horizon)
-    targets = list(range(model.shapes.features)) if view.target is None else list(view.target)
+    targets = list(range(model.shapes.outputs)) if view.target is None else list(view.target)
 
     def in_units(values: Array) -> Array:
         """As the source had them, where the store knows its scaling."""
@@ -81,7 +85,8 @@ def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequenc
         return values if scaled is None else store.inverse(values, features=targets, entity=record)
 
     of_past = slice(past_rows[0] + origin, past_rows[-1] + 1 + origin)
-    values = np.asarray(store.columns[view.column][of_past])
+    past = in_units(_observed(store, view.column, of_past)[:, targets])
+    rows = begins[:, None] + np.arange(view.horizon)
     labels = [str(label) for label in view.labels["y"]]
     chosen = _chosen(target, labels)
     axis, times = _times(store, of_past, past_rows)
@@ -90,12 +95,21 @@ def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequenc
         targets=[labels[k] for k in chosen],
         axis=axis,
         times=times,
-        rows=begins[:, None] + np.arange(view.horizon),
-        truth=in_units(batch["y"])[..., chosen],
+        rows=rows,
+        truth=past[rows - past_rows[0]][..., chosen],
         forecast=in_units(made.numpy())[..., chosen],
         past_rows=past_rows,
-        past=in_units(values.reshape(len(values), -1)[:, targets])[:, chosen],
+        past=past[:, chosen],
     )
+
+
+def _observed(store: Any, column: str, rows: slice) -> Array:
+    """Rows of a store, NaN where it says that a value is missing, whether the model was told so or not."""
+    values = np.asarray(store.columns[column][rows])
+    values = values.reshape(len(values), -1)
+    if not has_mask(store, column):
+        return values
+    return np.where(np.asarray(store.columns["mask"][rows]).reshape(values.shape) != 0, values, np.nan)
 
 
 def _chosen(wanted: Sequence[str], targets: list[str]) -> list[int]:
@@ -135,7 +149,9 @@ def plot_forecast(found: Forecasts, path: Path) -> None:
     drawn, panels = figure(9, 1.5 + 2.5 * len(targets), len(targets))
     begins = found.times[found.places[:, 0]]
     for number, (name, axes) in enumerate(zip(targets, panels, strict=True)):
-        axes.plot(found.times, found.past[:, number], color="0.35", linewidth=1.0, label="what happened")
+        past = found.past[:, number]
+        marker = "." if np.isnan(past).any() else ""  # a value between two gaps has no line
+        axes.plot(found.times, past, color="0.35", linewidth=1.0, marker=marker, markersize=3, label="what happened")
         for window, places in enumerate(found.places):
             label = "forecast" if window == 0 else None
             axes.axvline(begins[window], color="0.85", linewidth=0.8, zorder=0)

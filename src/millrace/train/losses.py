@@ -10,7 +10,7 @@ from torch import Tensor
 
 from millrace.feed.feed import Feed
 from millrace.train.dist import World
-from millrace.train.nonfinite import check_steps
+from millrace.train.nonfinite import check_steps, not_finite
 from millrace.train.precision import Precision
 
 
@@ -36,6 +36,12 @@ class Losses:
         self._steps.clear()
         may_overflow = self._precision.scaler.is_enabled()  # such a step was skipped
         check_steps(losses, [0.0] * len(norms) if may_overflow else norms, step, self._feed, self._run, saved)
+        if may_overflow and self._precision.has_given_up:
+            what = (
+                f"the gradient of step {step} is not finite, though its loss is {losses[-1]} and fp16 scaled it by less and less "
+                f"(now {self._precision.scaler.get_scale():.2g}); {self._precision.skipped} steps were skipped: take bf16 or fp32"
+            )
+            raise not_finite(what, step, self._feed.position - self._feed.batch, self._feed, self._run, saved)
         return list(zip(losses, norms, strict=True))
 
 

@@ -31,12 +31,17 @@ def check_steps(losses: list[float], norms: list[float], last_step: int, feed: F
         what = f"the loss of step {step} is {loss}"
         if math.isfinite(loss):
             what = f"the gradient of step {step} has norm {norm}, though its loss is {loss}"
-        samples, told = tell_samples(feed.view, feed.order, position, position + feed.batch)
-        raise TrainError(
-            f"{what}; {told}; all of them: millrace explain {run} --step {step}; "
-            + (f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint yet"),
-            step=step, samples=samples,
-        )  # fmt: skip
+        raise not_finite(what, step, position, feed, run, saved)
+
+
+def not_finite(what: str, step: int, position: int, feed: Feed, run: Path, saved: int) -> TrainError:
+    """The error of a step whose batch begins at a position, with its samples and their rows."""
+    samples, told = tell_samples(feed.view, feed.order, position, position + feed.batch)
+    return TrainError(
+        f"{what}; {told}; all of them: millrace explain {run} --step {step}; "
+        + (f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint yet"),
+        step=step, samples=samples,
+    )  # fmt: skip
 
 
 def tell_samples(view: View, order: Order, first: int, last: int) -> tuple[list[int], str]:

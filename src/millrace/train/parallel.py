@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
+import torch.distributed as distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,10 +24,26 @@ def distribute(model: nn.Module, config: Config, world: World) -> nn.Module:
     if config.train.parallel == "fsdp2":
         shard(model, world)
         return model
-    # Buffers are the same on every rank from the start. Torch 2.13 renamed the option and warns of the old name.
+    # Buffers are those of the first rank after every step (share_buffers). Torch 2.13 renamed the option and warns of the
+    # old name.
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     options: Any = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
     return DistributedDataParallel(model, **options)
+
+
+def share_buffers(model: nn.Module, world: World) -> None:
+    """Running buffers (of a BatchNorm) become those of the first rank: what is evaluated is what is saved and resumed."""
+    buffers = [buffer for buffer in model.buffers() if buffer.numel()] if world.size > 1 else []
+    if not buffers:
+        return
+    parts = [
+        buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers
+    ]  # bytes, so that one message takes all
+    shared = torch.cat(parts)
+    distributed.broadcast(shared, 0)
+    for buffer, part in zip(buffers, torch.split(shared, [len(part) for part in parts]), strict=True):
+        # A copy, since bytes amid others may lie where no number of this type may.
+        buffer.detach().copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
 
 def shard(model: nn.Module, world: World) -> None:

@@ -12,6 +12,8 @@ from torch.amp import GradScaler
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 
+# Below it fp16 has given up: from its first scale, 65,536, that is 31 skipped steps in a row, and gradients up to 1e9 pass.
+SMALLEST_SCALE = 2.0**-14
 LOWERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -24,7 +26,9 @@ class Precision:
         self.name, self.device = name, device
         self.scaler = GradScaler(device.type, enabled=name == "fp16")
         self.dtype = torch.float64 if name == "fp64" else torch.float32
-        self.skipped = 0
+        self._skipped = 0
+        self._was_skipped = False  # the last step
+        self._found: list[Tensor] = []  # of steps since, whether their gradients overflowed; looking waits for the GPU
 
     def cast(self, model: nn.Module) -> nn.Module:
         """Floats in the precision of the weights; integers and complex numbers stay what they are."""
@@ -56,10 +60,24 @@ class Precision:
         if not self.scaler.is_enabled():
             optimizer.step()
             return
-        before = self.scaler.get_scale()
         self.scaler.step(optimizer)
+        # What the scaler itself goes by: the scale says nothing once it cannot become smaller.
+        self._found += self.scaler._found_inf_per_device(optimizer).values()
         self.scaler.update()
-        self.skipped += self.scaler.get_scale() < before
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were skipped since the run began."""
+        if self._found:
+            found = torch.stack(self._found).tolist()
+            self._found.clear()
+            self._skipped, self._was_skipped = self._skipped + sum(map(bool, found)), bool(found[-1])
+        return self._skipped
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the last step was skipped though its loss was scaled by next to nothing: no smaller scale will help."""
+        return self.skipped > 0 and self._was_skipped and self.scaler.get_scale() < SMALLEST_SCALE
 
     def state(self) -> dict[str, Any]:
         return {"scaler": self.scaler.state_dict(), "skipped": self.skipped}
@@ -67,4 +85,5 @@ class Precision:
     def load(self, state: dict[str, Any]) -> None:
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        self.skipped = int(state["skipped"])
+        self._skipped, self._was_skipped = int(state["skipped"]), False
+        self._found.clear()

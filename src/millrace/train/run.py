@@ -9,6 +9,7 @@ RUN/data/           the store that --input was prepared into
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform as python_platform
@@ -22,16 +23,19 @@ import torch
 
 from millrace import __version__
 from millrace.errors import ConfigError, TrainError
+from millrace.identity import digest
 from millrace.store import platform
 from millrace.store.lock import FolderLock
 from millrace.store.store import Store
-from millrace.train.config import Config, as_dict, parse_config
+from millrace.train.config import FORECASTERS, Config, as_dict, parse_config
 from millrace.train.dist import World
+from millrace.train.tensors import hash_file
 
 NAME, DATA = "run.json", "data"
 # What a run cannot change on its way: the state would not fit, or it would be another line of samples.
 FIXED = ("model", "data")
-FREE = {"data.store", "data.input", "data.prepare", "data.val_split"}
+FREE = {"data.store", "data.input", "data.prepare", "data.val_split"}  # check_input looks at two of them
+SAME_RESULT = {"workers", "stall_s"}  # options of a preparation that do not change what it makes
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Run:
     store: str
     fingerprint: str
     threads: int
+    input_hash: str | None = None  # of data.input when the run began
 
 
 def read_run(folder: Path) -> Run | None:
@@ -52,7 +57,7 @@ def read_run(folder: Path) -> Run | None:
         config = parse_config(values["config"], str(path))
         # One within the run goes where the run goes.
         store = str(folder / DATA) if config.data.input else values["store"]["path"]
-        return Run(config, store, values["store"]["fingerprint"], values["threads"])
+        return Run(config, store, values["store"]["fingerprint"], values["threads"], values.get("input"))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -71,6 +76,7 @@ def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say:
             f"{folder} holds a run already; leave --resume never out to continue it, or give another --run"
         )
     check_same(before, config, folder)
+    check_input(before, config, folder, say)
     if before.threads != torch.get_num_threads():
         say(
             f"note: the run began with {before.threads} threads, now {torch.get_num_threads()}: the last bits of "
@@ -87,9 +93,10 @@ def existing_run(folder: Path) -> Run:
     return found
 
 
-def write_run(folder: Path, config: Config, store: Store, world: World) -> None:
+def write_run(folder: Path, config: Config, store: Store, world: World, before: Run | None) -> None:
     values = {
         "config": as_dict(config),
+        "input": input_hash(config.data.input) if before is None else before.input_hash,
         "store": {"path": store.path, "fingerprint": store.fingerprint, "kind": store.kind},
         "versions": {
             "millrace": __version__,
@@ -107,16 +114,57 @@ def write_run(folder: Path, config: Config, store: Store, world: World) -> None:
         platform.sync_dir(folder)
 
 
+def as_begun(config: Config, before: Run) -> Config:
+    """A run of a forecaster goes on with the mask that it began with, which its configuration need not name."""
+    begun, given = before.config.data.include, config.data.include
+    if config.model.kind not in FORECASTERS or set(begun) != {*given, "mask"}:
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, include=begun))
+
+
 def check_same(before: Run, config: Config, folder: Path) -> None:
     """Refuses a continuation with another model, view or optimiser; names the key."""
-    old, new = _flat(before.config), _flat(config)
+    old, new = _flat(before.config), _flat(as_begun(config, before))
     for key in old:
         fixed = (key.split(".")[0] in FIXED and key not in FREE) or key in ("optimizer.name", "train.seed")
         if fixed and old[key] != new[key]:
-            raise ConfigError(
-                f"{key} was {old[key]!r} in the run {folder} and is {new[key]!r} now; a run cannot change it: "
-                f"set it back, or start another with --run"
-            )
+            raise ConfigError(_refusal(key, old[key], new[key], folder))
+
+
+def check_input(before: Run, config: Config, folder: Path, say: Callable[[str], None]) -> None:
+    """Refuses another input, or its preparation with other options; the same may lie elsewhere, or be gone."""
+    old, new = before.config.data, config.data
+    if not new.input:
+        return  # a store is known by its fingerprint
+    old_options, new_options = (
+        {key: value for key, value in data.prepare.items() if key not in SAME_RESULT} for data in (old, new)
+    )
+    if old.input and old_options != new_options:
+        raise ConfigError(_refusal("data.prepare", old_options, new_options, folder))
+    now = input_hash(new.input)
+    is_equal = now is not None and now == before.input_hash
+    if not is_equal and (not old.input or os.path.realpath(old.input) != os.path.realpath(new.input)):
+        raise ConfigError(_refusal("data.input", old.input, new.input, folder))
+    if now is not None and before.input_hash is not None and not is_equal:
+        say(f"note: {new.input} has changed since the run began; the run goes on with what it held then")
+
+
+def input_hash(name: str) -> str | None:
+    """Of all that a file or the files of a folder hold; None where there is none that can be read."""
+    path = Path(name)
+    files = [] if not name else sorted(path.rglob("*")) if path.is_dir() else [path]
+    try:
+        parts = [part for file in files if file.is_file() for part in (str(file.relative_to(path)), hash_file(file))]
+    except OSError:
+        return None
+    return digest("input", *parts) if parts else None
+
+
+def _refusal(key: str, old: Any, new: Any, folder: Path) -> str:
+    return (
+        f"{key} was {old!r} in the run {folder} and is {new!r} now; a run cannot change it: set it back, or start another "
+        "with --run"
+    )
 
 
 def _flat(config: Config) -> dict[str, Any]:

@@ -7,6 +7,7 @@ that k micro-batches on W ranks give the gradient of one large batch, also where
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch.optim import Optimizer
 from millrace.errors import ConfigError, TrainError
 from millrace.feed.batch import Batch
 from millrace.order.share import share
-from millrace.train.config import Config
+from millrace.train.config import OWN_MODELS, Config
 from millrace.train.dist import World
 from millrace.train.oom import is_out_of_memory, memory_for
 from millrace.train.optimizers import learning_rate, set_learning_rate
+from millrace.train.parallel import share_buffers
 from millrace.train.precision import Precision
 from millrace.train.seeds import seed_step
 
@@ -44,8 +46,11 @@ class Stepper:
         self.model, self.forward, self.optimizer, self.precision = model, forward, optimizer, precision
         self._config, self._world = config, world
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
-        # Ranks that may run out of memory one by one exchange gradients only when all have theirs.
-        self._exchanges_late = config.train.halve_on_oom and isinstance(forward, DistributedDataParallel)
+        # Ranks that may run out of memory one by one exchange gradients only when all have theirs. So does a user's model
+        # in its first step: where a parameter then is in no loss, it always will, since DDP would wait for its gradient.
+        is_ddp = isinstance(forward, DistributedDataParallel)
+        self._may_lack = is_ddp and config.model.kind not in OWN_MODELS
+        self._exchanges_late = is_ddp and (config.train.halve_on_oom or self._may_lack)
 
     def step(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """This rank's part of the global loss, and the norm of the gradient; weights are changed."""
@@ -59,6 +64,7 @@ class Stepper:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         with memory_for(f"for the state of the optimiser at step {step}", SMALLER_STATE, step=step):
             self.precision.step(self.optimizer)
+        share_buffers(self.model, self._world)
         return loss, norm
 
     def _accumulated(self, batch: Batch, step: int) -> Tensor:
@@ -69,6 +75,8 @@ class Stepper:
             try:
                 loss = self._accumulate(batch)
             except (RuntimeError, MemoryError) as error:
+                if "Expected to have finished reduction in the prior iteration" in str(error):
+                    raise self._not_in_the_loss(str(error), step - 1) from error
                 if not is_out_of_memory(error):
                     raise
                 failure = error
@@ -148,11 +156,32 @@ class Stepper:
         yield
 
     def _exchange_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:  # another rank may have one
+        """The mean over the ranks, as DDP makes it; a parameter that is in no loss of any rank has none."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        own = [parameter.grad is not None for parameter in parameters]
+        has_any = self._world.largest([float(has) for has in own])
+        is_lacking = self._world.largest([float(not all(own))])[0]
+        for parameter, has in zip(parameters, has_any, strict=True):
+            if has:
+                if parameter.grad is None:  # another rank has one
                     parameter.grad = torch.zeros_like(parameter)
-                self._world.add(parameter.grad).div_(self._world.size)
+                self._world.add(parameter.grad.div_(self._world.size))
+        if self._may_lack:
+            self._may_lack = False
+            self._exchanges_late = self._config.train.halve_on_oom or bool(is_lacking)
+
+    def _not_in_the_loss(self, told: str, step: int) -> ConfigError:
+        """Which parameters DDP waited for: its message numbers them."""
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
+        lacking = (
+            ", ".join(names[int(number)] for number in numbers[1].split()) if numbers else "some of its parameters"
+        )
+        return ConfigError(
+            f"model.kind = {self._config.model.kind!r}: the loss of step {step} does not depend on {lacking}, that of the first "
+            "step did; let every loss depend on it (if need be times 0), or set train.halve_on_oom = true: then gradients "
+            "are exchanged after the backward pass, whichever there are"
+        )
 
     def _halve(self, step: int, error: BaseException | None) -> None:
         """Twice as many micro-batches for the same batch; raises where that was not asked for or cannot be."""

@@ -77,6 +77,7 @@ class Trainer:
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
         before = run.earlier_run(folder, config, resume, bool(self.checkpoints.names()), self._console.say)
         self.store = self._open(before)
+        config = self.config = data.resolved(config, self.store, before, self._console.say)
         self.view = data.training_view(self.store, config)
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
@@ -97,7 +98,7 @@ class Trainer:
         )  # fmt: skip
         self.step = self._load()
         if world.is_first:
-            run.write_run(folder, config, self.store, world)
+            run.write_run(folder, config, self.store, world, before)
         self._metrics = self._open_metrics() if world.is_first else None
         self._saver = Saver(self.checkpoints, world, asynchronous=config.checkpoint.asynchronous)
         self._signals = Signals()
@@ -113,7 +114,7 @@ class Trainer:
         if self.world.is_first:
             for line in self.checkpoints.sweep():
                 self._console.say(line)
-            data.prepare_input(self.config, self.folder)
+            data.prepare_input(self.config, self.folder, before)
         self.world.wait()
         path = data.store_path(self.config, self.folder)
         return data.open_pinned(path, None if before is None else before.fingerprint)

@@ -146,6 +146,35 @@ class Turning(Linear):
         self.register_buffer("turns", torch.full((3,), 1j), persistent=False)
 
 
+class Normed(Linear):
+    """Keeps running means of what it saw, which on every rank is something else."""
+
+    def __init__(self, features: int, targets: int) -> None:
+        super().__init__(features, targets)
+        self.norm = nn.BatchNorm1d(features)
+        self.register_buffer("turns", torch.full((3,), 1j), persistent=False)
+        self.register_buffer("is_used", torch.tensor(False))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        self.is_used.fill_(True)
+        x = batch["x"]
+        return super().forward({**batch, "x": self.norm(x.flatten(0, 1)).view_as(x)})
+
+
+class Spare(Linear):
+    """Its second layer is in no loss, or only in those of one rank, or only in those of some training passes."""
+
+    def __init__(self, features: int, targets: int, rank: int = -1, until: int = 0) -> None:
+        super().__init__(features, targets)
+        self.spare, self.rank, self.until, self.passes = nn.Linear(features, targets), rank, until, 0
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        self.passes += self.training
+        loss = super().forward(batch)
+        is_used = self.passes <= self.until or self.rank == int(os.environ.get("RANK", "0"))
+        return loss + self.spare(batch["x"][:, -1]).square().mean() if is_used else loss
+
+
 class Untrained(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return batch["y"].mean()

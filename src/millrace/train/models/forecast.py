@@ -114,12 +114,22 @@ class Forecaster(nn.Module):
         """The mean squared error over the targets that are there."""
         return self._mean_square(self.forecast(batch), batch)
 
-    def baseline(self, batch: Tensors) -> Tensor | None:
-        """The loss of repeating the last value, which a forecaster has to beat; None where it does not see the targets."""
+    def baseline(self, batch: Tensors) -> tuple[Tensor, Tensor] | None:
+        """The loss of repeating the last value that was seen, which a forecaster has to beat, and over how many targets.
+
+        None where the targets are not among the inputs; a target of which a window has seen no value does not count.
+        """
         if not self.shapes.targets:
             return None
-        last_BT = batch["x"][:, -1, list(self.shapes.targets)]
-        return self._mean_square(last_BT[:, None], batch)
+        x_BLT = batch["x"][:, :, list(self.shapes.targets)]
+        if not self.shapes.has_mask:
+            return self._mean_square(x_BLT[:, -1:], batch), self.targets(batch)
+        seen_BLT = batch["mask"][:, :, list(self.shapes.targets)] != 0
+        places_L = torch.arange(x_BLT.shape[1], device=x_BLT.device)
+        last_B1T = torch.where(seen_BLT, places_L[:, None], 0).amax(1, keepdim=True)
+        counts_BHT = (batch["y_mask"] != 0) & seen_BLT.any(1, keepdim=True)
+        beside = {"y": batch["y"], "y_mask": counts_BHT}
+        return self._mean_square(x_BLT.gather(1, last_B1T), beside), self.targets(beside)
 
     def _mean_square(self, forecast_BHT: Tensor, batch: Tensors) -> Tensor:
         errors_BHT = forecast_BHT - batch["y"]
