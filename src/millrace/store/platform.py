@@ -64,7 +64,13 @@ def make_dir(path: str | Path) -> None:
         make_dir(parent)
         sync_dir(os.path.dirname(parent) or ".")
     _step("mkdir", path)
-    os.makedirs(path, exist_ok=True)
+    while not os.path.isdir(path):
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):  # another writer was done with it just then: once more
+                if not stat.S_ISDIR(os.lstat(path).st_mode):
+                    raise
 
 
 def create(path: str | Path) -> int:
