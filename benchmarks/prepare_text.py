@@ -188,8 +188,10 @@ def _encoder(vocabulary: str, engine: str) -> Callable[[list[bytes]], int]:
         from millrace.text.ranks import _rank_engine
 
         core: Any = _rank_engine(body)._core  # type: ignore[union-attr]
-        return lambda documents: (
-            len(core.encode_to_tiktoken_buffer(SEPARATOR.join(map(bytes.decode, documents)), {SEPARATOR})) // 4
+        return lambda documents: len(
+            np.frombuffer(
+                core.encode_to_tiktoken_buffer(SEPARATOR.join(map(bytes.decode, documents)), {SEPARATOR}), np.uint32
+            )
         )
     from gigatoken.gigatoken_rs import load_hf_json
 
