@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+# Where tests are started in the background Ctrl-C is ignored, and would be in every process that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HIDDEN = os.environ.get("MILLRACE_TEST_HIDE") == "1"
 
