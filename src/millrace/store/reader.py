@@ -18,6 +18,7 @@ from millrace.errors import StoreCorrupt
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
+from millrace.store.descriptors import DescriptorCache, lock_of
 from millrace.store.folder import Folder, unreadable
 from millrace.store.layout import Layout
 from millrace.store.manifest import Manifest
@@ -74,11 +75,11 @@ class DiskShards:
         self._maps: dict[tuple[int, int], Array] = {}
         self._num_lent = 0  # maps that feeds and views own
         self._lent: weakref.WeakValueDictionary[tuple[int, int], Array] = weakref.WeakValueDictionary()
-        self._lock = platform.lock_of(self)
+        self._lock = lock_of(self)
         limit = platform.descriptor_limit()
         self._max_maps = min(MAX_MAPS, limit // 2) if platform.MAPS_HOLD_DESCRIPTORS else MAX_MAPS
         self._max_maps = self._max_maps if may_map else 0
-        self._descriptors = platform.DescriptorCache(max(4, min(256, limit // 4)))
+        self._descriptors = DescriptorCache(max(4, min(256, limit // 4)))
 
     def name(self, shard: int) -> str:
         split, number = self._table[shard, :2].tolist()
