@@ -1,6 +1,7 @@
 """A batch is a dict that frameworks may take apart and rebuild, with marks that stay where they can."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -128,3 +129,20 @@ def test_tensors_have_micro_and_repr_too():
     assert [item.tolist() for item in first.hits] == [[0, 1, 2], []]
     assert second.label.tolist() == [2, 3]
     assert second.label.data_ptr() == batch.label.data_ptr() + 16
+
+
+def test_marks_of_a_fed_batch_are_its_own():
+    store = mr.from_arrays({"tokens": np.arange(1000, dtype=np.uint16)})
+    feed = mr.Feed(mr.Blocks(store, length=4), batch=7, epochs=1, device="numpy", depth=2)
+    batches = [(pickle.loads(pickle.dumps(batch)), copy.copy(batch), batch) for batch in feed]  # noqa: S301
+    positions = np.arange(249, dtype=np.int64)
+    for number, copies in enumerate(batches):
+        own = positions[number * 7 : number * 7 + 7]
+        padding = 7 - len(own)
+        for batch in copies:
+            assert batch.num_samples == 7
+            assert batch.valid.tolist() == [True] * len(own) + [False] * padding
+            assert batch.positions.tolist() == [*own.tolist(), *[-1] * padding]
+            assert batch.samples[: len(own)].tolist() == feed.order.samples(own).tolist()
+            assert batch.positions.flags.writeable
+            assert [part.positions.tolist() for part in batch.micro(7)] == [[n] for n in batch.positions]

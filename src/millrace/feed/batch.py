@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s, Ragged
+
+
+class Marks(NamedTuple):
+    """Positions, samples and validity of a batch as the core wrote them, one after the other in one piece of memory.
+
+    Most loops never look at them, so arrays are made of it when one is asked for.
+    """
+
+    memory: Array
+    size: int
+
+    def arrays(self) -> list[Array]:
+        found, begin = [], 0
+        for dtype in MARKS.values():
+            num_bytes = self.size * dtype.itemsize
+            found.append(self.memory[begin : begin + num_bytes].view(dtype))
+            begin += aligned(num_bytes)
+        return found
 
 
 class Batch(dict[str, Any]):
@@ -30,11 +48,18 @@ class Batch(dict[str, Any]):
         positions: Int64s | None = None,
         samples: Int64s | None = None,
         valid: Array | None = None,
+        marks: Marks | None = None,
     ) -> None:
         super().__init__(values)
-        self.positions, self.samples, self.valid = positions, samples, valid
+        if marks is None:
+            self.positions, self.samples, self.valid = positions, samples, valid
+        else:
+            self._marks = marks
 
     def __getattr__(self, name: str) -> Any:
+        if name in MARKS and "_marks" in self.__dict__:
+            self.positions, self.samples, self.valid = self._marks.arrays()
+            return self.__dict__[name]
         try:
             return self[name]
         except KeyError:
@@ -43,6 +68,8 @@ class Batch(dict[str, Any]):
     @property
     def num_samples(self) -> int:
         """Rows of the batch, padding included."""
+        if "_marks" in self.__dict__:
+            return self._marks.size
         if self.positions is not None:
             return len(self.positions)
         return len(next(iter(self.values()))) if self else 0
@@ -64,7 +91,12 @@ class Batch(dict[str, Any]):
         return f"<Batch of {self.num_samples}: {fields}>"
 
 
-MARKS = ("positions", "samples", "valid")
+MARKS = {"positions": np.dtype(np.int64), "samples": np.dtype(np.int64), "valid": np.dtype(bool)}
+ALIGN = 256  # of what lies in a slot, as in core.h
+
+
+def aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGN) * ALIGN
 
 
 def check_names(names: Mapping[str, Any] | list[str]) -> None:

@@ -91,12 +91,13 @@ class DeviceRing:
         assert there is not None
         assert views is not None
         self._out.append((number, there))
-        there.use_on(self._lanes, stream)
-        (positions, samples, valid), host = views
+        if stream != self._lanes.home:
+            there.use_on(self._lanes, stream)
+        marks, host = views
         values = {name: view.detach() for name, _, view in there.views}  # their storage counts who holds it
         if self._is_ragged:
             self._add_ragged(values, there.memory, host)
-        return Batch(values, positions=positions.copy(), samples=samples.copy(), valid=valid.copy())
+        return Batch(values, marks=self._layout.own_marks(marks))
 
     def _add_ragged(self, values: dict[str, Any], memory: Any, host: list[Any]) -> None:
         """Ragged columns for their offsets; how many rows they have is looked up where they were made."""

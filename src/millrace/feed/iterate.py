@@ -12,13 +12,13 @@ import numpy as np
 
 from millrace.errors import ConfigError, FeedError, StageFailed
 from millrace.feed import native
-from millrace.feed.batch import Batch, check_names
+from millrace.feed.batch import MARKS, Batch, check_names
 from millrace.feed.cuda import CudaLanes
 from millrace.feed.device import DeviceRing
 from millrace.feed.line import Line, Plan
 from millrace.feed.native import NativeRing
 from millrace.feed.parcel import InLine, Packer, Parcel, ParcelRing
-from millrace.feed.program import MARKS, Program, Unmapped
+from millrace.feed.program import Program, Unmapped
 from millrace.feed.report import Report
 from millrace.feed.ring import Slot, Slots
 from millrace.feed.rng import Rng
@@ -176,7 +176,7 @@ class _Maker:
         if self._transform is None:
             return filled
         # Marks of their own go on: the transform may change those it is given.
-        return self._transformed(batch, filled, {name: getattr(filled, name).copy() for name, _ in MARKS})
+        return self._transformed(batch, filled, {name: getattr(filled, name).copy() for name in MARKS})
 
     def is_cold(self) -> bool | None:
         """Whether rows are asked for ahead of the copy; None where that is not known."""

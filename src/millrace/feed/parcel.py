@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import FeedError
-from millrace.feed.batch import Batch
+from millrace.feed.batch import Batch, aligned
 from millrace.feed.device import DeviceMemory
-from millrace.feed.program import ALIGN
 from millrace.feed.ring import Slots
 from millrace.feed.stage import Stage
 from millrace.ragged import Array, Ragged
@@ -78,7 +77,7 @@ class Packer:
                 return value
             num_bytes = value.numel() * value.element_size()
             tensors.append((Place(end, num_bytes, value.dtype, tuple(value.shape)), value))
-            end += -(-num_bytes // ALIGN) * ALIGN
+            end += aligned(num_bytes)
             return tensors[-1][0]
 
         placed = {name: v.map(place) if isinstance(v, Ragged) else place(v) for name, v in batch.items()}

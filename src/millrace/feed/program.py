@@ -14,23 +14,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from millrace.errors import FeedError, StoreError
-from millrace.feed.batch import Batch
+from millrace.feed.batch import MARKS, Batch, Marks, aligned
 from millrace.feed.line import Line
 from millrace.gather.native import Native
 from millrace.gather.reference import Field
 from millrace.native import core, memory_bytes
-from millrace.ragged import Ragged
+from millrace.ragged import Array, Ragged
 from millrace.store import platform
 from millrace.view.view import View
 
-ALIGN = 256  # as in core.h
-MAX_SIZE = 1 << 28  # samples of a batch, likewise
+MAX_SIZE = 1 << 28  # samples of a batch, as in core.h
 MAX_FILES = 1024  # that a feed holds open to read by, and at most an eighth of what the process may
 DIRECT_TIMES = 2  # the page cache has few rows of a column so many times larger than memory
-MARKS = (("positions", np.dtype(np.int64)), ("samples", np.dtype(np.int64)), ("valid", np.dtype(bool)))
 
-
-Views: TypeAlias = tuple[list[Any], list[tuple[str, Field | None, Any]]]  # of arrays, or of tensors
+Views: TypeAlias = tuple[Any, list[tuple[str, Field | None, Any]]]  # of arrays, or of tensors
 
 
 class Unmapped(FeedError):
@@ -46,30 +43,28 @@ class Layout:
     def __init__(self, fields: tuple[Field, ...], size: int) -> None:
         self.fields, self.size = fields, size
         self._end = 0
-        self.marks = tuple(self._take(size * dtype.itemsize) for _, dtype in MARKS)
+        self.marks = tuple(self._take(size * dtype.itemsize) for dtype in MARKS.values())
+        self._marks_bytes = self._end
         self.places = tuple(self._take(_fixed_bytes(field, size)) for field in fields)
         self.fixed_bytes = self._end
 
     def _take(self, num_bytes: int) -> int:
         place = self._end
-        self._end += -(-num_bytes // ALIGN) * ALIGN
+        self._end += aligned(num_bytes)
         return place
 
     def views(self, memory: Any, dtype_of: Callable[[np.dtype[Any]], Any] = np.dtype) -> Views:
-        """Everything but ragged values, as views of a slot's memory: the marks, and (name, field if ragged, array).
+        """Everything but ragged values, as views of a slot's memory: all marks, and (name, field if ragged, array).
 
         The memory is numpy's, or a tensor's with ``dtype_of`` giving its types.
         """
-        marks = []
-        for (_, dtype), place in zip(MARKS, self.marks, strict=True):
-            marks.append(memory[place : place + self.size * dtype.itemsize].view(dtype_of(dtype)))
         fields = []
         for field, place in zip(self.fields, self.places, strict=True):
             shape = (self.size + 1,) if is_ragged(field) else (self.size, *(n or 0 for n in field.shape))
             dtype = np.dtype(np.int64) if is_ragged(field) else field.dtype
             part = memory[place : place + _fixed_bytes(field, self.size)].view(dtype_of(dtype)).reshape(shape)
             fields.append((field.name, field if is_ragged(field) else None, part))
-        return marks, fields
+        return memory[: self._marks_bytes], fields
 
     def ragged_values(self, memory: Any, field: Field, begin: int, rows: int, dtype_of: Any = np.dtype) -> Any:
         part = memory[begin : begin + rows * _row_bytes(field)].view(dtype_of(field.dtype))
@@ -77,11 +72,11 @@ class Layout:
 
     def ragged_end(self, field: Field, begin: int, rows: int) -> int:
         """Where the next ragged field's values begin."""
-        return begin + -(-rows * _row_bytes(field) // ALIGN) * ALIGN
+        return begin + aligned(rows * _row_bytes(field))
 
     def batch(self, views: Views, memory: Any) -> Batch:
         """The batch that lies in a slot: new views, and marks of its own, which may outlive the slot."""
-        (positions, samples, valid), fields = views
+        marks, fields = views
         values: dict[str, Any] = {}
         end = self.fixed_bytes
         for name, ragged, array in fields:
@@ -91,7 +86,10 @@ class Layout:
             rows = int(array[-1])
             values[name] = Ragged.trusted(self.ragged_values(memory, ragged, end, rows), array[:])
             end = self.ragged_end(ragged, end, rows)
-        return Batch(values, positions=positions.copy(), samples=samples.copy(), valid=valid.copy())
+        return Batch(values, marks=self.own_marks(marks))
+
+    def own_marks(self, marks: Array) -> Marks:
+        return Marks(marks.copy(), self.size)
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:
