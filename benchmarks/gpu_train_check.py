@@ -50,6 +50,7 @@ from millrace.train.precision import Precision
 from millrace.train.saver import Saver
 from millrace.train.stepper import Stepper
 from millrace.train.tensors import read_tensors
+from millrace.train.trainer import Trainer
 
 STEP = re.compile(r"step ([0-9,]+)/")
 CONFIG = """\
@@ -78,7 +79,7 @@ warmup = 10
 [checkpoint]
 every = 20
 """
-KINDS = ("resume", "resume-bf16", "fp16", "oom", "fsdp2", "recompute", "compile")
+KINDS = ("resume", "resume-bf16", "fp16", "oom", "fsdp2", "recompute", "compile", "queue")
 
 
 class Checks:
@@ -108,6 +109,17 @@ class Checks:
     def say(self, name: str, held: bool, told: str, **facts: Any) -> None:
         print(f"{'ok  ' if held else 'MISS'} {name}: {told}", flush=True)
         self.found.append({"name": name, "held": held, "told": told, **facts})
+
+    def make_series(self) -> Path:
+        rng, columns = (
+            np.random.default_rng(0),
+            {"values": mr.Column("float32", (6,)), "mask": mr.Column("uint8", (6,))},
+        )
+        values = rng.normal(size=(100_000, 6)).astype(np.float32)
+        path = self.folder / "series"
+        with mr.StoreWriter(path, kind="series", columns=columns, meta={"features": list("abcdef")}) as writer:
+            writer.extend({"values": values, "mask": (values < 2).astype(np.uint8)}, [0, 40_000, 100_000])
+        return path
 
     # Runs.
 
@@ -226,7 +238,7 @@ class Checks:
             shard(model, world)
             optimizer = build_optimizer(model, config.optimizer)
             stepper = Stepper(model, model, optimizer, Precision("bf16", device), config, world)
-            run.write_run(folder, config, store, world)
+            run.write_run(folder, config, store, world, None)
             saver = Saver(Checkpoints(folder / "checkpoints"), world, asynchronous=True)
             losses = []
             with mr.Feed(view, batch=32, seed=0, device=str(device)) as feed:
@@ -266,6 +278,38 @@ class Checks:
         apart = _apart(plain, compiled)
         names = self.weights("plain").keys() == self.weights("compiled").keys()
         self.say("compile", apart < 1e-4 and names, f"losses at most {apart:.1e} apart over 10 steps, names {names}")
+
+    def queue(self) -> None:
+        """A step on fed batches queues its kernels and waits for none of them; torch tells where one does."""
+        series, text = (
+            {"store": str(self.make_series()), "target": ["e", "b"]},
+            {"store": str(self.folder / "store"), "length": 64},
+        )
+        models: dict[str, Any] = {
+            "gpt": {"data": text, "model": {"kind": "gpt"}},
+            "gpt bf16, micro-batches": {"data": text, "model": {"kind": "gpt"}, "train": {"precision": "bf16", "micro_batch": 8}},
+            "lstm": {"data": series, "model": {"kind": "lstm", "dropout": 0.1}},
+            "transformer": {"data": series, "model": {"kind": "transformer", "dropout": 0.1}},
+        }  # fmt: skip
+        device = torch.device(self.device, 0) if self.device == "cuda" else torch.device("cpu")
+        waits = {}
+        for name, values in models.items():
+            values["train"] = {"batch": 32, "max_steps": 100, "tensorboard": False, **values.get("train", {})}
+            trainer = Trainer(parse_config(values), self.folder / f"queue {name}", World(0, 1, device))
+            batches = iter(trainer.feed)
+            try:
+                for step in range(1, 21):
+                    if step == 6 and self.device == "cuda":
+                        torch.cuda.set_sync_debug_mode("error")
+                    trainer.stepper.step(trainer.to_device(next(batches)), step)
+            except RuntimeError as error:
+                waits[name] = str(error).splitlines()[0]
+            finally:
+                if self.device == "cuda":
+                    torch.cuda.set_sync_debug_mode("default")
+                trainer.close()
+        told = "; ".join(f"{name}: {why}" for name, why in waits.items()) or f"no wait in steps of {', '.join(models)}"
+        self.say("queue", not waits, told)
 
 
 def _apart(some: dict[int, float], others: dict[int, float]) -> float:

@@ -45,6 +45,8 @@ class Stepper:
     ) -> None:
         self.model, self.forward, self.optimizer, self.precision = model, forward, optimizer, precision
         self._config, self._world = config, world
+        self._parameters = list(model.parameters())
+        forward.train()
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
         # Ranks that may run out of memory one by one exchange gradients only when all have theirs. So does a user's model
         # in its first step: where a parameter then is in no loss, it always will, since DDP would wait for its gradient.
@@ -55,13 +57,12 @@ class Stepper:
     def step(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """This rank's part of the global loss, and the norm of the gradient; weights are changed."""
         set_learning_rate(self.optimizer, learning_rate(step, self._config))
-        self.forward.train()
         loss = self._accumulated(batch, step)
         scaler = self.precision.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
         limit = self._config.train.clip or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = nn.utils.clip_grad_norm_(self._parameters, limit)
         with memory_for(f"for the state of the optimiser at step {step}", SMALLER_STATE, step=step):
             self.precision.step(self.optimizer)
         share_buffers(self.model, self._world)
@@ -94,7 +95,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.parts(batch)
         weights = [self.weight(part) * counts for part, counts in parts]
-        total = self._world.add(torch.stack(weights).sum().double()).clamp(min=1)
+        total = self._world.add(_sum(weights).double()).clamp(min=1)
         losses = []
         for number, ((part, _), weight) in enumerate(zip(parts, weights, strict=True), start=1):
             with self._synced(number == len(parts) and not self._exchanges_late):
@@ -104,7 +105,7 @@ class Stepper:
                 scaled: Any = self.precision.scaler.scale(loss * (of_all * self._world.size))
                 scaled.backward()
             losses.append(loss.detach() * of_all)
-        return torch.stack(losses).sum()
+        return _sum(losses)
 
     def parts(self, batch: Batch) -> list[tuple[Batch, bool]]:
         """The micro-batches and whether they count: ranks pass through the model equally often, if need be for nothing."""
@@ -203,6 +204,10 @@ class Stepper:
             traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
         if self._world.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _sum(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).sum()
 
 
 def largest_share(batch: int, world: World) -> int:

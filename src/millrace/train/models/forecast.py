@@ -91,8 +91,12 @@ class Forecaster(nn.Module):
         out_BHT: Tensor = self.leave(functional.gelu(self.mix(steps_BHD)))
         if not self.normalize:
             return out_BHT
-        chosen = list(self.shapes.targets)
-        return out_BHT * spread_BF[:, None, chosen] + level_BF[:, None, chosen]
+        return out_BHT * self._of_targets(spread_BF)[:, None] + self._of_targets(level_BF)[:, None]
+
+    def _of_targets(self, values: Tensor) -> Tensor:
+        """Those of features that are targets; by slices, since a list of numbers would be copied to the GPU and waited for."""
+        found = [values[..., first:last] for first, last in runs(self.shapes.targets)]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def _level(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         """The last row of each window and the spread of its rows: 0 and 1 without ``normalize``.
@@ -121,10 +125,10 @@ class Forecaster(nn.Module):
         """
         if not self.shapes.targets:
             return None
-        x_BLT = batch["x"][:, :, list(self.shapes.targets)]
+        x_BLT = self._of_targets(batch["x"])
         if not self.shapes.has_mask:
             return self._mean_square(x_BLT[:, -1:], batch), self.targets(batch)
-        seen_BLT = batch["mask"][:, :, list(self.shapes.targets)] != 0
+        seen_BLT = self._of_targets(batch["mask"]) != 0
         places_L = torch.arange(x_BLT.shape[1], device=x_BLT.device)
         last_B1T = torch.where(seen_BLT, places_L[:, None], 0).amax(1, keepdim=True)
         counts_BHT = (batch["y_mask"] != 0) & seen_BLT.any(1, keepdim=True)
@@ -142,6 +146,21 @@ class Forecaster(nn.Module):
         if "y_mask" in batch:
             return (batch["y_mask"] != 0).sum()
         return torch.full((), batch["y"].numel(), device=batch["y"].device)
+
+
+def runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Numbers as ranges, in their order.
+
+    >>> runs((3, 4, 5, 0, 7))
+    [(3, 6), (0, 1), (7, 8)]
+    """
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
 
 
 class LSTMEncoder(nn.Module):
