@@ -18,15 +18,14 @@ class Marks(NamedTuple):
     Most loops never look at them, so arrays are made of it when one is asked for.
     """
 
-    memory: Array
+    memory: bytes
     size: int
 
     def arrays(self) -> list[Array]:
-        found, begin = [], 0
+        found, begin, memory = [], 0, bytearray(self.memory)
         for dtype in MARKS.values():
-            num_bytes = self.size * dtype.itemsize
-            found.append(self.memory[begin : begin + num_bytes].view(dtype))
-            begin += aligned(num_bytes)
+            found.append(np.frombuffer(memory, dtype, self.size, begin))
+            begin += aligned(self.size * dtype.itemsize)
         return found
 
 

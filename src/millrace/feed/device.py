@@ -94,7 +94,7 @@ class DeviceRing:
         if stream != self._lanes.home:
             there.use_on(self._lanes, stream)
         marks, host = views
-        values = {name: view.detach() for name, _, view in there.views}  # their storage counts who holds it
+        values = {name: view.data for name, _, view in there.views}  # their storage counts who holds it
         if self._is_ragged:
             self._add_ragged(values, there.memory, host)
         return Batch(values, marks=self._layout.own_marks(marks))

@@ -89,30 +89,25 @@ class Iteration:
         if not self._taking.acquire(blocking=False):  # whoever has it goes on undisturbed
             raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
         try:
-            return self._next()
+            if self.is_closed or self._count == self.total:
+                raise StopIteration
+            began = time.perf_counter()
+            batch = self._take()
+            if self._convert is not None and self._lanes is None:
+                batch = self._convert(batch)
+            self._count += 1
+            self._feed.position = self.line.end(self._count)
+            self._next_s += time.perf_counter() - began
+            return batch
+        except BaseException:
+            self.close()
+            raise
         finally:
             self._taking.release()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise FeedError("this feed was started in another process; a forked child must make its own")
-
-    def _next(self) -> Batch:
-        if self.is_closed or self._count == self.total:
-            self.close()
-            raise StopIteration
-        began = time.perf_counter()
-        try:
-            batch = self._take()
-            if self._convert is not None and self._lanes is None:
-                batch = self._convert(batch)
-        except BaseException:
-            self.close()
-            raise
-        self._count += 1
-        self._feed.position = self.line.end(self._count)
-        self._next_s += time.perf_counter() - began
-        return batch
 
     @property
     def behind_s(self) -> float:

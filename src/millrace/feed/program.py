@@ -89,7 +89,7 @@ class Layout:
         return Batch(values, marks=self.own_marks(marks))
 
     def own_marks(self, marks: Array) -> Marks:
-        return Marks(marks.copy(), self.size)
+        return Marks(marks.tobytes(), self.size)
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:
