@@ -164,15 +164,21 @@ def runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 class LSTMEncoder(nn.Module):
-    """The last state of an LSTM."""
+    """The last state of an LSTM, with dropout between its layers.
+
+    Not by ``nn.LSTM`` itself: cuDNN's dropout makes its state anew, and waits for the GPU, whenever torch is seeded.
+    """
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(width, width, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+        parts = [1] * layers if dropout else [layers]
+        self.lstms = nn.ModuleList(nn.LSTM(width, width, part, batch_first=True) for part in parts)
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, rows_BLD: Tensor) -> Tensor:
-        out_BLD, _ = self.lstm(rows_BLD)
-        last: Tensor = out_BLD[:, -1]
+        for number, lstm in enumerate(self.lstms):
+            rows_BLD, _ = lstm(self.drop(rows_BLD) if number else rows_BLD)
+        last: Tensor = rows_BLD[:, -1]
         return last
 
 
