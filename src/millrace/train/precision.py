@@ -36,10 +36,10 @@ class Precision:
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where the model is, its floats in the model's precision."""
-        return Batch(
-            {name: self._moved(value) for name, value in batch.items()},
-            positions=batch.positions, samples=batch.samples, valid=batch.valid,
-        )  # fmt: skip
+        values = {name: self._moved(value) for name, value in batch.items()}
+        if all(values[name] is value for name, value in batch.items()):
+            return batch
+        return Batch(values, positions=batch.positions, samples=batch.samples, valid=batch.valid)
 
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -109,6 +109,8 @@ class Stepper:
 
     def parts(self, batch: Batch) -> list[tuple[Batch, bool]]:
         """The micro-batches and whether they count: ranks pass through the model equally often, if need be for nothing."""
+        if self.micro_batches == 1:
+            return [(batch, True)]
         parts = batch.micro(min(self.micro_batches, batch.num_samples))
         return [(part, True) for part in parts] + [(parts[-1], False)] * (self.micro_batches - len(parts))
 
