@@ -7,12 +7,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.feed.device import DeviceRing
 from millrace.feed.program import Program
 
-from .lanes import SlowLanes
+from .lanes import LOOP, SIDE, STREAMS, SlowLanes
 
 pytestmark = pytest.mark.needs_core
 
@@ -31,11 +33,12 @@ def ragged_view():
 VIEWS = {"dense": dense_view(), "ragged": ragged_view()}
 DEPTH = 3
 SLOTS = DEPTH + 2  # of batches that are ready or being made, of the loop's step and of the step before
+TOGETHER = 3  # batches in a slot; then two slots are ahead
 
 
-def on_device(view, lanes, count=None):
+def on_device(view, lanes, count=None, group=1):
     feed = mr.Feed(VIEWS[view], batch=8, seed=3, device="numpy", epochs=None if count is None else count)
-    program = Program.of(feed.line(0, feed.stop))
+    program = Program.of(feed.line(0, feed.stop), group)
     total = feed.line(0, feed.stop).num_batches
     return DeviceRing(program, lanes, count=total, depth=DEPTH, workers=2), feed
 
@@ -50,13 +53,13 @@ def expected(feed, count):
     ]
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("view", "group"), [("dense", 1), ("dense", TOGETHER), ("ragged", 1)])
 @pytest.mark.parametrize("held_for", [0, 1, 2, 5, 1000])
 @pytest.mark.parametrize("eager", [False, True])
-def test_kernels_that_run_late_read_what_they_were_given(view, held_for, eager):
+def test_kernels_that_run_late_read_what_they_were_given(view, group, held_for, eager):
     """Each step queues a kernel that reads its batch; some steps later another does, and then the loop lets go of it."""
     lanes = SlowLanes(eager)
-    ring, feed = on_device(view, lanes)
+    ring, feed = on_device(view, lanes, group=group)
     wanted, read, held = expected(feed, 60), [], []
 
     def queue_read(number, batch):
@@ -101,10 +104,11 @@ def test_memory_of_the_device_is_used_again():
 
 @pytest.mark.parametrize("lag", [0, 3, 5, 20, 1000])
 @pytest.mark.parametrize("eager", [False, True])
-def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager):
+@pytest.mark.parametrize(("group", "slots"), [(1, SLOTS), (TOGETHER, 4)])
+def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager, group, slots):
     """The loop queues 300 steps; each is run as many steps later as the GPU is behind."""
     lanes = SlowLanes(eager)
-    ring, feed = on_device("dense", lanes)
+    ring, feed = on_device("dense", lanes, group=group)
     wanted, read, ends, most = expected(feed, 300), [], [], 0
     for number in range(300):
         batch = ring.take(number)
@@ -115,16 +119,15 @@ def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager):
         if number >= lag:
             lanes.run("loop", ends[number - lag])
         most = max(most, lanes.num_alive)
-        assert (
-            number - len(read) <= 2 * SLOTS
-        )  # a slot is filled again when its last copy, and so the step before it, is done
+        # A slot is filled again when its last copy, and so the step before it, is done.
+        assert number - len(read) <= 2 * slots * group
     lanes.run("loop", len(lanes.queues["loop"]))
     assert all(np.array_equal(one, other["x"][0]) for one, other in zip(read, wanted, strict=True))
-    assert len(lanes.host) == most == len(lanes.allocated) == SLOTS  # all that was ever asked for is still in use
+    assert len(lanes.host) == most == len(lanes.allocated) == slots  # all that was ever asked for is still in use
     assert ring.report()["behind_s"] >= 0
     if eager and lag == 0:
         assert lanes.num_waits == 0
-    if lag > 2 * SLOTS:
+    if lag > 2 * slots * group:
         assert lanes.num_waits > 0
     ring.close()
 
@@ -150,17 +153,56 @@ def test_a_copy_waits_for_no_step_but_old_ones(lag):
     ring.close()
 
 
-def test_a_finite_feed_ends_and_its_marks_are_on_the_host():
+@pytest.mark.parametrize("group", [1, 2, TOGETHER, 7])
+def test_a_finite_feed_ends_and_its_marks_are_on_the_host(group):
     lanes = SlowLanes()
-    ring, feed = on_device("dense", lanes, 1)
+    ring, feed = on_device("dense", lanes, 1, group)
     total = len(feed)
     batches = [ring.take(number) for number in range(total)]
     with pytest.raises(mr.FeedError):
-        ring.take(total)
+        ring.take(-(-total // group) * group)  # the slot after the last
     samples = np.concatenate([batch.samples[batch.valid] for batch in batches])
     assert sorted(samples.tolist()) == list(range(len(VIEWS["dense"])))
     ring.close()
     gc.collect()
+
+
+def test_a_loop_may_change_streams_between_batches_of_a_slot():
+    """The first batch of each slot is used on one stream, which runs late, the others on another, which runs at once."""
+    lanes, read = SlowLanes(), {}
+    ring, feed = on_device("dense", lanes, group=TOGETHER)
+    for number, wanted in enumerate(expected(feed, 30)):
+        lanes.stream = SIDE if number % TOGETHER else LOOP
+        bounds = np.lib.array_utils.byte_bounds(np.asarray(ring.take(number).x))
+        lanes.queue(STREAMS[lanes.stream], lambda n=number, b=bounds: read.update({n: peek(*b, (8, 4, 3), np.float32)}))
+        if number % TOGETHER:
+            lanes.run("side", len(lanes.queues["side"]))
+            assert np.array_equal(read[number], wanted["x"][0])
+        if number % TOGETHER == TOGETHER - 1:
+            lanes.run("loop", len(lanes.queues["loop"]))
+    ring.close()
+
+
+@given(
+    n=st.integers(1, 60), batch=st.integers(1, 12), world=st.integers(1, 3), group=st.integers(1, 5),
+    start=st.integers(0, 100), rest=st.none() | st.integers(1, 150),
+)  # fmt: skip
+def test_batches_that_are_made_together_are_those_made_alone(n, batch, world, group, start, rest):
+    world = min(world, batch)
+    view = mr.Windows(mr.from_arrays({"values": np.arange(n + 4.0)}), lookback=4, horizon=1)
+    for rank in range(world):
+        feed = mr.Feed(view, batch=batch, rank=rank, world=world, device="numpy")
+        line = feed.line(start, None if rest is None else start + rest)
+        alone, together = Program.of(line), Program.of(line, group)
+        for number in range(8 if rest is None else line.num_batches):
+            one, all_ = (np.zeros(p.layout.fixed_bytes, np.uint8) for p in (alone, together))
+            alone.core.fill(number, one)
+            together.core.fill(number // group, all_)
+            mine = alone.layout.batch(alone.layout.views(one), one)
+            other = together.layout.batch(together.layout.views(all_), all_)
+            rows = slice(number % group * line.size, (number % group + 1) * line.size)
+            for name in ("positions", "samples", "valid", "x", "y"):
+                assert np.array_equal(getattr(mine, name), getattr(other, name)[rows])
 
 
 def test_without_a_gpu_the_feed_says_so():

@@ -153,7 +153,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Order order;
-    int64_t start, stop, batch, begin, size; /* stop is -1 where the line is endless */
+    int64_t start, stop, batch, begin; /* stop is -1 where the line is endless */
+    int64_t size, group; /* samples that are made at a time, and of how many batches they are */
     Step *steps;
     int num_steps, num_parts, num_axes, num_fields, num_held;
     Gather **gathers;

@@ -65,13 +65,14 @@ static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem
     return FINE;
 }
 
-/* The samples and spans of a batch. */
+/* The samples and spans of a batch, or of a group of them. */
 int core_find(const Program *self, int64_t batch, Work *work, Problem *problem) {
-    int64_t first = self->start + batch * self->batch;
+    int64_t each = self->size / self->group;
     for (int64_t i = 0; i < self->size; i++) {
-        int64_t position = first + self->begin + i;
+        int64_t first = self->start + (batch * self->group + i / each) * self->batch, position = first + self->begin + i % each;
         work->valid[i] = self->stop < 0 || position < self->stop;
-        /* Padding repeats the first sample of the global batch. */
+        /* Padding repeats the first sample of the global batch; a batch behind the last one is made for nobody. */
+        if (self->stop >= 0 && first >= self->stop) first = self->stop - 1;
         work->positions[i] = work->valid[i] ? position : first;
     }
     core_order(&self->order, work->positions, self->size, work->samples);

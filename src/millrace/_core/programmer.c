@@ -57,16 +57,17 @@ static int layout_init(Program *self, PyObject *marks, PyObject *places, long lo
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Program(order, steps, parts, line, marks, places, fixed_bytes, find_shard); line is (start, stop or -1, batch, begin, end). */
+/* Program(order, steps, parts, line, marks, places, fixed_bytes, find_shard); line is (start, stop or -1, batch, begin,
+ * end), and how many batches are made at a time where that is more than one. */
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *order, *steps, *parts, *line, *marks, *places, *find_shard;
-    long long fixed_bytes, start, stop, batch, begin, end;
+    long long fixed_bytes, start, stop, batch, begin, end, group = 1;
     if (kwargs != NULL && PyDict_Size(kwargs)) return PyErr_Format(PyExc_TypeError, "Program takes no keywords");
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!LO", &PyTuple_Type, &order, &PyTuple_Type, &steps, &PyTuple_Type, &parts,
                           &PyTuple_Type, &line, &PyTuple_Type, &marks, &PyTuple_Type, &places, &fixed_bytes, &find_shard))
         return NULL;
-    if (!PyArg_ParseTuple(line, "LLLLL", &start, &stop, &batch, &begin, &end)) return NULL;
-    if (start < 0 || batch < 1 || begin < 0 || end <= begin || end > batch || end - begin > (1 << 28))
+    if (!PyArg_ParseTuple(line, "LLLLL|L", &start, &stop, &batch, &begin, &end, &group)) return NULL;
+    if (start < 0 || batch < 1 || begin < 0 || end <= begin || end > batch || group < 1 || end - begin > (1 << 28) / group)
         return PyErr_Format(PyExc_ValueError, "a line is %R", line);
     Program *self = (Program *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
@@ -78,8 +79,9 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->stop = stop;
     self->batch = batch;
     self->begin = begin;
-    self->size = end - begin;
-    self->most = (INT64_MAX - start) / batch - 1; /* no line passes position 2^63 - 1 */
+    self->size = (end - begin) * group;
+    self->group = group;
+    self->most = (INT64_MAX - start) / batch / group - 1; /* no line passes position 2^63 - 1 */
     self->num_steps = (int)PyTuple_Size(steps);
     self->steps = calloc((size_t)self->num_steps + 1, sizeof *self->steps);
     if (self->steps == NULL) PyErr_NoMemory();
@@ -124,7 +126,7 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     int64_t used = 0;
     Work *work = core_work_new(self, 0);
     int status = work == NULL ? (PyErr_NoMemory(), -1) : 0;
-    int64_t last = self->stop < 0 ? self->most : (self->stop - self->start - 1) / self->batch + 1;
+    int64_t last = self->stop < 0 ? self->most : (self->stop - self->start - 1) / self->batch / self->group + 1;
     if (!status) {
         PyThreadState *state = PyEval_SaveThread();
         core_request_ahead(self, batch, last < self->most ? last : self->most, work, &state);

@@ -13,19 +13,21 @@ from millrace.ragged import Array, Int64s, Ragged
 
 
 class Marks(NamedTuple):
-    """Positions, samples and validity of a batch as the core wrote them, one after the other in one piece of memory.
+    """Positions, samples and validity of a batch, or of several made together, as the core wrote them in one piece of memory.
 
     Most loops never look at them, so arrays are made of it when one is asked for.
     """
 
     memory: bytes
-    size: int
+    total: int  # samples of all batches in it
+    size: int  # of this one
+    first: int = 0
 
     def arrays(self) -> list[Array]:
-        found, begin, memory = [], 0, bytearray(self.memory)
+        found, begin = [], 0
         for dtype in MARKS.values():
-            found.append(np.frombuffer(memory, dtype, self.size, begin))
-            begin += aligned(self.size * dtype.itemsize)
+            found.append(np.frombuffer(self.memory, dtype, self.size, begin + self.first * dtype.itemsize).copy())
+            begin += aligned(self.total * dtype.itemsize)
         return found
 
 

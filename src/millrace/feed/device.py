@@ -1,9 +1,10 @@
-"""Batches on a GPU: a slot has pinned memory of the host and memory of the device, and one copy brings a batch over.
+"""Batches on a GPU: a slot has pinned memory of the host and memory of the device, and one copy brings its batches over.
 
-The core's threads make a batch and queue its copy, on a stream of the feed's own, ahead of the loop. The training thread
-makes two calls to the driver per batch and allocates nothing once the slots are there. It waits for the GPU in one
-case: where all slots are on their way, since then the GPU is more steps behind than there are. A column is a view of the
-device's memory, which is used again when no tensor shares its storage and the work that was queued until then is done.
+The core's threads make batches and queue their copy, on a stream of the feed's own, ahead of the loop. Small batches
+share a slot: every call to the driver costs the thread that queues kernels, whichever thread makes it. That thread makes two
+calls per slot and allocates nothing once the slots are there. It waits for the GPU in one case: where all slots are on
+their way, since then the GPU is more steps behind than there are. A column is a view of the device's memory, which is
+used again when no tensor shares its storage and the work that was queued until then is done.
 """
 
 from __future__ import annotations
@@ -11,16 +12,36 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.errors import FeedError
-from millrace.feed.batch import Batch
+from millrace.feed.batch import Batch, Marks
+from millrace.feed.line import Line
 from millrace.feed.native import HELD, Memory, NativeRing
 from millrace.feed.program import Layout, Program, is_ragged, torch_dtype
 from millrace.ragged import Ragged
+
+GROUP_BYTES = 8 << 20  # of the batches that share a slot
+
+
+def group_of(line: Line, depth: int) -> int:
+    """How many batches of a line share a slot: those that do are made, copied and let go together."""
+    if any(is_ragged(field) for field in line.view.fields):
+        return 1
+    most = min(depth, GROUP_BYTES // Layout(line.view.fields, line.size).fixed_bytes)
+    return max(1, most if line.num_batches is None else min(most, line.num_batches))
+
+
+def _views_of_each(layout: Layout, memory: Any, group: int) -> list[list[tuple[str, Any]]]:
+    """Of each batch of a slot its columns; of ragged ones the offsets."""
+    fields = layout.views(memory, torch_dtype)[1]
+    if group == 1:
+        return [[(name, view) for name, _, view in fields]]
+    size = layout.size // group
+    return [[(name, view[k * size : (k + 1) * size]) for name, _, view in fields] for k in range(group)]
 
 
 class DeviceMemory:
     """Memory of the device for one batch, the event after which it may be written again, and views of it by a layout."""
 
-    def __init__(self, lanes: Any, num_bytes: int, layout: Layout | None = None) -> None:
+    def __init__(self, lanes: Any, num_bytes: int, layout: Layout | None = None, group: int = 1) -> None:
         import torch
 
         self.memory, self.num_bytes = lanes.new_memory(num_bytes), num_bytes
@@ -28,7 +49,7 @@ class DeviceMemory:
         self.let_go = lanes.event()
         lanes.mark_new(self.let_go)
         self._streams: set[int] = set()
-        self.views = [] if layout is None else layout.views(self.memory, torch_dtype)[1]
+        self.views = [] if layout is None else _views_of_each(layout, self.memory, group)
         self._storage, self._count = self.memory.untyped_storage(), torch._C._storage_Use_Count
         self._name = self._storage._cdata
         self._idle = self._count(self._name)
@@ -48,33 +69,51 @@ class DeviceMemory:
 class Twins(Memory):
     """The memory of the slots on the host, and of each its twin on the device."""
 
-    def __init__(self, layout: Layout, count: int, lanes: Any) -> None:
+    def __init__(self, layout: Layout, count: int, lanes: Any, group: int) -> None:
         super().__init__(layout, count, lanes.host_memory)
-        self._lanes = lanes
+        self._lanes, self._group = lanes, group
         self.twins: list[DeviceMemory | None] = [None] * count
-        self._copied: list[Any] = [None] * count  # events: the core knows them by their handles
+        self.copied: list[Any] = [None] * count  # events: the core knows them by their handles
 
     def allocate(self, slot: int, num_bytes: int) -> Any:
         array = super().allocate(slot, num_bytes)
         with self._lanes:
-            twin = self.twins[slot] = DeviceMemory(self._lanes, num_bytes, self.layout)
-            copied = self._copied[slot] = self._lanes.event()
+            twin = self.twins[slot] = DeviceMemory(self._lanes, num_bytes, self.layout, self._group)
+            copied = self.copied[slot] = self._lanes.event()
         return array, twin.address, copied.handle, twin.let_go.handle
 
 
 class DeviceRing:
-    """The batches of a program on a device, at most ``depth`` ahead of the loop."""
+    """The batches of a program on a device, at least ``depth`` ahead of the loop where that lets them."""
 
     def __init__(self, program: Program, lanes: Any, *, count: int | None, depth: int, workers: int) -> None:
-        self._lanes, self._layout = lanes, program.layout
+        self._lanes, self._layout, self.group = lanes, program.layout, program.group
+        self._size = program.layout.size // program.group
         self._is_ragged = any(is_ragged(field) for field in program.layout.fields)
-        self._memory = Twins(program.layout, depth + HELD, lanes)
-        self._ring = NativeRing(program, count=count, depth=depth, workers=workers, memory=self._memory, lanes=lanes)
+        groups = None if count is None else -(-count // self.group)
+        ahead = depth if self.group == 1 else max(2, -(-depth // self.group))
+        self._memory = Twins(program.layout, ahead + HELD, lanes, self.group)
+        self._ring = NativeRing(program, count=groups, depth=ahead, workers=workers, memory=self._memory, lanes=lanes)
         self.num_workers = workers
-        self._out: list[tuple[int, DeviceMemory]] = []  # the loop's
+        self._out: list[tuple[int, DeviceMemory]] = []  # the loop's, the last one at the end
+        self._marks, self._host = b"", []  # type: ignore[var-annotated]
+        self._stream = 0
 
     def take(self, batch: int) -> Batch:
         """The next batch, which is number ``batch``."""
+        inside, stream = batch % self.group, self._lanes.current()
+        if inside == 0:
+            self._take_slot(stream)
+        elif stream != self._stream:
+            self._follow(stream)
+        there = self._out[-1][1]
+        values = {name: view.data for name, view in there.views[inside]}  # their storage counts who holds it
+        if self._is_ragged:
+            self._add_ragged(values, there.memory, self._host)
+        return Batch(values, marks=Marks(self._marks, self._layout.size, self._size, inside * self._size))
+
+    def _take_slot(self, stream: int) -> None:
+        """The next slot; gives back those of whose batches nobody holds any."""
         twins, held, let_go = self._memory.twins, [], []
         for number, twin in self._out:
             if twin.is_held:
@@ -82,7 +121,6 @@ class DeviceRing:
             elif twins[number] is twin:  # a slot that was held for too long has another by now
                 let_go.append(number)
         self._out = held
-        stream = self._lanes.current()
         found = self._ring.poll(True, stream, let_go)
         if found is None:
             raise FeedError("the feed was closed while a batch was awaited")
@@ -90,14 +128,18 @@ class DeviceRing:
         there, views = twins[number], self._memory.views[number]
         assert there is not None
         assert views is not None
-        self._out.append((number, there))
+        held.append((number, there))
+        self._marks, self._host, self._stream = views[0].tobytes(), views[1], stream
         if stream != self._lanes.home:
             there.use_on(self._lanes, stream)
-        marks, host = views
-        values = {name: view.data for name, _, view in there.views}  # their storage counts who holds it
-        if self._is_ragged:
-            self._add_ragged(values, there.memory, host)
-        return Batch(values, marks=self._layout.own_marks(marks))
+
+    def _follow(self, stream: int) -> None:
+        """The loop has gone to another stream between two batches of a slot."""
+        number, there = self._out[-1]
+        with self._lanes:
+            self._lanes.use(self._memory.copied[number])
+        there.use_on(self._lanes, stream)
+        self._stream = stream
 
     def _add_ragged(self, values: dict[str, Any], memory: Any, host: list[Any]) -> None:
         """Ragged columns for their offsets; how many rows they have is looked up where they were made."""
@@ -115,7 +157,12 @@ class DeviceRing:
         return self._ring.behind_s
 
     def report(self) -> dict[str, Any]:
-        return self._ring.report()
+        found = self._ring.report()
+        return {
+            **found,
+            "depth_seen": found["depth_seen"] * self.group,
+            "made_in_line": found["made_in_line"] * self.group,
+        }
 
     def close(self) -> None:
         self._ring.close()

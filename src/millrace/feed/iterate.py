@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from millrace.errors import ConfigError, FeedError, StageFailed
 from millrace.feed import native
 from millrace.feed.batch import MARKS, Batch, check_names
 from millrace.feed.cuda import CudaLanes
-from millrace.feed.device import DeviceRing
+from millrace.feed.device import DeviceRing, group_of
 from millrace.feed.line import Line, Plan
 from millrace.feed.native import NativeRing
 from millrace.feed.parcel import InLine, Packer, Parcel, ParcelRing
@@ -42,9 +43,11 @@ class Iteration:
         self.is_closed = False
         self._taking = threading.Lock()
         self._began, self._next_s = time.perf_counter(), 0.0
-        program = Program.of(line)
-        self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
         self._lanes = CudaLanes(feed.device) if feed.device.startswith("cuda") else None
+        together = group_of(line, feed.depth) if self._lanes is not None and feed.transform is None else 1
+        program = Program.of(line, together)
+        self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
+        self._first = 0  # the batch that the stage counts from
         self._stage: Stage | NativeRing | DeviceRing | ParcelRing | None = None
         self._stage = self._start() if self._lanes is None else self._start_on_device()
 
@@ -64,7 +67,7 @@ class Iteration:
         assert lanes is not None
         assert self._convert is not None
         if program is not None and feed.transform is None:
-            return DeviceRing(program, lanes, count=self.total, depth=depth, workers=min(feed.fillers, depth))
+            return self._device_ring(program)
         # Ready or being made, under way, and one in hand.
         pack, convert, make = Packer(lanes, 2 * depth + 1).pack, self._convert, self._maker.make
 
@@ -117,15 +120,34 @@ class Iteration:
     def _take(self) -> Batch:
         if self._stage is not None:
             try:
-                found: Batch = self._stage.take(self._count)
+                found: Batch = self._stage.take(self._count - self._first)
                 return found
             except Unmapped:  # too many shards to map: numpy reads them
                 self._stage.close()
-                self._stage, self._maker.program = None, None
+                self._stage, self._maker.program, self._first = None, None, 0
+            except Exception:
+                if self.is_closed or not isinstance(self._stage, DeviceRing) or self._stage.group == 1:
+                    raise
+                self._part()
+                return self._take()
             if self._lanes is not None:
                 self._stage = self._start_on_device()
                 return self._stage.take(self._count)
         return self._maker.make(self._count)
+
+    def _part(self) -> None:
+        """Of batches that share a slot one cannot be made, those before it can: from here on each has its own."""
+        assert self._stage is not None
+        self._stage.close()
+        self._first = self._count
+        program = Program.of(replace(self.line, start=self.line.end(self._count)))
+        assert program is not None
+        self._stage = self._device_ring(program)
+
+    def _device_ring(self, program: Program) -> DeviceRing:
+        count, depth = None if self.total is None else self.total - self._first, self._feed.depth
+        workers = min(self._feed.fillers, depth)
+        return DeviceRing(program, self._lanes, count=count, depth=depth, workers=workers)
 
     def report(self) -> Report:
         self._check_process()  # a thread that is not there may have held the ring's lock

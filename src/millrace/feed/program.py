@@ -19,7 +19,7 @@ from millrace.feed.line import Line
 from millrace.gather.native import Native
 from millrace.gather.reference import Field
 from millrace.native import core, memory_bytes
-from millrace.ragged import Array, Ragged
+from millrace.ragged import Ragged
 from millrace.store import platform
 from millrace.view.view import View
 
@@ -86,10 +86,7 @@ class Layout:
             rows = int(array[-1])
             values[name] = Ragged.trusted(self.ragged_values(memory, ragged, end, rows), array[:])
             end = self.ragged_end(ragged, end, rows)
-        return Batch(values, marks=self.own_marks(marks))
-
-    def own_marks(self, marks: Array) -> Marks:
-        return Marks(marks.tobytes(), self.size)
+        return Batch(values, marks=Marks(marks.tobytes(), self.size, self.size))
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:
@@ -113,17 +110,20 @@ def _fixed_bytes(field: Field, size: int) -> int:
 
 
 class Program:
-    """Makes any batch of a line in a slot; ``core`` is the C object, ``layout`` where things lie."""
+    """Makes any batch of a line in a slot, or ``group`` of them; ``core`` is the C object, ``layout`` where things lie."""
 
-    def __init__(self, line: Line, order: tuple[Any, ...], plan: list[tuple[Any, ...]], natives: list[Native]) -> None:
+    def __init__(
+        self, line: Line, order: tuple[Any, ...], plan: list[tuple[Any, ...]], natives: list[Native], group: int
+    ) -> None:
         steps: list[Any] = []
         _flatten(plan, steps, [])
-        self._natives, self.layout = natives, Layout(line.view.fields, line.size)
+        self._natives, self.layout = natives, Layout(line.view.fields, line.size * group)
+        self.group = group
         self.batch_bytes = self.layout.fixed_bytes + _ragged_bytes(line)
         first, last = line.share
         stop = -1 if line.stop is None else line.stop
         self.core = core.Program(
-            order, tuple(steps), tuple(native.gather for native in natives), (line.start, stop, line.batch, first, last),
+            order, tuple(steps), tuple(native.gather for native in natives), (line.start, stop, line.batch, first, last, group),
             self.layout.marks, self.layout.places, self.layout.fixed_bytes, _finder(natives),
         )  # fmt: skip
 
@@ -144,11 +144,11 @@ class Program:
                         self.core.fetch()
 
     @classmethod
-    def of(cls, line: Line) -> Program | None:
+    def of(cls, line: Line, group: int = 1) -> Program | None:
         """The line as a program, or None where it must be planned in Python."""
         view, order = line.view, line.order.plan()
         plan = None if core is None or order is None else view.plan()
-        if plan is None or order is None or line.size > MAX_SIZE or any(field.is_text for field in view.fields):
+        if plan is None or order is None or line.size * group > MAX_SIZE or any(field.is_text for field in view.fields):
             return None
         natives = []
         for leaf in _leaves(plan):
@@ -159,7 +159,7 @@ class Program:
             natives.append(native)
         if not _can_map([native.columns[name] for native in natives for name in native.tables]):
             return None
-        return cls(line, order, plan, natives)
+        return cls(line, order, plan, natives, group)
 
 
 def _can_map(columns: list[Any]) -> bool:
