@@ -36,6 +36,7 @@ class GPT(nn.Module):
         self.blocks = Blocks([Block(width, heads, dropout, causal=True) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
+        self._num_weights = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
 
     def logits(self, x_BL: Tensor) -> Tensor:
         """The scores of the next token after each token."""
@@ -65,8 +66,7 @@ class GPT(nn.Module):
     def flops(self, batch: Tensors) -> float:
         """Of one forward and backward pass, by the usual count: 6 per parameter and token, and attention."""
         num_tokens, length = batch["x"].numel(), batch["x"].shape[1]
-        parameters = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
-        return float(num_tokens) * (6 * parameters + 12 * len(self.blocks) * self.tokens.embedding_dim * length)
+        return float(num_tokens) * (6 * self._num_weights + 12 * len(self.blocks) * self.tokens.embedding_dim * length)
 
 
 def document_mask(x_BL: Tensor, separator: int) -> Tensor:
