@@ -162,5 +162,6 @@ def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
     remedy = remedies.get(code, "check the disk")
     free = f" ({_free_bytes(path):,} bytes are free)" if code == 28 else ""
     who = f" for user {_user()}" if code in (1, 13) else ""
-    message = f"{doing} {path}: {os.strerror(code)}{who}{free}; {remedy}, then run the same command again"
+    place = f" at byte {error.offset:,}" if hasattr(error, "offset") else ""
+    message = f"{doing} {path}{place}: {os.strerror(code)}{who}{free}; {remedy}, then run the same command again"
     return StoreWriteFailed(message, path=path, errno=code)

@@ -88,7 +88,9 @@ def free_bytes(folder: Path) -> int:
 def test_file_size_limit(tmp_path):
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
-        with pytest.raises(StoreWriteFailed, match=r"File too large; raise the file size limit \(ulimit -f\)"):
+        with pytest.raises(
+            StoreWriteFailed, match=r"at byte 65,536: File too large; raise the file size limit \(ulimit -f\)"
+        ):
             write_big(tmp_path / "out", 500_000)
 
     assert run_forked(limited) == 0

@@ -83,7 +83,11 @@ def write(fd: int, data: memoryview | bytes, path: str | Path) -> None:
     view = memoryview(data).cast("B")
     with _named(path):
         while len(view):
-            view = view[os.write(fd, view) :]
+            try:
+                view = view[os.write(fd, view) :]
+            except OSError as error:
+                error.offset = os.lseek(fd, 0, os.SEEK_CUR)  # type: ignore[attr-defined]
+                raise
 
 
 def sync(fd: int, path: str | Path) -> None:
