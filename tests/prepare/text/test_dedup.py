@@ -23,8 +23,9 @@ KEYS = st.tuples(*[st.one_of(st.sampled_from(HUGE), st.integers(0, 3), st.intege
     piece=st.integers(1, 20),
     entries=st.integers(1, 80),
     backwards=st.booleans(),
+    twin=st.booleans(),
 )
-def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries, backwards):
+def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries, backwards, twin):
     pieces = [(np.array(known, np.uint64).reshape(-1, 2), np.full(len(known), -1))]
     for start in range(0, len(keys), piece):
         some = np.array(keys[start : start + piece], np.uint64).reshape(-1, 2)
@@ -38,6 +39,8 @@ def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup, "PARTITION_ENTRIES", entries)
         patch.setattr(dedup, "MASK_UNITS", piece)
+        if twin:
+            patch.setattr(dedup, "core", None)
         folder = memory_folder / "partitions"
         found = dedup.find_repeats(pieces, len(known) + len(keys), len(keys), folder)
     assert found.tolist() == expected

@@ -172,7 +172,7 @@ def test_a_text_that_spells_the_end_token_is_text(tmp_path, tools):
     (tmp_path / "a.txt").write_text(text)
     report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", val=0, workers=1)
     assert tools.records(mr.open_store(tmp_path / "out"))[0][2] == [*tools.gpt2().encode_ordinary(text), 50256]
-    assert report.engine == "gigatoken"
+    assert report.engine == "millrace"
 
 
 def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_path, monkeypatch):

@@ -198,10 +198,10 @@ class _Preparation:
         folder = self._partial.folder
         with platform.writing(folder):
             platform.make_dir(folder / "parts")
-        engine = getattr(tokenizer, "engine", "")
+        engine, described = getattr(tokenizer, "engine", ""), tokenizer.describe()
         tasks = [
             PartTask(part, tuple(sources[unit.source] for unit in part.units), self._reading, str(folder),
-                     tokenizer.describe(), engine)
+                     described, engine)
             for part in parts
         ]  # fmt: skip
         if self._reading.dedup_unit == "line":
