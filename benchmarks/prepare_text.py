@@ -3,8 +3,9 @@
     python -m benchmarks.prepare_text [--megabytes 300] [--copies 3] [--rounds 3] [--peers .venv-peers/bin/python]
 
 The text is Python sources of this machine (the standard library and site-packages), every file once, in files of
-about 8 MB; two processes everywhere, one for ``bytes``. That is three seconds' work for gigatoken and the
-core's own engine, and less for ``bytes``: they get it ``--copies`` times, each document of a copy with a line of its own, so that none is a repeat.
+about 8 MB; two processes everywhere, one for ``bytes``. That is three seconds' work for gigatoken and the core's own
+engine, and less for ``bytes``: they get it ``--copies`` times, each document of a copy with a line of its own, so that
+none is a repeat.
 ``--peers`` is a Python that has LitData and datatrove (``make bench-peers`` makes one); they and the obvious script are
 so slow that they get the first files alone.
 

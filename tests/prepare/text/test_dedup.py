@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import dedup, part
+from millrace.prepare.text import dedup, seen
 from millrace.prepare.text.near import BANDS, band_hashes
 from millrace.testing import tree_digest
 
@@ -64,7 +64,7 @@ def source(tmp_path):
 
 @pytest.mark.parametrize(("max_seen", "entries"), [(1 << 20, 1 << 20), (3, 50)])
 def test_the_first_occurrence_in_source_order_stays(source, tmp_path, tools, monkeypatch, max_seen, entries):
-    monkeypatch.setattr(part, "MAX_SEEN", max_seen)
+    monkeypatch.setattr(seen, "MAX_SEEN", max_seen)
     monkeypatch.setattr(dedup, "PARTITION_ENTRIES", entries)
     report = mr.prepare_text(source, tmp_path / "out", part_bytes=700, workers=1, **OPTIONS)
     found = tools.records(mr.open_store(tmp_path / "out"))
