@@ -15,6 +15,7 @@ from millrace.text.merges import NUM_KINDS, UNKNOWN, MergeEngine, kinds, merges_
 from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, slower_engines
 from millrace.text.tokenizer import with_ends
 
+pytestmark = pytest.mark.needs_core
 SPACES = [" ", "  ", "\t", "\n", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u1680", "\u2003", "\u2028", "\u3000"]
 ENDINGS = ["'s", "'S", "'t", "'re", "'ve", "'ll", "'d", "'m", "'", "''", "'lx", "'v", "'s's", "\u2019s", "'\u017f"]
 WORDS = ["a", "hello", "été", "日本語", "हिन्दी", "ǅ", "ʰ", "²", "½", "Ⅷ", "٣", "𝟘", "ﷺ", "🙂", "👨\u200d👩\u200d👧", "e\u0301",

@@ -9,7 +9,9 @@ from millrace.native import core
 from millrace.prepare.text import seen
 from millrace.prepare.text.seen import Seen
 
-HASHES = st.one_of(st.sampled_from([bytes(16), bytes(15) + b"\1", b"\1" + bytes(15)]), st.binary(min_size=16, max_size=16))
+HASHES = st.one_of(
+    st.sampled_from([bytes(16), bytes(15) + b"\1", b"\1" + bytes(15)]), st.binary(min_size=16, max_size=16)
+)
 
 
 @hypothesis.given(st.lists(st.lists(HASHES, max_size=20), max_size=6), st.booleans())
@@ -45,6 +47,7 @@ def test_from_some_number_on_nothing_is_kept(monkeypatch, twin):
     assert found.are_new([*one, *two, *two]) == bytes([1] * 6)
 
 
+@pytest.mark.needs_core
 def test_the_core_refuses_half_a_key():
     with pytest.raises(ValueError, match="16 bytes"):
         core.Seen().add(bytes(17))
