@@ -89,7 +89,10 @@ def test_long_words_have_the_ids_of_tiktoken(engine, exact, unit):
     assert_same(engine, exact, [unit.encode() * n + b"x" for n in (1, 8, 9, 31, 33, 127, 129, 400, 2048, 4096, 9000)])
 
 
-def test_every_character_it_knows_has_the_ids_of_tiktoken(engine, exact):
+@pytest.mark.parametrize("newest", [(15, 1, 0), (3, 2, 0)])
+def test_every_character_it_knows_has_the_ids_of_tiktoken(engine, exact, monkeypatch, newest):
+    monkeypatch.setattr(merges, "NEWEST", newest)
+    kinds.cache_clear()
     known = np.flatnonzero(kinds() != UNKNOWN).tolist()
     assert len(known) > 60_000
     engine._core.learn(kinds())
@@ -98,6 +101,7 @@ def test_every_character_it_knows_has_the_ids_of_tiktoken(engine, exact):
         documents = [probe.format(chr(point)).encode() for point in points for probe in PROBES]
         assert min(engine._encode(documents)[1]) > 0, "none of them is left to another engine"
         assert_same(engine, exact, documents)
+    kinds.cache_clear()
 
 
 def test_what_it_does_not_know_goes_to_the_next_engine_which_is_made_then(body, exact):

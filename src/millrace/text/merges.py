@@ -22,6 +22,7 @@ from millrace.text.giga import MAX_DOCUMENT, Engine
 from millrace.text.tokenizer import with_ends
 
 NUM_KINDS = 0x20000  # code points that are looked at: the others are rare
+NEWEST = (15, 1, 0)  # version of Unicode that the engines behind this one know
 UNKNOWN, BLANK, LETTER, NUMBER, OTHER = range(5)
 KINDS = dict.fromkeys(("Zs", "Zl", "Zp"), BLANK) | dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo"), LETTER)
 KINDS |= dict.fromkeys(("Nd", "Nl", "No"), NUMBER) | dict.fromkeys(("Cn", "Cs"), UNKNOWN)
@@ -104,13 +105,15 @@ def merges_of(model: Mapping[str, Any], byte_letters: Mapping[str, int]) -> tupl
 def kinds() -> Array:
     """What characters are to the pattern, of those on which all tables of Unicode agree.
 
-    They were the same in Unicode 3.2, or are newer and neither letters nor numbers: what a table does not know is neither.
+    Those of Python are no newer than tiktoken's, up to a version. Beyond it a letter or a number must have been one in
+    Unicode 3.2 already; any other character may be new: to a table that does not know it it is none of them either.
     """
     points = list(map(chr, range(NUM_KINDS)))
-    now, before = (
+    found, before = (
         np.fromiter(map(KINDS.__getitem__, map(table.category, points)), np.uint8, NUM_KINDS)
         for table in (unicodedata, unicodedata.ucd_3_2_0)
     )
-    found = np.where((now == before) | ((before == UNKNOWN) & (now == OTHER)), now, np.uint8(UNKNOWN))
+    if tuple(map(int, unicodedata.unidata_version.split("."))) > NEWEST:
+        found[(found != before) & ((found != OTHER) | (before != UNKNOWN))] = UNKNOWN
     found[[*range(0x09, 0x0E), 0x85]] = BLANK  # by their category they are controls
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -175,12 +176,12 @@ def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
         return None
     if not set(tokens) <= vocabulary.keys():
         return None
-    # Translated by a table and encoded at once: a loop over the characters takes three times as long.
-    to_byte = {ord(character): byte for character, byte in alphabet.items()}
-    for token, number in zip(tokens, map(vocabulary.__getitem__, tokens), strict=True):
+    # Translated by a table, all at once: token by token takes several times as long.
+    data = "".join(tokens).translate({ord(character): byte for character, byte in alphabet.items()}).encode("latin-1")
+    for token, end in zip(tokens, accumulate(map(len, tokens)), strict=True):
         rank = len(ids)
-        if ranks.setdefault(token.translate(to_byte).encode("latin-1"), rank) == rank:
-            ids.append(number)
+        if ranks.setdefault(data[end - len(token) : end], rank) == rank:
+            ids.append(vocabulary[token])
     try:
         return RankEngine(pattern, ranks, np.array(ids, np.uint32))
     except (ImportError, ValueError):

@@ -103,38 +103,24 @@ BLANKS = st.lists(st.sampled_from("abcd \t\n"), max_size=30).map("".join)
 WORDS = st.lists(
     st.sampled_from(["word", "longer-words", "a", "~", " ", " ", " ", "  ", "\t", "\n", "\x7f", "\x1f"]), max_size=20
 ).map("".join)
-LETTERS = st.lists(
-    st.sampled_from(
-        [
-            "a",
-            "é",
-            "ñ",
-            "日本語",
-            "한",
-            "ᄒ",
-            "ᅡ",
-            "ᆫ",
-            "é",
-            "ো",
-            "가",
-            "ཱ",
-            "Å",
-            "“",
-            "”",
-            "–",
-            "…",
-            "🙂",
-            "\u200d",
-            "\xad",
-            "\ufeff",
-            "\xa0",
-            "\u3000",
-        ]
-    ),
-    max_size=20,
-).map("".join) | st.lists(
-    st.sampled_from(["é", "ñandú", "日本", " ", "  ", "\n", "\n\n", "a", "longer words"]), max_size=20
-).map("".join)
+JOINED = [
+    "한",
+    "ᄒ",
+    "ᅡ",
+    "ᆫ",
+    "e\u0301",
+    "\u09c7",
+    "\u09be",
+    "\u1100\u1161",
+    "\u0f71",
+    "\u212b",
+    "\u200d",
+    "\xad",
+    "\ufeff",
+    "\xa0",
+]
+PLAIN = ["é", "ñandú", "日本", "“", "–", "…", "🙂", " ", "  ", "\n", "\n\n", "a", "longer words"]
+LETTERS = st.lists(st.sampled_from([*JOINED, *PLAIN]) | st.sampled_from(PLAIN), max_size=20).map("".join)
 GAPS = st.sampled_from([b"\n", b"\n\n", b"\r\n\r\n", b"\n\n\n\n", b"\n\r\n"])
 
 

@@ -271,6 +271,7 @@ class _Preparation:
             names = [source.path for source in sources]
             tasks = sharding.shard_tasks(planned, self._partial.folder, names, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
+        missing.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             self._progress("write", finished, len(missing), {})
