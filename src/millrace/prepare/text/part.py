@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +305,19 @@ def load_early(what: tuple[str, dict[str, Any]]) -> None:
     gc.freeze()  # a vocabulary is a hundred thousand objects that stay
 
 
-@lru_cache(maxsize=2)
+def keep_loaded(folder: str, tokenizer: Tokenizer) -> None:
+    """The tokenizer of a run whose parts are made in this process, which has loaded it."""
+    _kept.clear()
+    _kept[folder, json.dumps(tokenizer.describe())] = tokenizer
+
+
+_kept: dict[tuple[str, str], Tokenizer] = {}  # that of the run whose parts are made here
+
+
 def _loaded(folder: str, described: str) -> Tokenizer:
     """Once per worker."""
-    path = Path(folder) / "vocabulary.json"
-    return load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+    if (folder, described) not in _kept:
+        path = Path(folder) / "vocabulary.json"
+        _kept.clear()
+        _kept[folder, described] = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+    return _kept[folder, described]
