@@ -85,7 +85,8 @@ static inline char *put_kept(const Bpe *bpe, const Kept *kept, int key_bytes, co
     for (int k = 0; k < key_bytes / 8; k++) {
         int64_t left = size - 8 * k;
         memcpy(&key[k], word + 8 * k, 8);
-        key[k] = left >= 8 ? key[k] : left <= 0 ? 0 : key[k] & UINT64_MAX >> (64 - 8 * left);
+        if (key_bytes == 8) key[k] &= UINT64_MAX >> (64 - 8 * left);
+        else key[k] = left >= 8 ? key[k] : left <= 0 ? 0 : key[k] & UINT64_MAX >> (64 - 8 * left);
         hash = mixed(hash + key[k]);
     }
     char *place = kept->places + (hash >> 4 & kept->mask) * (uint64_t)(4 * key_bytes), *ids = place + key_bytes + 4;
