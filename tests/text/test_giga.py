@@ -47,8 +47,9 @@ texts = st.lists(pieces, max_size=10).map("".join)
 
 @pytest.fixture(scope="module")
 def engines():
-    tokenizer = gpt2()
-    fast, exact = tokenizer._engines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILLRACE_BPE", "gigatoken")
+        fast, exact = gpt2()._engines
     assert (type(fast), type(exact)) == (GigatokenEngine, RankEngine)
     return fast, exact
 
@@ -180,11 +181,12 @@ def test_ids_that_stand_for_other_text_are_not_believed(engines, monkeypatch):
 
 
 def test_without_gigatoken_tiktoken_is_used(monkeypatch):
+    monkeypatch.setenv("MILLRACE_BPE", "gigatoken")
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     assert gpt2().engine == "tiktoken"
 
 
-@pytest.mark.parametrize("engine", ["gigatoken", "tiktoken", "tokenizers"])
+@pytest.mark.parametrize("engine", ["millrace", "gigatoken", "tiktoken", "tokenizers"])
 def test_the_environment_names_the_fastest_engine_that_may_be_used(monkeypatch, engine):
     monkeypatch.setenv("MILLRACE_BPE", engine)
     assert gpt2().engine == engine
@@ -192,6 +194,7 @@ def test_the_environment_names_the_fastest_engine_that_may_be_used(monkeypatch, 
 
 @pytest.mark.parametrize("way", ["encode_documents", "encode_spaced"])
 def test_a_check_that_finds_a_difference_goes_to_the_next_engine(monkeypatch, way):
+    monkeypatch.setenv("MILLRACE_BPE", "gigatoken")
     tokenizer = gpt2()
     monkeypatch.setattr(GigatokenEngine, way, lambda self, *_: (np.zeros(1, np.uint32), np.ones(1, np.int64)))
     assert tokenizer.check([b"some text"])

@@ -43,7 +43,7 @@ def in_pieces(tokenizer, text):
     return np.concatenate([piece.ids for piece in found]).tolist()
 
 
-@pytest.fixture(scope="module", params=["gigatoken", "tiktoken", "tokenizers"])
+@pytest.fixture(scope="module", params=["millrace", "gigatoken", "tiktoken", "tokenizers"])
 def tokenizer(request):
     made = gpt2()
     made.use(request.param)

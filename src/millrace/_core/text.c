@@ -49,8 +49,22 @@ static int64_t as_they_are(uint64_t word) {
     return is_space >> 63 ? 7 : 8;
 }
 
-/* White space as clean() leaves it; -1 where the text is more than printable ASCII, tabs and newlines. */
-static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to) {
+/* The bytes of the character at ``at`` that clean() leaves as it is, by a table of those beyond ASCII; 0 where it may not. */
+static int plain_bytes(const unsigned char *plain, const unsigned char *at, const unsigned char *end) {
+    unsigned first = *at, size = first < 0xC2 || first > 0xF4 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if (first > ' ' && first < 127) return 1;
+    if (plain == NULL || size == 0 || (size_t)(end - at) < size) return 0;
+    unsigned point = first & (0x7Fu >> size);
+    for (unsigned k = 1; k < size; k++) {
+        if ((at[k] & 0xC0) != 0x80) return 0;
+        point = point << 6 | (at[k] & 0x3Fu);
+    }
+    int is_short = point >= (size == 2 ? 0x80u : size == 3 ? 0x800u : 0x10000u); /* as short as it can be */
+    return is_short && point < NUM_KINDS && plain[point] ? (int)size : 0;
+}
+
+/* White space as clean() leaves it; -1 where the text is more than plain characters, tabs and newlines. */
+static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to, const unsigned char *plain) {
     const unsigned char *end = from + size;
     unsigned char *at = to;
     while (from < end) {
@@ -63,15 +77,17 @@ static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to)
             if (newlines > 0) *at++ = '\n';
             if (newlines > 1) *at++ = '\n';
         }
-        if (*from <= ' ' || *from >= 127) return -1;
-        *at++ = *from++;
-        uint64_t word;
-        for (int64_t same = 8; same > 0 && end - from >= 8; from += same, at += same) {
-            memcpy(&word, from, 8);
-            if ((same = as_they_are(word)) > 0) memcpy(at, &word, 8);
-        }
-        for (; from < end && *from > ' ' && *from < 127; from++) *at++ = *from;
-        if (from < end && *from != ' ' && *from != '\t' && *from != '\n') return -1;
+        do {
+            int bytes = plain_bytes(plain, from, end);
+            if (bytes == 0) return -1;
+            for (; bytes > 0; bytes--) *at++ = *from++;
+            uint64_t word;
+            for (int64_t same = 8; same > 0 && end - from >= 8; from += same, at += same) {
+                memcpy(&word, from, 8);
+                if ((same = as_they_are(word)) > 0) memcpy(at, &word, 8);
+            }
+            for (; from < end && *from > ' ' && *from < 127; from++) *at++ = *from;
+        } while (from < end && *from != ' ' && *from != '\t' && *from != '\n');
     }
     return at - to;
 }
@@ -84,13 +100,13 @@ static int note(PyObject *others, int64_t k) {
 }
 
 /* ``others`` gets the numbers of those that are left to Python. */
-static PyObject *made(Stretch *stretch, unsigned char *room, PyObject *others) {
+static PyObject *made(Stretch *stretch, unsigned char *room, PyObject *others, const unsigned char *plain) {
     PyObject *list = PyList_New((Py_ssize_t)stretch->count);
     for (int64_t k = 0; k < stretch->count && list != NULL; k++) {
         const char *text = (const char *)stretch->text.buf + stretch->starts[k];
         int64_t size = stretch->stops[k] - stretch->starts[k];
         if (room != NULL) {
-            size = clean((const unsigned char *)text, size, room);
+            size = clean((const unsigned char *)text, size, room, plain);
             text = (const char *)room;
         }
         PyObject *document = PyBytes_FromStringAndSize(text, (Py_ssize_t)(size < 0 ? 0 : size));
@@ -107,7 +123,7 @@ static PyObject *documents(PyObject *module, PyObject *args) {
     (void)module;
     Stretch stretch;
     if (stretch_init(&stretch, args) < 0) return NULL;
-    PyObject *list = made(&stretch, NULL, NULL);
+    PyObject *list = made(&stretch, NULL, NULL, NULL);
     stretch_free(&stretch);
     return list;
 }
@@ -115,14 +131,25 @@ static PyObject *documents(PyObject *module, PyObject *args) {
 static PyObject *cleaned(PyObject *module, PyObject *args) {
     (void)module;
     Stretch stretch;
-    if (stretch_init(&stretch, args) < 0) return NULL;
+    Py_buffer plain = {0};
+    PyObject *places = PyTuple_GetSlice(args, 0, 3), *table = PyTuple_Size(args) > 3 ? PyTuple_GetItem(args, 3) : Py_None;
+    int failed = places == NULL || stretch_init(&stretch, places) < 0;
+    Py_XDECREF(places);
+    if (failed) return NULL;
+    if (table != Py_None && PyObject_GetBuffer(table, &plain, PyBUF_SIMPLE) < 0) {
+        stretch_free(&stretch);
+        return NULL;
+    }
     unsigned char *room = PyMem_Malloc((size_t)stretch.longest + 1);
-    PyObject *others = room == NULL ? PyErr_NoMemory() : PyList_New(0);
-    PyObject *list = others == NULL ? NULL : made(&stretch, room, others);
-    PyObject *found = list == NULL ? NULL : PyTuple_Pack(2, list, others);
+    PyObject *others = NULL, *list = NULL, *found = NULL;
+    if (plain.buf != NULL && plain.len != NUM_KINDS) PyErr_SetString(PyExc_ValueError, "cleaned: one byte for each character");
+    else others = room == NULL ? PyErr_NoMemory() : PyList_New(0);
+    if (others != NULL) list = made(&stretch, room, others, plain.buf);
+    if (list != NULL) found = PyTuple_Pack(2, list, others);
     Py_XDECREF(list);
     Py_XDECREF(others);
     PyMem_Free(room);
+    if (plain.buf != NULL) PyBuffer_Release(&plain);
     stretch_free(&stretch);
     return found;
 }
@@ -225,7 +252,7 @@ static PyMethodDef text_functions[] = {
     {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
     {"between_gaps", between_gaps, METH_O, "Where documents between empty lines start and end."},
     {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
-    {"cleaned", cleaned, METH_VARARGS, "The same, cleaned, and the numbers of those that hold more than printable ASCII."},
+    {"cleaned", cleaned, METH_VARARGS, "The same, cleaned, and the numbers of those that hold more than printable ASCII, or than a table of characters says."},
     {NULL, NULL, 0, NULL},
 };
 

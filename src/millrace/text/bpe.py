@@ -20,10 +20,12 @@ from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.text import breaks
 from millrace.text.giga import Engine, GigatokenEngine
-from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, splitting_pattern
+from millrace.text.merges import MergeEngine
+from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, slower_engines, splitting_pattern
 from millrace.text.tokenizer import Encoded, Tokenizer, byte_places, with_ends
 from millrace.text.words import LONG_WORD, word_ids, words_of
 
+ENGINES = ("millrace", "gigatoken", "tiktoken", "tokenizers")  # fastest first
 END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im_end|>")
 
 
@@ -147,7 +149,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(top, self.end) + 1
         # Added tokens in the text are recognised, as Hugging Face does; gpt2 takes them for plain text, as tiktoken does.
         self._added = [] if plain_special else [t["content"].encode() for t in self._body.get("added_tokens") or []]
-        self._engines = fast_engines(self._body, self.vocab_size)  # fastest first
+        self._engines = fast_engines(self._body, self.vocab_size, self.end)  # fastest first
         if os.environ.get("MILLRACE_BPE"):
             self.use(os.environ["MILLRACE_BPE"])
 
@@ -187,22 +189,33 @@ class HuggingFaceTokenizer(Tokenizer):
                     return True
             except ValueError:
                 pass
-            del self._engines[0]
+            self._give_up()
         return False
+
+    def _give_up(self) -> None:
+        """Goes on with the next engine."""
+        is_own = isinstance(self._engines.pop(0), MergeEngine)
+        if is_own:
+            self._engines = slower_engines(self._body, self.vocab_size)
 
     def _is_same(self, engine: Engine, documents: Sequence[bytes], expected: tuple[Array, Int64s]) -> bool:
         """Whether this engine gives these ids, in each of its ways."""
         if not all(map(np.array_equal, engine.encode_documents(documents), expected)):
             return False
-        if not isinstance(engine, GigatokenEngine):
-            return True
-        spaced = engine.encode_spaced(documents, self.dtype, self.end)
-        return all(map(np.array_equal, spaced, with_ends(*expected, self.dtype, self.end)))
+        spaced = self._spaced(engine, documents)
+        return spaced is None or all(map(np.array_equal, spaced, with_ends(*expected, self.dtype, self.end)))
+
+    def _spaced(self, engine: Engine | None, documents: Sequence[bytes]) -> tuple[Array, Int64s] | None:
+        """By the engines that leave room for the end themselves."""
+        if isinstance(engine, MergeEngine):
+            return engine.encode_spaced(documents)
+        return engine.encode_spaced(documents, self.dtype, self.end) if isinstance(engine, GigatokenEngine) else None
 
     def use(self, engine: str) -> None:
         """Leaves alone all engines that are faster than this one."""
-        while self.engine not in (engine, "tokenizers"):
-            del self._engines[0]
+        allowed = ENGINES[ENGINES.index(engine) :] if engine in ENGINES else ENGINES[-1:]
+        while self.engine not in allowed:
+            self._give_up()
 
     def _has_added(self, document: bytes) -> bool:
         return any(token in document for token in self._added)
@@ -218,10 +231,10 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         is_plain = not any(map(b"\n".join(documents).__contains__, self._added)) if self._added else True
-        if isinstance(self._fast, GigatokenEngine) and is_plain:
-            with contextlib.suppress(ValueError):  # one is too long, or more than it can do
-                return self._fast.encode_spaced(documents, self.dtype, self.end)
-        return self.encode_with_ends(documents)
+        found = None
+        with contextlib.suppress(ValueError):  # one is too long, or more than it can do
+            found = self._spaced(self._fast, documents) if is_plain else None
+        return self.encode_with_ends(documents) if found is None else found
 
     def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
         is_plain = not self._has_added(document)

@@ -1,19 +1,24 @@
 """Engines that encode byte-level BPE faster than Hugging Face's tokenizers, over the vocabulary of a ``tokenizer.json``.
 
-tiktoken's core encodes many joined documents at once, four times as fast; gigatoken (``giga.py``) is faster still.
+tiktoken's core encodes many joined documents at once, four times as fast; gigatoken (``giga.py``) is faster still, and the
+core's own engine (``merges.py``) faster than that.
 ``MILLRACE_BPE`` names the fastest that may be used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.text.giga import Engine, GigatokenEngine
+from millrace.text.merges import MergeEngine, merges_of
 from millrace.text.words import word_ids
 
 # GPT-2's splitting pattern, which Hugging Face's ByteLevel has built in, in the form tiktoken gives it: the
@@ -23,14 +28,20 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s
 SEPARATOR = "\ufdd0\ufdd1<|millrace|>\ufdd1\ufdd0"
 
 
+def ranks_package() -> Any:
+    """tiktoken's core."""
+    from tiktoken import _tiktoken  # type: ignore[attr-defined]
+
+    return _tiktoken
+
+
 class RankEngine:
     """tiktoken's core over ranks; ``ids`` maps ranks to the vocabulary's own numbers."""
 
     name = "tiktoken"
 
     def __init__(self, pattern: str, ranks: Mapping[bytes, int], ids: Array | None = None) -> None:
-        from tiktoken import _tiktoken  # type: ignore[attr-defined]
-
+        _tiktoken = ranks_package()
         numbers = np.fromiter(ranks.values(), np.int64, len(ranks))
         self._separator = int(numbers.max()) + 1
         self._sizes = np.zeros(self._separator, np.int64)
@@ -106,15 +117,24 @@ def splitting_pattern(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def fast_engines(body: Mapping[str, Any], vocab_size: int) -> list[Engine]:
-    """What may encode instead of Hugging Face's tokenizers, fastest first."""
+def fast_engines(body: Mapping[str, Any], vocab_size: int, end: int) -> list[Engine]:
+    """What may encode instead of Hugging Face's tokenizers, fastest first; what stands behind the core's own is made later."""
+    if splitting_pattern(body) == GPT2_PATTERN and core and _is_allowed(MergeEngine):
+        found = merges_of(body["model"], byte_alphabet()) if _is_usual(body["model"]) else None
+        dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+        with contextlib.suppress(ValueError, ImportError):
+            if found is not None:
+                ranks_package()  # for the documents it leaves to that
+                return [MergeEngine(*found, end, dtype, lambda: _sure(_rank_engine(body)))]
+    return slower_engines(body, vocab_size)
+
+
+def slower_engines(body: Mapping[str, Any], vocab_size: int) -> list[Engine]:
+    """Those that are other packages'."""
     ranks = _rank_engine(body)
     if ranks is None:
         return []
-    if (
-        splitting_pattern(body) == GPT2_PATTERN
-        and os.environ.get("MILLRACE_BPE", GigatokenEngine.name) == GigatokenEngine.name
-    ):
+    if splitting_pattern(body) == GPT2_PATTERN and _is_allowed(GigatokenEngine):
         try:
             return [GigatokenEngine(body, SEPARATOR, ranks, ranks.sizes(vocab_size)), ranks]
         except (ImportError, ValueError):
@@ -122,16 +142,28 @@ def fast_engines(body: Mapping[str, Any], vocab_size: int) -> list[Engine]:
     return [ranks]
 
 
+def _sure(engine: Engine | None) -> Engine:
+    if engine is None:
+        raise ValueError("tiktoken does not take this vocabulary")
+    return engine
+
+
+def _is_allowed(kind: type[MergeEngine | GigatokenEngine]) -> bool:
+    names = [MergeEngine.name, GigatokenEngine.name]
+    fastest = os.environ.get("MILLRACE_BPE") or names[0]
+    return fastest in names and names.index(kind.name) >= names.index(fastest)
+
+
+def _is_usual(model: Mapping[str, Any]) -> bool:
+    """Whether its merges are all there is to it."""
+    unusual = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+    return not any(model.get(name) for name in unusual)
+
+
 def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
     """tiktoken's core over the merges of a tokenizer.json; None where it does not convert or is not installed."""
     pattern, model = splitting_pattern(body), body["model"]
-    unusual = (
-        model.get("dropout")
-        or model.get("unk_token")
-        or model.get("continuing_subword_prefix")
-        or model.get("end_of_word_suffix")
-    )
-    if pattern is None or unusual or model.get("ignore_merges"):
+    if pattern is None or not _is_usual(model):
         return None
     alphabet, vocabulary = byte_alphabet(), model["vocab"]
     if not alphabet.keys() <= vocabulary.keys():
@@ -144,12 +176,12 @@ def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
         return None
     if not set(tokens) <= vocabulary.keys():
         return None
-    # Translated by a table and encoded at once: a loop over the characters takes three times as long.
-    to_byte = {ord(character): byte for character, byte in alphabet.items()}
-    for token, number in zip(tokens, map(vocabulary.__getitem__, tokens), strict=True):
+    # Translated by a table, all at once: token by token takes several times as long.
+    data = "".join(tokens).translate({ord(character): byte for character, byte in alphabet.items()}).encode("latin-1")
+    for token, end in zip(tokens, accumulate(map(len, tokens)), strict=True):
         rank = len(ids)
-        if ranks.setdefault(token.translate(to_byte).encode("latin-1"), rank) == rank:
-            ids.append(number)
+        if ranks.setdefault(data[end - len(token) : end], rank) == rank:
+            ids.append(vocabulary[token])
     try:
         return RankEngine(pattern, ranks, np.array(ids, np.uint32))
     except (ImportError, ValueError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
-from millrace.prepare.text.clean import clean, clean_many, is_utf8
+from millrace.prepare.text.clean import clean, clean_many, is_utf8, plain_characters
 from millrace.prepare.text.documents import Stretch
 
 ODD = st.sampled_from(
@@ -103,10 +103,28 @@ BLANKS = st.lists(st.sampled_from("abcd \t\n"), max_size=30).map("".join)
 WORDS = st.lists(
     st.sampled_from(["word", "longer-words", "a", "~", " ", " ", " ", "  ", "\t", "\n", "\x7f", "\x1f"]), max_size=20
 ).map("".join)
+JOINED = [
+    "한",
+    "ᄒ",
+    "ᅡ",
+    "ᆫ",
+    "e\u0301",
+    "\u09c7",
+    "\u09be",
+    "\u1100\u1161",
+    "\u0f71",
+    "\u212b",
+    "\u200d",
+    "\xad",
+    "\ufeff",
+    "\xa0",
+]
+PLAIN = ["é", "ñandú", "日本", "“", "–", "…", "🙂", " ", "  ", "\n", "\n\n", "a", "longer words"]
+LETTERS = st.lists(st.sampled_from([*JOINED, *PLAIN]) | st.sampled_from(PLAIN), max_size=20).map("".join)
 GAPS = st.sampled_from([b"\n", b"\n\n", b"\r\n\r\n", b"\n\n\n\n", b"\n\r\n"])
 
 
-@given(st.lists(st.tuples(BLANKS | WORDS | odd_texts, GAPS), min_size=1), GAPS)
+@given(st.lists(st.tuples(BLANKS | WORDS | LETTERS | odd_texts, GAPS), min_size=1), GAPS)
 @example([("a", b"\n"), (" \t", b"\n"), ("b ", b"\r\n\r\n"), ("\n \n \nc\n\n \n\nd", b"\n"), ("é\x00", b"\n")], b"\n")
 def test_many_documents_are_cleaned_like_each(some, before):
     data, starts, ends = before, [], []
@@ -117,6 +135,8 @@ def test_many_documents_are_cleaned_like_each(some, before):
         data += gap
     expected = [clean(text).encode() for text, _ in some]
     assert clean_many(data, np.array(starts), np.array(ends)) == expected
+    with mock.patch("millrace.prepare.text.clean.MANY", 0):  # with the table of plain characters
+        assert clean_many(data, np.array(starts), np.array(ends)) == expected
     with mock.patch("millrace.prepare.text.clean.core", None):
         assert clean_many(data, np.array(starts), np.array(ends)) == expected
 
@@ -167,6 +187,30 @@ def test_every_pair_of_first_bytes_is_valid_or_not_as_python_says():
                 assert core.is_utf8(data, 0, len(data)) == valid, data
     with pytest.raises(ValueError, match="outside"):
         core.is_utf8(b"abc", 0, 4)
+
+
+def test_plain_characters_stay_as_they_are_beside_any_other():
+    plain = [chr(point) for point in np.flatnonzero(np.frombuffer(plain_characters(), np.uint8))]
+    assert len(plain) > 70_000
+    together = "".join(plain)
+    assert clean(together) == together
+    for neighbour in ("a", "e\u0301", "\u1112", "\u09c7", "\U0001611e", "日"):
+        text = "".join(neighbour + character for character in plain)
+        assert unicodedata.normalize("NFC", text) == "".join(unicodedata.normalize("NFC", neighbour) + c for c in plain)
+
+
+@pytest.mark.needs_core
+def test_documents_of_plain_characters_are_cleaned_by_the_core():
+    text = "  größer  als\n\n\n\n“日本語” 🙂 ".encode()
+    documents = core.cleaned(text, np.array([0]), np.array([len(text)]), plain_characters())
+    assert documents == (["größer als\n\n“日本語” 🙂".encode()], [])
+    for other in ("e\u0301", "\xa0", "\ufeff", "\x7f", "\U0002f800"):
+        text = f"plain {other} é".encode()
+        assert core.cleaned(text, np.array([0]), np.array([len(text)]), plain_characters()) == ([b""], [0])
+    for invalid in (b"\xc3", b"\xe2\x82", b"\xc0\xaf", b"\xe0\x80\xaf", b"\xed\xa0\x80", b"\x80", b"\xf5\x80\x80\x80"):
+        assert core.cleaned(invalid, np.array([0]), np.array([len(invalid)]), plain_characters()) == ([b""], [0])
+    with pytest.raises(ValueError, match="each character"):
+        core.cleaned(b"a", np.array([0]), np.array([1]), b"\1")
 
 
 def test_of_many_documents_one_that_is_not_utf8_is_an_error():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import dedup, part
+from millrace.prepare.text import dedup, seen
 from millrace.prepare.text.near import BANDS, band_hashes
 from millrace.testing import tree_digest
 
@@ -23,8 +23,9 @@ KEYS = st.tuples(*[st.one_of(st.sampled_from(HUGE), st.integers(0, 3), st.intege
     piece=st.integers(1, 20),
     entries=st.integers(1, 80),
     backwards=st.booleans(),
+    twin=st.booleans(),
 )
-def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries, backwards):
+def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries, backwards, twin):
     pieces = [(np.array(known, np.uint64).reshape(-1, 2), np.full(len(known), -1))]
     for start in range(0, len(keys), piece):
         some = np.array(keys[start : start + piece], np.uint64).reshape(-1, 2)
@@ -38,6 +39,8 @@ def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup, "PARTITION_ENTRIES", entries)
         patch.setattr(dedup, "MASK_UNITS", piece)
+        if twin:
+            patch.setattr(dedup, "core", None)
         folder = memory_folder / "partitions"
         found = dedup.find_repeats(pieces, len(known) + len(keys), len(keys), folder)
     assert found.tolist() == expected
@@ -61,7 +64,7 @@ def source(tmp_path):
 
 @pytest.mark.parametrize(("max_seen", "entries"), [(1 << 20, 1 << 20), (3, 50)])
 def test_the_first_occurrence_in_source_order_stays(source, tmp_path, tools, monkeypatch, max_seen, entries):
-    monkeypatch.setattr(part, "MAX_SEEN", max_seen)
+    monkeypatch.setattr(seen, "MAX_SEEN", max_seen)
     monkeypatch.setattr(dedup, "PARTITION_ENTRIES", entries)
     report = mr.prepare_text(source, tmp_path / "out", part_bytes=700, workers=1, **OPTIONS)
     found = tools.records(mr.open_store(tmp_path / "out"))

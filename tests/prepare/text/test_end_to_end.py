@@ -10,6 +10,7 @@ import xxhash
 
 import millrace as mr
 from millrace.cli import run
+from millrace.prepare.text import part
 from millrace.store.verify import verify_store
 
 SMALL = {"part_bytes": 20_000, "workers": 1}
@@ -172,7 +173,13 @@ def test_a_text_that_spells_the_end_token_is_text(tmp_path, tools):
     (tmp_path / "a.txt").write_text(text)
     report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", val=0, workers=1)
     assert tools.records(mr.open_store(tmp_path / "out"))[0][2] == [*tools.gpt2().encode_ordinary(text), 50256]
-    assert report.engine == "gigatoken"
+    assert report.engine == "millrace"
+
+
+def test_parts_that_are_made_here_take_the_tokenizer_that_is_loaded(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(part, "load_tokenizer", lambda *_: pytest.fail("it was loaded again"))
+    report = mr.prepare_text(str(corpus), tmp_path / "out", val=0, workers=1)
+    assert report.engine == "millrace"
 
 
 def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_path, monkeypatch):

@@ -188,7 +188,7 @@ def test_a_store_does_not_depend_on_the_engine_that_is_installed(tmp_path, monke
     for k in range(2):
         (tmp_path / f"{k}.txt").write_text(f"text {k}\n\nmore of it")
     reports = {}
-    for name in ("gigatoken", "tiktoken", "tokenizers"):
+    for name in ("millrace", "gigatoken", "tiktoken", "tokenizers"):
         monkeypatch.setenv("MILLRACE_BPE", name)
         for k in range(2):  # and an append
             source = str(tmp_path / f"{k}.txt")

@@ -29,6 +29,7 @@ Task = TypeVar("Task")
 Moved = Callable[[int, Mapping[str, int]], None]
 RETRIES = 2
 EVERY_S = 1.0  # seconds between what a task says of itself
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
 
 
@@ -182,16 +183,20 @@ def _quiet_start() -> Iterator[None]:
     """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
 
     Spawn imports the main module anew, which fails in a script without a guard, in a notebook and from standard
-    input; our tasks never live there.
+    input; our tasks never live there. Nor does numpy start threads in it, which spin for a while: it is one of many.
     """
     main = sys.modules.get("__main__")
     sys.modules["__main__"] = types.ModuleType("__main__")
+    is_set = BLAS_THREADS in os.environ
+    os.environ.setdefault(BLAS_THREADS, "1")
     try:
         with _without_interrupt():
             yield
     finally:
         if main is not None:
             sys.modules["__main__"] = main
+        if not is_set:
+            del os.environ[BLAS_THREADS]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +17,8 @@ LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u2028\u2029]")
 EMPTY_LINES = re.compile("\n{3,}")
 _EMPTY_LINES = re.compile(b"\n{3,}")
+NUM_POINTS = 0x20000  # code points that the core is told of
+MANY = 8  # documents of one stretch for which that is worth its while
 
 
 def clean(text: str) -> str:
@@ -55,13 +58,41 @@ def is_utf8(data: bytes, first: int, last: int) -> bool:
 def clean_many(data: bytes, starts: Int64s, ends: Int64s) -> list[bytes]:
     """``clean`` of every ``data[starts[k] : ends[k]]``, between which stand line ends; UnicodeDecodeError if one is invalid.
 
-    Documents of printable ASCII are done all at once.
+    Documents of printable ASCII are done all at once, and where others are many, those of plain characters too.
     """
-    found: tuple[list[bytes], list[int]] = (core.cleaned if core else _cleaned)(data, starts, ends)
-    documents, others = found
+    documents, others = _cleaned_by_core(data, starts, ends) if core else _cleaned(data, starts, ends)
     for k in others:
         documents[k] = clean(data[starts[k] : ends[k]].decode()).encode()
     return documents
+
+
+def _cleaned_by_core(data: bytes, starts: Int64s, ends: Int64s) -> tuple[list[bytes], list[int]]:
+    is_made = plain_characters.cache_info().currsize > 0
+    found: tuple[list[bytes], list[int]] = core.cleaned(data, starts, ends, plain_characters() if is_made else None)
+    if not is_made and len(found[1]) >= MANY:
+        found = core.cleaned(data, starts, ends, plain_characters())
+    return found
+
+
+@lru_cache(maxsize=1)
+def plain_characters() -> bytes:
+    """1 for each character beyond ASCII that stays as it is, whatever stands beside it.
+
+    It is no white space, no control, and NFC neither changes it nor joins it to another.
+    """
+    found = bytearray(NUM_POINTS)
+    for point in range(0x80, NUM_POINTS):
+        character = chr(point)
+        category = unicodedata.category(character)
+        if category[0] not in "MZ" and category not in ("Cc", "Cn", "Cs"):
+            found[point] = unicodedata.is_normalized("NFC", character)
+    for point in range(0x80, NUM_POINTS):  # what may be the second of two that become one
+        parts = unicodedata.decomposition(chr(point)).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            found[int(parts[1], 16)] = 0
+    found[0x1100:0x1200] = bytes(0x100)  # letters of which Hangul is joined, by a rule
+    found[0xFEFF] = 0
+    return bytes(found)
 
 
 def _cleaned(data: bytes, starts: Int64s, ends: Int64s) -> tuple[list[bytes], list[int]]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
@@ -49,10 +50,12 @@ def find_repeats(keys: Iterable[tuple[Array, Array]], total: int, units: int, fo
     """
     partitions = max(1, -(-total // PARTITION_ENTRIES))
     if partitions == 1:
-        repeats = np.zeros(units, bool)
-        pieces = [_entries(*piece) for piece in keys]
-        if pieces:
-            repeats[_repeated(np.concatenate(pieces))] = True
+        repeats, entries, count = np.zeros(units, bool), np.empty(total, ENTRY), 0
+        for some, numbers in keys:
+            more = entries[count : count + len(numbers)]
+            more["key"], more["number"] = some, numbers
+            count += len(numbers)
+        repeats[_repeated(entries[:count])] = True
         return repeats
     try:
         found = (_repeated(entries) for entries in _partitioned(keys, partitions, folder))
@@ -69,6 +72,14 @@ def _entries(keys: Array, numbers: Array) -> Array:
 
 def _repeated(entries: Array) -> Int64s:
     """The numbers whose key has a smaller number too."""
+    if core:
+        found: Int64s = np.empty(len(entries), np.int64)
+        return found[: core.repeated(entries, found)]
+    return _repeated_by_sorting(entries)
+
+
+def _repeated_by_sorting(entries: Array) -> Int64s:
+    """The twin of the core's."""
     entries = _shared(entries)
     order = np.lexsort((entries["number"], entries["key"][:, 1], entries["key"][:, 0]))
     keys, numbers = entries["key"][order], entries["number"][order]

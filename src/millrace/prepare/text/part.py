@@ -7,8 +7,8 @@ restart keeps it only if the sizes agree.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.pieces import CutDocument, Piece
 from millrace.prepare.text.reading import Offsets, Reader
+from millrace.prepare.text.seen import Seen
 from millrace.prepare.text.sources import Part, Source
 from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array, Int64s
@@ -34,7 +35,6 @@ from millrace.text.load import load_tokenizer
 from millrace.text.tokenizer import Tokenizer, UnknownCharacter, measured
 
 QUARANTINE = "quarantine.jsonl"  # of a part, and of the store
-MAX_SEEN = 1 << 20  # hashes of a part kept in memory (100 MB); later repeats are found when all parts are there
 # Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
 DOCUMENT = np.dtype(
     [
@@ -121,7 +121,7 @@ class _Maker:
         self._dropped = self._reader.dropped
         self._num_documents = self._num_tokens = self._num_pieces = 0
         self._cut: CutDocument | None = None  # of which pieces were stored last
-        self._seen: set[bytes] = set()
+        self._seen = Seen()
         self._lines = self._repeated_lines()
         self._hashed_lines: list[bytes] = []  # of the documents in hand
 
@@ -201,14 +201,10 @@ class _Maker:
         self, offsets: Offsets, texts: list[bytes], hashes: list[bytes]
     ) -> tuple[Offsets, list[bytes], list[bytes]]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
-        first = dict(zip(reversed(hashes), range(len(hashes) - 1, -1, -1), strict=True))
-        for found in self._seen.intersection(first):
-            del first[found]
-        if len(self._seen) < MAX_SEEN:
-            self._seen.update(first)
-        if len(first) == len(hashes):
+        are_new = self._seen.are_new(hashes)
+        if 0 not in are_new:
             return offsets, texts, hashes
-        kept = sorted(first.values())
+        kept = np.flatnonzero(np.frombuffer(are_new, np.uint8)).tolist()
         self._dropped["duplicate"] += len(hashes) - len(kept)
         self._dropped["duplicate bytes"] += sum(map(len, texts))
         texts = [texts[k] for k in kept]
@@ -306,10 +302,22 @@ def tokenizer_of(folder: str, described: dict[str, Any], engine: str) -> Tokeniz
 def load_early(what: tuple[str, dict[str, Any]]) -> None:
     """Loads the tokenizer (of a folder, as described) while the run is still looking at its engines."""
     _loaded(what[0], json.dumps(what[1]))
+    gc.freeze()  # a vocabulary is a hundred thousand objects that stay
 
 
-@lru_cache(maxsize=2)
+def keep_loaded(folder: str, tokenizer: Tokenizer) -> None:
+    """The tokenizer of a run whose parts are made in this process, which has loaded it."""
+    _kept.clear()
+    _kept[folder, json.dumps(tokenizer.describe())] = tokenizer
+
+
+_kept: dict[tuple[str, str], Tokenizer] = {}  # that of the run whose parts are made here
+
+
 def _loaded(folder: str, described: str) -> Tokenizer:
     """Once per worker."""
-    path = Path(folder) / "vocabulary.json"
-    return load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+    if (folder, described) not in _kept:
+        path = Path(folder) / "vocabulary.json"
+        _kept.clear()
+        _kept[folder, described] = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
+    return _kept[folder, described]

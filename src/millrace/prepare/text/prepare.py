@@ -26,7 +26,7 @@ from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
-from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, load_early, prepare_part, read_done
+from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, keep_loaded, load_early, prepare_part, read_done
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
@@ -156,8 +156,10 @@ class _Preparation:
         sources = self._unpacked(sources)
         parts = cut_parts(sources, self._reading.part_bytes)
         # While the vocabulary loads.
-        self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
+        is_apart = self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
         tokenizer = self._tokenizer(sources, parts, existing)
+        if not is_apart:
+            keep_loaded(str(folder), tokenizer)
         known = None if existing is None else existing.sources
         columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
@@ -198,10 +200,10 @@ class _Preparation:
         folder = self._partial.folder
         with platform.writing(folder):
             platform.make_dir(folder / "parts")
-        engine = getattr(tokenizer, "engine", "")
+        engine, described = getattr(tokenizer, "engine", ""), tokenizer.describe()
         tasks = [
             PartTask(part, tuple(sources[unit.source] for unit in part.units), self._reading, str(folder),
-                     tokenizer.describe(), engine)
+                     described, engine)
             for part in parts
         ]  # fmt: skip
         if self._reading.dedup_unit == "line":
@@ -271,6 +273,7 @@ class _Preparation:
             names = [source.path for source in sources]
             tasks = sharding.shard_tasks(planned, self._partial.folder, names, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
+        missing.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
         for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             self._progress("write", finished, len(missing), {})

@@ -98,11 +98,12 @@ class Assignment:
         self.pieces += int(is_piece.sum() + is_second.sum())
 
     def _count(self, documents: Array, splits: Array, why: Array) -> None:
-        is_whole = ~documents["goes_on"]
+        is_whole, tokens = ~documents["goes_on"], np.ascontiguousarray(documents["tokens"])
         for k, split in enumerate(SPLITS):
-            self.documents[split] += int(((splits == k) & is_whole).sum())
-            self.tokens[split] += int(documents["tokens"][splits == k].sum())
-        self.characters += int(documents["characters"][why == 0].sum())
+            mine = np.flatnonzero(splits == k)
+            self.documents[split] += int(np.count_nonzero(is_whole[mine]))
+            self.tokens[split] += int(tokens[mine].sum())
+        self.characters += int(documents["characters"].sum() - documents["characters"][why > 0].sum())
         for reason, kind in (("duplicate", EXACT), ("near-duplicate", NEAR)):
             if (gone := why == kind).any():
                 self.dropped[reason] += int((gone & ~documents["goes_on"]).sum())

@@ -1,0 +1,85 @@
+/* Where words begin in a text, as GPT-2's pattern splits it: bits that bpe.c goes through. */
+#include "core.h"
+
+enum { UNKNOWN, BLANK, LETTER, DIGIT, OTHER };
+
+static const uint64_t ONES = 0x0101010101010101u, HIGH = 0x8080808080808080u;
+
+/* Of eight bytes of ASCII, those from ``low`` to ``high``, by their highest bits. */
+static uint64_t among(uint64_t bytes, unsigned low, unsigned high) {
+    return (bytes + ONES * (0x80 - low)) & ~(bytes + ONES * (0x7F - high)) & HIGH;
+}
+
+/* The highest bits of eight bytes, together. */
+static uint64_t bits(uint64_t bytes) { return (bytes >> 7) * 0x0102040810204080u >> 56; }
+
+typedef struct { /* a bit for each of 64 bytes */
+    uint64_t letters, digits, blanks, spaces;
+} Kinds;
+
+static Kinds kinds_of(const unsigned char *text) {
+    Kinds kinds = {0, 0, 0, 0};
+    for (int k = 0; k < 64; k += 8) {
+        uint64_t bytes, space;
+        memcpy(&bytes, text + k, 8);
+        space = among(bytes, ' ', ' ');
+        kinds.letters |= bits(among(bytes | ONES * 32, 'a', 'z')) << k;
+        kinds.digits |= bits(among(bytes, '0', '9')) << k;
+        kinds.blanks |= bits(among(bytes, '\t', '\r') | space) << k;
+        kinds.spaces |= bits(space) << k;
+    }
+    return kinds;
+}
+
+/* Marks where words of ASCII begin. A word is a run of letters, of digits or of others, with the space before it; white
+   space leaves its last character to what follows. */
+void core_mark_ascii(const unsigned char *text, int64_t num_blocks, uint64_t *starts) {
+    Kinds last = {0, 0, 1, 0}; /* of the byte before: as if a newline stood before all */
+    for (int64_t k = 0; k < num_blocks; k++) {
+        Kinds now = kinds_of(text + 64 * k);
+        uint64_t letters = now.letters << 1 | last.letters, digits = now.digits << 1 | last.digits;
+        uint64_t blanks = now.blanks << 1 | last.blanks, spaces = now.spaces << 1 | last.spaces;
+        uint64_t is_other = ~(now.letters | now.digits | now.blanks), was_other = ~(letters | digits | blanks);
+        uint64_t goes_on = (now.letters & letters) | (now.digits & digits) | (is_other & was_other) | spaces;
+        uint64_t is_after = blanks & ~now.blanks; /* white space */
+        starts[k] = (now.blanks & ~blanks) | (~now.blanks & ~goes_on) | is_after >> 1;
+        if (k > 0) starts[k - 1] |= is_after << 63;
+        last = (Kinds){now.letters >> 63, now.digits >> 63, now.blanks >> 63, now.spaces >> 63};
+    }
+}
+
+/* The character at ``at`` of utf-8 and its size; one that is none has no kind. */
+static unsigned kind_at(const unsigned char *kinds, const unsigned char *at, int *size) {
+    unsigned first = at[0], point = first;
+    *size = first < 0xC0 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if (*size > 1) point = first & (0x7Fu >> *size);
+    for (int k = 1; k < *size; k++) {
+        if ((at[k] & 0xC0) != 0x80) return UNKNOWN;
+        point = point << 6 | (at[k] & 0x3Fu);
+    }
+    return point >= NUM_KINDS || (first & 0xC0) == 0x80 ? UNKNOWN : kinds[point];
+}
+
+void core_begin(uint64_t *starts, int64_t at) { starts[at / 64] |= (uint64_t)1 << at % 64; }
+
+/* The same of any text, character by character; -1 where the kind of one is not known. */
+int core_mark_any(const unsigned char *text, int64_t size, const unsigned char *kinds, uint64_t *starts) {
+    unsigned before = BLANK, kind;
+    int64_t last = -1; /* where the character before stands */
+    int bytes;
+    memset(starts, 0, (size_t)(size / 64 + 1) * 8);
+    for (int64_t at = 0; at < size; last = at, before = kind, at += bytes) {
+        if ((kind = kind_at(kinds, text + at, &bytes)) == UNKNOWN) return -1;
+        if (kind == before) continue;
+        if (before == BLANK && last >= 0) core_begin(starts, last);
+        if (before != BLANK || last < 0 || text[last] != ' ') core_begin(starts, at);
+    }
+    return 0;
+}
+
+/* Bytes of 's 't 'm 'd 'll 've 're, which are words where one begins with them; 0 where it does not. */
+int core_contraction(const unsigned char *at) {
+    unsigned char a = at[1];
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+    return (a == 'l' && at[2] == 'l') || ((a == 'v' || a == 'r') && at[2] == 'e') ? 3 : 0;
+}
