@@ -205,6 +205,11 @@ class SlowLanes:
         self.check()
         self.wait(STREAMS[self.stream], done)
 
+    def follow(self, stream, other, event):
+        self.check()
+        self.record(event, STREAMS[other])
+        self.wait(STREAMS[stream], event)
+
     def is_done(self, event):
         self.check()
         with self.busy:

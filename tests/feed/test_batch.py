@@ -146,3 +146,29 @@ def test_marks_of_a_fed_batch_are_its_own():
             assert batch.samples[: len(own)].tolist() == feed.order.samples(own).tolist()
             assert batch.positions.flags.writeable
             assert [part.positions.tolist() for part in batch.micro(7)] == [[n] for n in batch.positions]
+
+
+def test_marks_that_are_set_stay():
+    size = 8
+    store = mr.from_arrays({"tokens": np.arange(1000, dtype=np.uint16)})
+    batch = next(iter(mr.Feed(mr.Blocks(store, length=4), batch=size, device="numpy")))
+    batch.valid = np.zeros(size, bool)
+    assert batch.positions.tolist() == list(range(size))
+    assert not batch.valid.any()
+    other = next(iter(mr.Feed(mr.Blocks(store, length=4), batch=size, device="numpy")))
+    other.positions = other.positions[:4]
+    assert other.num_samples == 4
+    third = next(iter(mr.Feed(mr.Blocks(store, length=4), batch=size, device="numpy")))
+    third.positions = np.arange(3)
+    assert third.num_samples == 3
+    assert len(third.samples) == size
+
+
+def test_one_part_of_a_batch_is_another_dict():
+    batch = batch_of()
+    [part] = batch.micro(1)
+    part["x"] = part.x * 2
+    del part["key"]
+    assert list(batch) == ["x", "hits", "key"]
+    assert batch.x is not part.x
+    assert_marks_equal(part, batch)

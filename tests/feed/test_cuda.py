@@ -172,7 +172,7 @@ def driver(monkeypatch):
 def feed_of(device, transform=None):
     values = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
     view = mr.Windows(mr.from_arrays({"values": values}), lookback=4, horizon=1)
-    return mr.Feed(view, batch=8, seed=3, device=device, transform=transform)
+    return mr.Feed(view, batch=64, seed=3, device=device, transform=transform)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1"])
@@ -201,7 +201,7 @@ def test_next_may_move_from_thread_to_thread(driver):
         thread = threading.Thread(target=lambda: got.append(next(iterator).positions[0]))
         thread.start()
         thread.join()
-    assert got == list(range(0, 80, 8))
+    assert got == list(range(0, 640, 64))
     iterator.close()
 
 

@@ -183,6 +183,28 @@ def test_a_loop_may_change_streams_between_batches_of_a_slot():
     ring.close()
 
 
+@pytest.mark.parametrize("pattern", ["LS", "LSSL", "LLS", "SL"])
+@pytest.mark.parametrize("group", [1, 2, TOGETHER])
+@pytest.mark.parametrize("drops", [False, True])
+def test_memory_waits_for_every_stream_that_uses_it(pattern, group, drops):
+    """One stream runs as its steps are queued, the other never before it must."""
+    lanes, read = SlowLanes(eager=True), {}
+    ring, feed = on_device("dense", lanes, group=group)
+    wanted = expected(feed, 60)
+    batch = None
+    for number in range(60):
+        lanes.stream = SIDE if pattern[number % len(pattern)] == "S" else LOOP
+        if drops:
+            batch = None
+        batch = ring.take(number)
+        bounds = np.lib.array_utils.byte_bounds(np.asarray(batch.x))
+        lanes.queue(STREAMS[lanes.stream], lambda n=number, b=bounds: read.update({n: peek(*b, (8, 4, 3), np.float32)}))
+        lanes.run("loop", len(lanes.queues["loop"]))
+    lanes.run("side", len(lanes.queues["side"]))
+    assert all(np.array_equal(read[number], wanted[number]["x"][0]) for number in range(60))
+    ring.close()
+
+
 @given(
     n=st.integers(1, 60), batch=st.integers(1, 12), world=st.integers(1, 3), group=st.integers(1, 5),
     start=st.integers(0, 100), rest=st.none() | st.integers(1, 150),

@@ -49,9 +49,9 @@ def augment(batch, rng):
     }
 
 
-def windows(kind=mr.Windows):
-    values = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
-    return kind(mr.from_arrays({"values": values}), lookback=4, horizon=1)
+def windows(kind=mr.Windows, features=3, horizon=1):
+    values = np.random.default_rng(0).normal(size=(500, features)).astype(np.float32)
+    return kind(mr.from_arrays({"values": values}), lookback=4, horizon=horizon)
 
 
 def records():
@@ -61,6 +61,7 @@ def records():
 
 HOWS = {
     "ring": {"view": windows()},
+    "together": {"view": windows(features=16, horizon=4)},  # columns of whole lines: batches share a slot
     "ragged": {"view": records()},
     "transform": {"view": windows(), "transform": augment, "workers": 2},
     "numpy": {"view": windows(OwnWindows)},
@@ -149,7 +150,8 @@ def test_a_transform_is_packed_by_its_threads(lanes):
     assert threads == {"millrace-transform"}
 
 
-def test_an_error_comes_with_its_own_batch(lanes, tmp_path):
+@pytest.mark.parametrize("size", [4, 8])  # alone in a slot, and together
+def test_an_error_comes_with_its_own_batch(size, lanes, tmp_path):
     with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
         for k in range(8):
             writer.append({"tokens": np.full(32, k, np.uint16)})
@@ -159,8 +161,8 @@ def test_an_error_comes_with_its_own_batch(lanes, tmp_path):
     os.truncate(victim, 10)
     got = []
     with pytest.raises(mr.StoreCorrupt, match=r"tokens\.u16"):
-        got.extend(b.positions[0] for b in mr.Feed(view, batch=4, order=mr.Sequential(63), device="cuda", workers=2))
-    assert got == [0, 4, 8, 12, 16]  # the fifth reaches one row into the shard
+        got.extend(b.positions[0] for b in mr.Feed(view, batch=size, order=mr.Sequential(63), device="cuda", workers=2))
+    assert got == list(range(0, 23 - size, size))  # sample 23 reaches one row into the shard
 
 
 def test_an_error_of_a_transform_comes_with_its_own_batch(lanes):

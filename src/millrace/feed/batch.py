@@ -58,9 +58,10 @@ class Batch(dict[str, Any]):
             self._marks = marks
 
     def __getattr__(self, name: str) -> Any:
-        if name in MARKS and "_marks" in self.__dict__:
-            self.positions, self.samples, self.valid = self._marks.arrays()
-            return self.__dict__[name]
+        own = self.__dict__
+        if name in MARKS and "_marks" in own:
+            own |= dict(zip(MARKS, own.pop("_marks").arrays(), strict=True)) | own  # what was set since stays
+            return own[name]
         try:
             return self[name]
         except KeyError:
@@ -69,7 +70,7 @@ class Batch(dict[str, Any]):
     @property
     def num_samples(self) -> int:
         """Rows of the batch, padding included."""
-        if "_marks" in self.__dict__:
+        if "_marks" in self.__dict__ and "positions" not in self.__dict__:
             return self._marks.size
         if self.positions is not None:
             return len(self.positions)
@@ -80,8 +81,16 @@ class Batch(dict[str, Any]):
         total = self.num_samples
         if not 1 <= count <= total:
             raise ConfigError(f"micro({count}) of a batch of {total}; expected 1 to {total} parts")
+        if count == 1:
+            return [self.__copy__()]
         ends = [part * total // count for part in range(count + 1)]
         return [self._part(slice(first, last)) for first, last in pairwise(ends)]
+
+    def __copy__(self) -> Batch:
+        made = Batch.__new__(Batch)
+        made.update(self)
+        made.__dict__ |= self.__dict__
+        return made
 
     def _part(self, rows: slice) -> Batch:
         marks = {name: None if (mark := getattr(self, name)) is None else mark[rows] for name in MARKS}

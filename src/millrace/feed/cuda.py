@@ -107,6 +107,11 @@ class CudaLanes:
         """What the loop queues from now on comes after the copy."""
         self._driver.wait(self.current(), done.handle, 0)
 
+    def follow(self, stream: int, other: int, event: Any) -> None:
+        """What one stream queues from now on comes after what another has queued."""
+        self._driver.record(event.handle, other)
+        self._driver.wait(stream, event.handle, 0)
+
     def is_done(self, event: Any) -> bool:
         return self._driver.is_done(event.handle)
 

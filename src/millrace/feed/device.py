@@ -12,20 +12,25 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.errors import FeedError
-from millrace.feed.batch import Batch, Marks
+from millrace.feed.batch import ALIGN, Batch, Marks
 from millrace.feed.line import Line
 from millrace.feed.native import HELD, Memory, NativeRing
 from millrace.feed.program import Layout, Program, is_ragged, torch_dtype
 from millrace.ragged import Ragged
 
 GROUP_BYTES = 8 << 20  # of the batches that share a slot
+MOST_TOGETHER = 8  # of them: who keeps a column keeps the slot
 
 
 def group_of(line: Line, depth: int) -> int:
-    """How many batches of a line share a slot: those that do are made, copied and let go together."""
-    if any(is_ragged(field) for field in line.view.fields):
+    """How many batches of a line share a slot: those that do are made, copied and let go together.
+
+    Each column of each must begin where a column alone does: which kernel computes with it may depend on its address.
+    """
+    layout = Layout(line.view.fields, line.size)
+    if any(is_ragged(field) or layout.num_bytes(field) % ALIGN for field in line.view.fields):
         return 1
-    most = min(depth, GROUP_BYTES // Layout(line.view.fields, line.size).fixed_bytes)
+    most = min(depth, MOST_TOGETHER, GROUP_BYTES // layout.fixed_bytes)
     return max(1, most if line.num_batches is None else min(most, line.num_batches))
 
 
@@ -48,17 +53,26 @@ class DeviceMemory:
         self.address: int = self.memory.data_ptr()
         self.let_go = lanes.event()
         lanes.mark_new(self.let_go)
-        self._streams: set[int] = set()
+        self._streams: set[int] = set()  # that it was handed out to since it was last let go
+        self._told: set[int] = set()  # that torch's allocator knows of
         self.views = [] if layout is None else _views_of_each(layout, self.memory, group)
         self._storage, self._count = self.memory.untyped_storage(), torch._C._storage_Use_Count
         self._name = self._storage._cdata
         self._idle = self._count(self._name)
 
     def use_on(self, lanes: Any, stream: int) -> None:
-        """Where the loop has gone to another stream than the memory's own, torch is told before it gives the memory away."""
-        if stream != lanes.home and stream not in self._streams:
+        """A batch in it is handed to a loop on this stream; torch is told of one that is not the memory's own."""
+        self._streams.add(stream)
+        if stream != lanes.home and stream not in self._told:
             lanes.record_use(self.memory, stream)
-            self._streams.add(stream)
+            self._told.add(stream)
+
+    def leave(self, lanes: Any, stream: int) -> None:
+        """What this stream queues from now on, as the event of letting go, comes after what the others did with the memory."""
+        for other in self._streams - {stream}:
+            with lanes:
+                lanes.follow(stream, other, self.let_go)
+        self._streams.clear()
 
     @property
     def is_held(self) -> bool:
@@ -91,7 +105,7 @@ class DeviceRing:
         self._size = program.layout.size // program.group
         self._is_ragged = any(is_ragged(field) for field in program.layout.fields)
         groups = None if count is None else -(-count // self.group)
-        ahead = depth if self.group == 1 else max(2, -(-depth // self.group))
+        ahead = depth if self.group == 1 else max(2, -(-depth // self.group), workers)
         self._memory = Twins(program.layout, ahead + HELD, lanes, self.group)
         self._ring = NativeRing(program, count=groups, depth=ahead, workers=workers, memory=self._memory, lanes=lanes)
         self.num_workers = workers
@@ -119,6 +133,7 @@ class DeviceRing:
             if twin.is_held:
                 held.append((number, twin))
             elif twins[number] is twin:  # a slot that was held for too long has another by now
+                twin.leave(self._lanes, stream)
                 let_go.append(number)
         self._out = held
         found = self._ring.poll(True, stream, let_go)
@@ -130,8 +145,7 @@ class DeviceRing:
         assert views is not None
         held.append((number, there))
         self._marks, self._host, self._stream = views[0].tobytes(), views[1], stream
-        if stream != self._lanes.home:
-            there.use_on(self._lanes, stream)
+        there.use_on(self._lanes, stream)
 
     def _follow(self, stream: int) -> None:
         """The loop has gone to another stream between two batches of a slot."""

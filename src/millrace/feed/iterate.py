@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millrace.errors import ConfigError, FeedError, StageFailed
+from millrace.errors import ConfigError, FeedError, StageFailed, StoreError
 from millrace.feed import native
 from millrace.feed.batch import MARKS, Batch, check_names
 from millrace.feed.cuda import CudaLanes
@@ -123,26 +123,32 @@ class Iteration:
                 found: Batch = self._stage.take(self._count - self._first)
                 return found
             except Unmapped:  # too many shards to map: numpy reads them
-                self._stage.close()
-                self._stage, self._maker.program, self._first = None, None, 0
-            except Exception:
-                if self.is_closed or not isinstance(self._stage, DeviceRing) or self._stage.group == 1:
+                is_parted = False
+            except (StoreError, ConfigError):  # about the data
+                if not isinstance(self._stage, DeviceRing) or self._stage.group == 1:
                     raise
-                self._part()
+                is_parted = True
+            if is_parted and self._part():
                 return self._take()
+            self._stage.close()
+            self._stage, self._maker.program, self._first = None, None, 0
             if self._lanes is not None:
                 self._stage = self._start_on_device()
                 return self._stage.take(self._count)
         return self._maker.make(self._count)
 
-    def _part(self) -> None:
-        """Of batches that share a slot one cannot be made, those before it can: from here on each has its own."""
+    def _part(self) -> bool:
+        """Of batches that share a slot one cannot be made, those before it can: from here on each has its own, if maps are left."""
         assert self._stage is not None
         self._stage.close()
-        self._first = self._count
         program = Program.of(replace(self.line, start=self.line.end(self._count)))
-        assert program is not None
+        if program is None:
+            return False
+        self._first = self._count
         self._stage = self._device_ring(program)
+        if self.is_closed:  # by another thread
+            self._stage.close()
+        return True
 
     def _device_ring(self, program: Program) -> DeviceRing:
         count, depth = None if self.total is None else self.total - self._first, self._feed.depth

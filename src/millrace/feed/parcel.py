@@ -150,6 +150,7 @@ class ParcelRing:
     def _release(self) -> None:
         """Memory of the device that nobody holds may be used again."""
         for memory in [memory for memory in self._out if not memory.is_held]:
+            memory.leave(self._lanes, self._lanes.current())
             self._lanes.mark(memory.let_go)
             self._out.remove(memory)
             # Behind all others: a copy takes what was let go longest ago, and waits for no step just queued.

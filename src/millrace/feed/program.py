@@ -66,6 +66,10 @@ class Layout:
             fields.append((field.name, field if is_ragged(field) else None, part))
         return memory[: self._marks_bytes], fields
 
+    def num_bytes(self, field: Field) -> int:
+        """What a field takes of a slot, ragged values apart."""
+        return _fixed_bytes(field, self.size)
+
     def ragged_values(self, memory: Any, field: Field, begin: int, rows: int, dtype_of: Any = np.dtype) -> Any:
         part = memory[begin : begin + rows * _row_bytes(field)].view(dtype_of(field.dtype))
         return part.reshape(rows, *field.tail)

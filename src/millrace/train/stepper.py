@@ -45,8 +45,7 @@ class Stepper:
     ) -> None:
         self.model, self.forward, self.optimizer, self.precision = model, forward, optimizer, precision
         self._config, self._world = config, world
-        self._parameters = list(model.parameters())
-        forward.train()
+        self._parameters, self._modules = list(model.parameters()), list(forward.modules())
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
         # Ranks that may run out of memory one by one exchange gradients only when all have theirs. So does a user's model
         # in its first step: where a parameter then is in no loss, it always will, since DDP would wait for its gradient.
@@ -57,6 +56,8 @@ class Stepper:
     def step(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """This rank's part of the global loss, and the norm of the gradient; weights are changed."""
         set_learning_rate(self.optimizer, learning_rate(step, self._config))
+        if not all(module.training for module in self._modules):  # a model may change its mode, and it is not saved
+            self.forward.train()
         loss = self._accumulated(batch, step)
         scaler = self.precision.scaler
         if scaler.is_enabled():
@@ -95,7 +96,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.parts(batch)
         weights = [self.weight(part) * counts for part, counts in parts]
-        total = self._world.add(_sum(weights).double()).clamp(min=1)
+        total = self._world.add(_sum(weights).to(torch.float64, copy=True)).clamp(min=1)
         losses = []
         for number, ((part, _), weight) in enumerate(zip(parts, weights, strict=True), start=1):
             with self._synced(number == len(parts) and not self._exchanges_late):
@@ -109,8 +110,6 @@ class Stepper:
 
     def parts(self, batch: Batch) -> list[tuple[Batch, bool]]:
         """The micro-batches and whether they count: ranks pass through the model equally often, if need be for nothing."""
-        if self.micro_batches == 1:
-            return [(batch, True)]
         parts = batch.micro(min(self.micro_batches, batch.num_samples))
         return [(part, True) for part in parts] + [(parts[-1], False)] * (self.micro_batches - len(parts))
 
