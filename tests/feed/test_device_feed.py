@@ -5,6 +5,7 @@ import ctypes
 import gc
 import itertools
 import os
+import signal
 import threading
 import time
 
@@ -14,6 +15,7 @@ import torch
 
 import millrace as mr
 from millrace.feed import iterate
+from millrace.gather.native import Native
 
 from .lanes import SIDE, SlowLanes
 
@@ -163,6 +165,32 @@ def test_an_error_comes_with_its_own_batch(size, lanes, tmp_path):
     with pytest.raises(mr.StoreCorrupt, match=r"tokens\.u16"):
         got.extend(b.positions[0] for b in mr.Feed(view, batch=size, order=mr.Sequential(63), device="cuda", workers=2))
     assert got == list(range(0, 23 - size, size))  # sample 23 reaches one row into the shard
+
+
+@pytest.mark.parametrize("how", ["ring", "together"])
+def test_what_a_handler_of_a_signal_raises_reaches_the_loop(how, lanes, monkeypatch):
+    give, ended = Native.give, threading.Event()
+
+    def slow(*arguments):
+        if threading.current_thread() is not threading.main_thread():
+            ended.wait(1)
+        return give(*arguments)
+
+    def ring(*_):
+        raise TimeoutError("no batch for a while")
+
+    monkeypatch.setattr(Native, "give", slow)
+    before = signal.signal(signal.SIGALRM, ring)
+    batches = iter(feed_of(how, "cuda", workers=1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError, match="no batch for a while"):
+            all(time.sleep(0.01) is None for _ in batches)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        ended.set()
+        batches.close()
 
 
 def test_an_error_of_a_transform_comes_with_its_own_batch(lanes):

@@ -100,6 +100,15 @@ def test_a_batch_without_targets_changes_nothing():
     assert all(torch.equal(before[name], value) for name, value in stepper.model.state_dict().items())
 
 
+def test_every_step_is_one_of_training_whatever_the_model_did_before():
+    stepper, modes = stepper_of(0, "fp32"), []
+    stepper.model.blocks[1].register_forward_pre_hook(lambda block, _: modes.append(block.training))
+    for step in range(1, 4):
+        stepper.step(batch_of(np.random.default_rng(1), masked=False), step)
+        stepper.model.blocks[1].eval()
+    assert modes == [True] * 3
+
+
 def test_recomputed_activations_give_the_same_gradient():
     plain, again = stepper_of(0, "fp64"), stepper_of(0, "fp64", recompute=True)
     batch = batch_of(np.random.default_rng(1), masked=True)

@@ -39,10 +39,10 @@ class Remembers(Linear):
 
 
 class Uneven(Linear):
-    """Counts only targets above 0, so that samples have very different numbers of them."""
+    """Counts only targets above 0, so that samples have very different numbers of them, and in the format of sums."""
 
     def targets(self, batch: dict[str, Tensor]) -> Tensor:
-        return (batch["y"] > 0).sum()
+        return (batch["y"] > 0).double().sum()
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         squares = (self.layer(batch["x"][:, -1])[:, None] - batch["y"]).square()
@@ -58,11 +58,11 @@ class Hungry(Linear):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         self.seen.append(len(batch["x"]))
-        x = nn.functional.dropout(batch["x"], 0.2, self.training)
+        batch["x"] = x = nn.functional.dropout(batch["x"], 0.2, self.training)  # a second pass must not find it
         is_small = self.rank is not None and self.rank != int(os.environ["RANK"])
         if len(x) > self.most and not is_small:
             raise torch.OutOfMemoryError(f"tried to hold {len(x)} samples")
-        return super().forward({**batch, "x": x})
+        return super().forward(batch)
 
 
 class Endless(Linear):
