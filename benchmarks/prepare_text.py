@@ -167,17 +167,21 @@ def size_of(folder: Path, corpora: Sequence[str]) -> int:
     return sum(path.stat().st_size for path in files(folder, corpora))
 
 
-def timed(size: int, work: Callable[[], Any]) -> float:
+def timed(size: int, work: Callable[[], Any], folder: Path | None = None) -> float:
+    """MB/s; what was made in the folder is removed afterwards."""
     started = time.perf_counter()
     work()
-    return size / (time.perf_counter() - started) / 1e6
+    found = size / (time.perf_counter() - started) / 1e6
+    if folder is not None:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+    return found
 
 
 def on(engine: str, folder: Path, work: Callable[[], Any]) -> float:
     """MB/s with this engine, in this process and those it starts."""
     os.environ["MILLRACE_BPE"] = engine
     try:
-        return timed(size_of(folder, CORPORA[engine]), work)
+        return timed(size_of(folder, CORPORA[engine]), work, folder)
     finally:
         del os.environ["MILLRACE_BPE"]
 
@@ -224,9 +228,7 @@ def engine_alone(folder: Path, engine: str) -> int:
 def ours(folder: Path, corpora: Sequence[str], workers: int = PROCESSES, **options: Any) -> None:
     import millrace as mr
 
-    out = folder / "out"
-    mr.prepare_text([str(folder / corpus) for corpus in corpora], out, workers=workers, **options)
-    shutil.rmtree(out)
+    mr.prepare_text([str(folder / corpus) for corpus in corpora], folder / "out", workers=workers, **options)
 
 
 def obvious_rate(folder: Path) -> float:

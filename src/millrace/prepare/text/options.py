@@ -29,7 +29,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_ratio: int = 1000
     dedup: str = "exact"
     dedup_unit: str = "document"
-    part_bytes: int = 16 << 20
+    part_bytes: int = 8 << 20
 
     def check(self) -> None:
         _one_of("format", self.format, (None, "text", "jsonl", "csv", "parquet"))
