@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -172,3 +174,40 @@ def test_one_part_of_a_batch_is_another_dict():
     assert list(batch) == ["x", "hits", "key"]
     assert batch.x is not part.x
     assert_marks_equal(part, batch)
+
+
+def test_threads_may_look_at_the_marks_of_a_batch_at_once():
+    store, rounds, problems = mr.from_arrays({"tokens": np.arange(1000, dtype=np.uint16)}), 1000, []
+    together, batches = threading.Barrier(4), []
+    interval = sys.getswitchinterval()
+
+    def look():
+        for _ in range(rounds):
+            together.wait()
+            try:
+                assert (batches[-1].num_samples, len(batches[-1].samples), len(batches[-1].valid)) == (8, 8, 8)
+            except Exception as error:  # noqa: BLE001 - asserted below
+                problems.append(error)
+            together.wait()
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    sys.setswitchinterval(1e-7)
+    try:
+        for thread in threads:
+            thread.start()
+        for _, batch in zip(range(rounds), mr.Feed(mr.Blocks(store, length=4), batch=8, device="numpy"), strict=False):
+            batches[:] = [batch]
+            together.wait()
+            together.wait()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert problems == []
+
+
+@pytest.mark.parametrize("name", ["positions", "micro", "_marks"])
+def test_columns_that_would_hide_what_a_batch_has_are_refused(name):
+    store = mr.from_arrays({name: np.arange(10.0)})
+    with pytest.raises(mr.ConfigError, match=f"cannot have a column named '{name}'"):
+        mr.Feed(mr.Records(store), batch=2)

@@ -183,6 +183,18 @@ def test_a_loop_may_change_streams_between_batches_of_a_slot():
     ring.close()
 
 
+def test_there_is_a_slot_for_every_thread():
+    lanes = SlowLanes()
+    feed = mr.Feed(VIEWS["dense"], batch=8, seed=3, device="numpy")
+    program = Program.of(feed.line(0, None), TOGETHER)
+    ring = DeviceRing(program, lanes, count=None, depth=DEPTH, workers=5)
+    for number in range(60):
+        ring.take(number)
+        lanes.run("loop", len(lanes.queues["loop"]))
+    assert len(lanes.allocated) == 5 + 2
+    ring.close()
+
+
 @pytest.mark.parametrize("pattern", ["LS", "LSSL", "LLS", "SL"])
 @pytest.mark.parametrize("group", [1, 2, TOGETHER])
 @pytest.mark.parametrize("drops", [False, True])

@@ -16,6 +16,7 @@ import torch
 import millrace as mr
 from millrace.feed import iterate
 from millrace.gather.native import Native
+from millrace.store import reader
 
 from .lanes import SIDE, SlowLanes
 
@@ -165,6 +166,31 @@ def test_an_error_comes_with_its_own_batch(size, lanes, tmp_path):
     with pytest.raises(mr.StoreCorrupt, match=r"tokens\.u16"):
         got.extend(b.positions[0] for b in mr.Feed(view, batch=size, order=mr.Sequential(63), device="cuda", workers=2))
     assert got == list(range(0, 23 - size, size))  # sample 23 reaches one row into the shard
+
+
+def test_an_error_comes_with_its_own_batch_where_no_maps_are_left(lanes, tmp_path, monkeypatch):
+    """Batches that shared a slot are made alone; another feed has taken the maps that they would need."""
+    for name in "ab":
+        with mr.StoreWriter(tmp_path / name, columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
+            for k in range(40):
+                writer.append({"tokens": np.full(32, k, np.uint16)})
+    gc.collect()  # of maps that earlier tests have left
+    monkeypatch.setattr(reader, "MAX_MAPS", 60)
+    views = [mr.Blocks(mr.open_store(tmp_path / name), length=4) for name in "ab"]
+    victim = sorted((tmp_path / "a" / "shards").iterdir())[3] / "tokens.u16"
+    os.chmod(victim, 0o644)
+    os.truncate(victim, 10)
+    batches = iter(mr.Feed(views[0], batch=8, order=mr.Sequential(len(views[0])), device="cuda", workers=1))
+    while not batches.report().fill_s:  # until its first slot is found wrong
+        time.sleep(0.01)
+    other = iter(mr.Feed(views[1], batch=64, device="cuda"))
+    for _ in range(6):
+        next(other)
+    got = []
+    with pytest.raises(mr.StoreCorrupt, match=r"tokens\.u16"):
+        got.extend(batch.positions[0] for batch in batches)
+    assert got == [0, 8]
+    other.close()
 
 
 @pytest.mark.parametrize("how", ["ring", "together"])

@@ -58,20 +58,30 @@ class Batch(dict[str, Any]):
             self._marks = marks
 
     def __getattr__(self, name: str) -> Any:
-        own = self.__dict__
-        if name in MARKS and "_marks" in own:
-            own |= dict(zip(MARKS, own.pop("_marks").arrays(), strict=True)) | own  # what was set since stays
-            return own[name]
+        if name in MARKS:
+            return self._look_at(name)
         try:
             return self[name]
         except KeyError:
             raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self)}") from None
 
+    def _look_at(self, mark: str) -> Any:
+        """Threads may look at once: each finds the same arrays, and what was set before stays."""
+        own = self.__dict__
+        if (marks := own.get("_marks")) is not None:
+            for name, array in zip(MARKS, marks.arrays(), strict=True):
+                own.setdefault(name, array)
+            own.pop("_marks", None)
+        if mark not in own:
+            raise AttributeError(f"the batch has no {mark!r}")
+        return own[mark]
+
     @property
     def num_samples(self) -> int:
         """Rows of the batch, padding included."""
-        if "_marks" in self.__dict__ and "positions" not in self.__dict__:
-            return self._marks.size
+        marks = self.__dict__.get("_marks")
+        if marks is not None and "positions" not in self.__dict__:
+            return int(marks.size)
         if self.positions is not None:
             return len(self.positions)
         return len(next(iter(self.values()))) if self else 0
@@ -114,7 +124,7 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
     for name in names:
         if not isinstance(name, str):
             raise ConfigError(f"a batch has column {name!r}; names are strings")
-        if name in MARKS or hasattr(Batch, name):
+        if name in (*MARKS, "_marks") or hasattr(Batch, name):
             raise ConfigError(
                 f"a batch cannot have a column named {name!r}, which Batch uses itself; rename the column"
             )

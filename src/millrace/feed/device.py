@@ -44,7 +44,7 @@ def _views_of_each(layout: Layout, memory: Any, group: int) -> list[list[tuple[s
 
 
 class DeviceMemory:
-    """Memory of the device for one batch, the event after which it may be written again, and views of it by a layout."""
+    """Memory of the device for one slot, the event after which it may be written again, and views of it by a layout."""
 
     def __init__(self, lanes: Any, num_bytes: int, layout: Layout | None = None, group: int = 1) -> None:
         import torch
