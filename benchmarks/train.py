@@ -1,17 +1,18 @@
 """The trainer: a step on fed batches against the same step on a batch that is there already, and what optimisers keep.
 
-    python -m benchmarks.train [--rounds 7] [--steps 20]
+    python -m benchmarks.train [--pairs 21] [--seconds 0.5]
 
 On a GPU: GPT-124M, bf16, 32 x 1024 tokens, and the forecasters of 64 rows x 16 features, batches 512 and 4096. Without one:
-the nano GPT and small forecasters, so that the script itself can be tried. Both kinds of step run in turns; the figure is
-the ratio of their medians. The same once more through the whole loop of ``millrace train``, by its own metrics, on fed batches
-and on a feed that always gives the same batch. ``command_s`` is a step of the command in a process of its own, whose steps
-of a few milliseconds differ by a tenth from one process to the next.
+the nano GPT and small forecasters, so that the script itself can be tried. Both kinds of step run in turns, for a short time
+each, in turn first: steps of a few milliseconds differ by a tenth from one second to the next. The figure is the median over
+the pairs. The same once more through the whole loop of ``millrace train``, by its own metrics, with a feed that goes on or
+gives its first batch again, in turns. ``command_s`` is a step of the command in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -36,12 +37,13 @@ from millrace.train.trainer import Trainer
 
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if IS_GPU else torch.device("cpu")
+WARM = 10  # steps
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=20, help="per kind and round")
+    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per kind and pair")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)  # optimiser and folder, in a process of its own
     options = parser.parse_args()
     if options.memory:
@@ -106,99 +108,110 @@ def settle() -> float:
 def compare(name: str, folder: Path, options: Any) -> dict[str, Any]:
     """Seconds per step from the feed and on one resident batch, in turns."""
     trainer = trainer_of(name, folder)
-    batches = iter(trainer.feed)
-    resident = trainer.to_device(next(batches))
-    fed_s, resident_s, step = [], [], 0
-    for number in range(options.rounds + 1):
-        for seconds, fed in ((resident_s, False), (fed_s, True)):
-            began = settle()
-            for _ in range(options.steps):
-                step += 1
-                trainer.stepper.step(trainer.to_device(next(batches)) if fed else resident, step)
-            each = (settle() - began) / options.steps
-            if number:  # the first round warms up and compiles
-                seconds.append(each)
+    fed = iter(trainer.feed)
+    there = trainer.to_device(next(fed))
+    resident = mr.Batch({name: value.clone() for name, value in there.items()})
+    steps = itertools.count(1)
+
+    def run(is_fed: bool, count: int) -> float:
+        began = settle()
+        for _ in range(count):
+            trainer.stepper.step(trainer.to_device(next(fed)) if is_fed else resident, next(steps))
+        return (settle() - began) / count
+
+    run(True, WARM)  # compiles
+    count = max(WARM, int(options.seconds / run(True, WARM)))
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(options.pairs):
+        for is_fed in turn(number):
+            seconds[is_fed].append(run(is_fed, count))
     flops = trainer.model.flops(resident) if hasattr(trainer.model, "flops") else 0.0
     trainer.close()
-    fed_median, resident_median = statistics.median(fed_s), statistics.median(resident_s)
-    peak = peak_flops(DEVICE)
-    figures = {
-        "fed_s": fed_median, "resident_s": resident_median, "share_of_resident": resident_median / fed_median,
-        "samples_per_s": resident.num_samples / fed_median, "mfu": flops / fed_median / peak if peak and flops else None,
-        "rounds": [fed_s, resident_s], "command_s": command(name, folder, options),
-    }  # fmt: skip
-    figures["share_of_resident_by_command"] = resident_median / figures["command_s"]
-    told = [
-        f"fed {fed_median * 1e3:.3f} ms, resident {resident_median * 1e3:.3f} ms: {resident_median / fed_median:.1%}"
-    ]
+    figures = told(seconds)
+    step_s, peak = figures["fed_s"], peak_flops(DEVICE)
+    figures |= {
+        "samples_per_s": resident.num_samples / step_s,
+        "mfu": flops / step_s / peak if peak and flops else None,
+    }
+    figures |= {"command_s": command(name, folder, count), "steps": count}
+    line = f"{name}: fed {step_s * 1e3:.3f} ms, {figures['share_of_resident']:.1%} of resident"
     if name != "gpt":  # which compiles for minutes
-        figures |= loops(name, folder, options)
-        told.append(f"by the loop {figures['share_of_resident_by_loop']:.1%}")
-    told.append(f"millrace train {figures['command_s'] * 1e3:.3f} ms: {figures['share_of_resident_by_command']:.1%}")
-    print(f"{name}: {'; '.join(told)}")
+        figures["loop"] = by_loop(name, folder, count, options.pairs)
+        line += f"; by the loop {figures['loop']['share_of_resident']:.1%}"
+    print(f"{line}; millrace train {figures['command_s'] * 1e3:.3f} ms", flush=True)
     return figures
 
 
-def loops(name: str, folder: Path, options: Any) -> dict[str, Any]:
-    """The loop of the command on fed batches and on one resident batch, in turns."""
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(options.rounds):
-        for fed in (number % 2 == 0, number % 2 == 1):
-            seconds[fed].append(by_loop(name, folder, options, fed=fed))
-    share = statistics.median(seconds[False]) / statistics.median(seconds[True])
-    return {"share_of_resident_by_loop": share, "loop_rounds": [seconds[True], seconds[False]]}
+def turn(number: int) -> tuple[bool, bool]:
+    return number % 2 == 0, number % 2 == 1
 
 
-class Resident:
-    """A feed that gives its first batch again and again."""
+def told(seconds: dict[bool, list[float]]) -> dict[str, Any]:
+    """Of pairs of fed and resident steps."""
+    shares = [resident / fed for fed, resident in zip(seconds[True], seconds[False], strict=True)]
+    return {
+        "fed_s": statistics.median(seconds[True]), "resident_s": statistics.median(seconds[False]),
+        "share_of_resident": statistics.median(shares), "shares": [round(share, 4) for share in shares],
+    }  # fmt: skip
+
+
+class Turns:
+    """A feed that goes on, and one that gives its first batch again, for ``steps`` batches each in turn."""
 
     behind_s = 0.0
 
-    def __init__(self, feed: mr.Feed, to_device: Any) -> None:
-        with feed:
-            batch = to_device(next(iter(feed)))
-        self._feed, self._batch = feed, mr.Batch({name: value.clone() for name, value in batch.items()})
+    def __init__(self, feed: mr.Feed, steps: int) -> None:
+        self._feed, self._steps, self._count = feed, steps, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._feed, name)
 
-    def __enter__(self) -> Resident:
+    def __enter__(self) -> Turns:
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self._feed.close()
 
-    def __iter__(self) -> Resident:
+    def __iter__(self) -> Turns:
+        self._batches = iter(self._feed)
+        self._batch = mr.Batch({name: value.clone() for name, value in next(self._batches).items()})
         return self
+
+    def is_fed(self, block: int) -> bool:
+        return turn(block // 2)[block % 2]
 
     def __next__(self) -> mr.Batch:
-        return self._batch
+        block = self._count // self._steps
+        self._count += 1
+        return next(self._batches) if self.is_fed(block) else self._batch
 
 
-def by_loop(name: str, folder: Path, options: Any, *, fed: bool) -> float:
-    """What the loop of the command says of its steps, the first ones left out."""
+def by_loop(name: str, folder: Path, steps: int, pairs: int) -> dict[str, Any]:
+    """What the loop of the command says of its steps; the first pair warms up."""
     config = config_of(name, folder)
-    steps = 2 * options.steps
-    loop = replace(config.train, max_steps=4 * steps, log_every=steps)
+    loop = replace(config.train, max_steps=2 * (pairs + 1) * steps, log_every=steps)
     config = replace(config, train=loop, checkpoint=replace(config.checkpoint, every=0))
     run = Path(tempfile.mkdtemp(dir=folder, prefix="loop-"))
     trainer = Trainer(config, run, World(0, 1, DEVICE))
-    if not fed:
-        trainer.feed = Resident(trainer.feed, trainer.to_device)  # type: ignore[assignment]
+    turns = Turns(trainer.feed, steps)
+    trainer.feed = turns  # type: ignore[assignment]
     trainer.run()
     trainer.close()
     found = [line["step_s"] for line in read_metrics(run) if "step_s" in line]
     shutil.rmtree(run)
-    return statistics.median(found[1:])
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for block, step_s in list(enumerate(found))[2:]:
+        seconds[turns.is_fed(block)].append(step_s)
+    return told(seconds)
 
 
-def command(name: str, folder: Path, options: Any) -> float:
+def command(name: str, folder: Path, steps: int) -> float:
     """The median of what ``millrace train`` says of its steps, the first rounds left out."""
     run = Path(tempfile.mkdtemp(dir=folder, prefix="command-"))
     config = config_of(name, folder)
     path = run / "config.toml"
     path.write_text(toml(as_dict(config)))
-    steps = options.steps * 2  # between two looks at the losses, which wait for the GPU
-    changes = [f"train.max_steps={steps * (options.rounds + 1)}", f"train.log_every={steps}", "checkpoint.every=0"]
+    changes = [f"train.max_steps={steps * 8}", f"train.log_every={steps}", "checkpoint.every=0"]
     arguments = [argument for change in changes for argument in ("--set", change)]
     command = [sys.executable, "-m", "millrace", "train", str(path), "--run", str(run / "run"), *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

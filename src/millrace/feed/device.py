@@ -110,24 +110,20 @@ class DeviceRing:
         self._ring = NativeRing(program, count=groups, depth=ahead, workers=workers, memory=self._memory, lanes=lanes)
         self.num_workers = workers
         self._out: list[tuple[int, DeviceMemory]] = []  # the loop's, the last one at the end
-        self._marks, self._host = b"", []  # type: ignore[var-annotated]
-        self._stream = 0
+        self._ready: list[Batch] = []  # of the last slot, the next one at the end
+        self._count, self._stream = count, 0
 
     def take(self, batch: int) -> Batch:
         """The next batch, which is number ``batch``."""
-        inside, stream = batch % self.group, self._lanes.current()
-        if inside == 0:
-            self._take_slot(stream)
+        stream = self._lanes.current()
+        if not self._ready:
+            self._take_slot(stream, self.group if self._count is None else min(self.group, self._count - batch))
         elif stream != self._stream:
             self._follow(stream)
-        there = self._out[-1][1]
-        values = {name: view.data for name, view in there.views[inside]}  # their storage counts who holds it
-        if self._is_ragged:
-            self._add_ragged(values, there.memory, self._host)
-        return Batch(values, marks=Marks(self._marks, self._layout.size, self._size, inside * self._size))
+        return self._ready.pop()
 
-    def _take_slot(self, stream: int) -> None:
-        """The next slot; gives back those of whose batches nobody holds any."""
+    def _take_slot(self, stream: int, count: int) -> None:
+        """The next slot, which has ``count`` batches; gives back those of whose batches nobody holds any."""
         twins, held, let_go = self._memory.twins, [], []
         for number, twin in self._out:
             if twin.is_held:
@@ -144,8 +140,14 @@ class DeviceRing:
         assert there is not None
         assert views is not None
         held.append((number, there))
-        self._marks, self._host, self._stream = views[0].tobytes(), views[1], stream
+        self._stream = stream
         there.use_on(self._lanes, stream)
+        marks, size, total = views[0].tobytes(), self._size, self._layout.size
+        for k in reversed(range(count)):
+            values = {name: view.data for name, view in there.views[k]}  # their storage counts who holds it
+            if self._is_ragged:
+                self._add_ragged(values, there.memory, views[1])
+            self._ready.append(Batch(values, marks=Marks(marks, total, size, k * size)))
 
     def _follow(self, stream: int) -> None:
         """The loop has gone to another stream between two batches of a slot."""
