@@ -10,7 +10,7 @@ import xxhash
 
 import millrace as mr
 from millrace.cli import run
-from millrace.prepare.text import part
+from millrace.prepare.text import part, prepare
 from millrace.store.verify import verify_store
 
 SMALL = {"part_bytes": 20_000, "workers": 1}
@@ -182,18 +182,45 @@ def test_parts_that_are_made_here_take_the_tokenizer_that_is_loaded(corpus, tmp_
     assert report.engine == "millrace"
 
 
-def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_path, monkeypatch, workers):
+    """Also those that an earlier life has made on the fast one."""
     from millrace.text.ranks import RankEngine
 
-    monkeypatch.setenv("MILLRACE_BPE", "tiktoken")
+    def prepared(name, **options):
+        return mr.prepare_text(
+            str(corpus / "a.txt"), tmp_path / name, tokenizer="train:400", val=0, **{**SMALL, **options}
+        )
+
     right = RankEngine.encode_documents
-    monkeypatch.setattr(RankEngine, "encode_documents", lambda self, d: (right(self, d)[0] ^ 1, right(self, d)[1]))
-    report = mr.prepare_text(str(corpus / "a.txt"), tmp_path / "out", tokenizer="train:400", val=0, **SMALL)
-    monkeypatch.undo()
-    assert report.engine == "tokenizers"
-    mr.prepare_text(str(corpus / "a.txt"), tmp_path / "right", tokenizer="train:400", val=0, **SMALL)
+    with monkeypatch.context() as wrong:
+        wrong.setenv("MILLRACE_BPE", "tiktoken")
+        wrong.setattr(RankEngine, "encode_documents", lambda self, d: (right(self, d)[0] ^ 1, right(self, d)[1]))
+        with monkeypatch.context() as unchecked:
+            unchecked.setattr(prepare, "check_engine", lambda *_: None)
+            unchecked.setattr(prepare, "notes_after", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                prepared("out", workers=1)
+        assert len(list(tmp_path.glob("out.partial/parts/*/done.json"))) > 1
+        assert prepared("out", workers=workers).engine == "tokenizers"
+    prepared("right")
     one, other = (mr.open_store(tmp_path / name).columns["tokens"][:] for name in ("out", "right"))
     assert np.array_equal(one, other)
+
+
+def test_a_vocabulary_that_was_learnt_takes_the_name_of_the_end_for_text_after_a_restart_too(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("before <|endoftext|> after\n\n" * 3)
+
+    def prepared(name):
+        mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / name, tokenizer="train:300", val=0, dedup="none", **SMALL)
+        return mr.open_store(tmp_path / name).columns["tokens"][:].tolist()
+
+    with monkeypatch.context() as killed:
+        killed.setattr(prepare, "prepare_part", lambda task: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepared("out")
+    assert (tmp_path / "out.partial" / "vocabulary.json").exists()
+    assert prepared("out") == prepared("whole")
 
 
 def test_standard_input_is_a_source_named_dash(corpus, tmp_path, monkeypatch, tools):

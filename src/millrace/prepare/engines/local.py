@@ -90,32 +90,40 @@ class Workers:
                 worker.pipe.send((function, task, False))
 
     def run(
-        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False, moved: Moved | None = None
+        self,
+        function: Callable[[Any], Any],
+        tasks: Sequence[Any],
+        *,
+        apart: bool = False,
+        moved: Moved | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[int, Any]]:
         """(number of the task, result) as they finish; ``moved`` is told how far one is, about once a second.
 
         With one worker everything happens in this process, and so does a single task, unless it must run ``apart``.
+        ``meanwhile`` is called once, while the first tasks are being done, and before any result is given.
         """
         moved = moved or (lambda number, counts: None)
         if not self.start(function, len(tasks), apart=apart):
+            meanwhile()
             yield from _run_here(function, tasks, moved)
             return
         try:
-            yield from self._run(function, tasks, moved)
+            yield from self._run(function, tasks, moved, meanwhile)
         except BaseException:
             self.close()  # none goes on with what nobody waits for
             raise
 
-    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved) -> Iterator[tuple[int, Any]]:
+    def _run(
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None]
+    ) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
+        self._give(function, tasks, waiting)
+        meanwhile()
         while left:
-            for worker in self._workers:
-                if worker.task is None and waiting:
-                    worker.task, worker.silent_s = waiting.pop(), 0.0
-                    with contextlib.suppress(OSError):  # it has died while idle: its pipe says so below
-                        worker.pipe.send((function, tasks[worker.task], True))
+            self._give(function, tasks, waiting)
             for worker in self._ready(tasks):
                 number = worker.task
                 assert number is not None
@@ -136,6 +144,14 @@ class Workers:
                     raise _error(result)
                 left -= 1
                 yield number, result
+
+    def _give(self, function: Callable[[Any], Any], tasks: Sequence[Any], waiting: list[int]) -> None:
+        """To every worker that has none the next task."""
+        for worker in self._workers:
+            if worker.task is None and waiting:
+                worker.task, worker.silent_s = waiting.pop(), 0.0
+                with contextlib.suppress(OSError):  # it has died while idle: its pipe says so
+                    worker.pipe.send((function, tasks[worker.task], True))
 
     def _ready(self, tasks: Sequence[Any]) -> list[_Worker]:
         """Workers that have something to say; one that has been silent for too long is an error."""

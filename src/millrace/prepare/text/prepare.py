@@ -68,6 +68,10 @@ def prepare_text(
                         workers or num_cores(), append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
 
 
+class _OtherEngine(Exception):
+    """The tokenizer's engine gives other ids than Hugging Face's on documents of this corpus."""
+
+
 class _Preparation:
     def __init__(
         self,
@@ -191,7 +195,6 @@ class _Preparation:
         with platform.writing(path):
             platform.write_file(path, tokenizer.to_file(), mode=0o644)
         self._workers.warm(load_early, (str(self._partial.folder), tokenizer.describe()))
-        check_engine(tokenizer, sources, parts, self._reading)
         return tokenizer
 
     def _read(
@@ -221,10 +224,20 @@ class _Preparation:
             tally.move(missing[task].part, counts)
             self._progress("read", tally.done, tally.total, tally.facts)
 
-        for number, result in self._run(prepare_part, missing, moved):
-            done[result.number] = result
-            tally.add(missing[number].part, result)
-            self._progress("read", tally.done, tally.total, tally.facts)
+        def check() -> None:
+            check_engine(tokenizer, sources, parts, self._reading)
+            if getattr(tokenizer, "engine", "") != engine:
+                raise _OtherEngine
+
+        try:
+            for number, result in self._run(prepare_part, missing, moved, check):
+                done[result.number] = result
+                tally.add(missing[number].part, result)
+                self._progress("read", tally.done, tally.total, tally.facts)
+        except _OtherEngine:  # these, and those of an earlier life, may have wrong ids
+            with platform.writing(folder, "removing"):
+                platform.remove(folder / "parts")
+            return self._read(sources, parts, tokenizer, existing)
         return [done[part.number] for part in parts]
 
     def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
@@ -247,9 +260,14 @@ class _Preparation:
         ]
 
     def _run(
-        self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: local.Moved | None = None
+        self,
+        function: Callable[[Any], Any],
+        tasks: Sequence[Any],
+        moved: local.Moved | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[int, Any]]:
-        return self._workers.run(function, tasks, apart=self._reading.filter is not None, moved=moved)
+        apart = self._reading.filter is not None
+        return self._workers.run(function, tasks, apart=apart, moved=moved, meanwhile=meanwhile)
 
     def _publish(
         self,

@@ -38,7 +38,7 @@ def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part
         )
     if name.startswith("train:"):
         if kept.exists():
-            return HuggingFaceTokenizer(kept.read_bytes(), name)
+            return HuggingFaceTokenizer(kept.read_bytes(), name, plain_special=True)  # as train_bpe makes it
         return train_bpe(sample(sources, parts, options), _vocab_size(name))
     return tokenizer_by_name(name)
 
