@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import spill
+from millrace.prepare import spill
 from millrace.prepare.text.near import bands, signatures
 from millrace.prepare.text.pieces import spread
 from millrace.testing import tree_digest

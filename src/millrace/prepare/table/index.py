@@ -6,7 +6,6 @@ and in one slice. A slice depends on the parts alone, never on who reads it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -17,10 +16,11 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.table.part import PartDone, PartNames, part_folder, run_dtype
+from millrace.prepare.parts import part_folder
+from millrace.prepare.spill import mapped
+from millrace.prepare.table.part import PartDone, PartNames, run_dtype
 from millrace.prepare.table.schema import Role, Schema
 from millrace.ragged import Array, Int64s
-from millrace.store import platform
 
 SLICE_BYTES = 16 << 20  # of float64 values looked at in one go
 TOGETHER_ROWS = 1 << 15  # rows of small entities that are looked at in one go, about: 2 MiB of 16 float32 features
@@ -262,12 +262,3 @@ class Rows:
             order = np.lexsort((time, np.repeat(np.arange(len(rows)), rows)))
             time, values, categorical = time[order], values[order], categorical[order]
         return Block(time, values, categorical, offsets, gaps)
-
-
-def mapped(path: Path, dtype: str) -> Array:
-    """A file of a part; mapped, since a part may be larger than memory."""
-    fd = os.open(path, os.O_RDONLY | platform.O_BINARY)
-    try:
-        return platform.map_file(fd, os.fstat(fd).st_size).view(dtype)
-    finally:
-        os.close(fd)

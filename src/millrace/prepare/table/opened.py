@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from millrace.prepare.table.index import Block, Index, Rows, Slice, indexed_dtype, mapped
+from millrace.prepare.spill import mapped
+from millrace.prepare.table.index import Block, Index, Rows, Slice, indexed_dtype
 from millrace.prepare.table.schema import Schema
 from millrace.ragged import Array, Int64s, concatenated_ranges
 from millrace.store import platform

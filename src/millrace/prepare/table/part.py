@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import numpy as np
 from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.files import check_unchanged
+from millrace.prepare.parts import make_part
+from millrace.prepare.spill import Spill
 from millrace.prepare.table.batches import Batch, Reader
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
@@ -76,37 +77,14 @@ class PartNames(msgspec.Struct, frozen=True):
     static: tuple[tuple[float | None, ...], ...]  # by entity: numbers, then codes of categories
 
 
-def part_folder(folder: str | Path, number: int) -> Path:
-    return Path(folder) / "parts" / f"{number:06d}"
-
-
-def read_done(folder: str | Path, number: int) -> PartDone | None:
-    """The report of a part that is whole on disk."""
-    path = part_folder(folder, number)
-    try:
-        done = msgspec.json.decode((path / "done.json").read_bytes(), type=PartDone)
-        intact = all((path / name).stat().st_size == size for name, size in done.sizes.items())
-    except (OSError, msgspec.DecodeError):
-        return None
-    return done if intact and done.boot == platform.boot_id() else None
-
-
 def prepare_part(task: PartTask) -> PartDone:
     """Makes one part, unless it is there already."""
-    known = read_done(task.folder, task.number)
-    if known is not None:
-        return known
-    final = part_folder(task.folder, task.number)
-    aside = final.with_name(final.name + ".tmp")
-    with platform.writing(aside):
-        platform.remove(aside)
-        platform.remove(final)
-        platform.make_dir(aside)
-        with contextlib.closing(_Maker(task, aside)) as maker:
-            done = maker.run()
-        _write(aside / "done.json", msgspec.json.encode(done))
-        platform.rename(aside, final)
-    return done
+
+    def make(folder: Path) -> PartDone:
+        with contextlib.closing(_Maker(task, folder)) as maker:
+            return maker.run()
+
+    return make_part(task.folder, task.number, PartDone, make, durable=IS_DURABLE)
 
 
 class _Maker:
@@ -119,7 +97,9 @@ class _Maker:
         row_bytes = self._raw.itemsize * len(role.features) + 8 + 4 * len(role.categorical) + 8 * numbers
         # As decoded, as rows, and once more where they are sorted; the order and the entities of the rows beside.
         self._room = max(1, CHUNK_BYTES // (3 * row_bytes + 24))
-        self._files = {name: Spill(folder / f"{name}.bin") for name in ("values", "time", "categorical")}
+        self._files = {
+            name: Spill(folder / f"{name}.bin", durable=IS_DURABLE) for name in ("values", "time", "categorical")
+        }
         self._entities: dict[str, int] = {}
         self._labels: dict[str, dict[str, int]] = {name: {} for name in (*role.categorical, *role.static_categorical)}
         self._static: list[list[float | None]] = []
@@ -303,31 +283,6 @@ def _order(codes: Array, time: Array) -> tuple[Int64s | None, Int64s]:
     order = np.lexsort((time, codes))  # stable: rows of one time stay in the order of the source
     taken = codes[order]
     return order, np.concatenate(([0], np.flatnonzero(taken[1:] != taken[:-1]) + 1))
-
-
-class Spill:
-    """A file written as rows come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._fd, self._size = path, -1, 0
-
-    def write(self, array: Array) -> None:
-        if self._fd < 0:
-            self._fd = platform.create(self._path)
-        platform.write(self._fd, array.reshape(-1).view(np.uint8).data, self._path)
-        self._size += array.nbytes
-
-    def finish(self) -> int:
-        self.write(np.zeros(0, np.uint8))
-        if IS_DURABLE:
-            platform.sync(self._fd, self._path)
-        self.close()
-        return self._size
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def _write(path: Path, data: bytes) -> int:

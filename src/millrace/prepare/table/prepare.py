@@ -22,6 +22,7 @@ from millrace.native import num_cores
 from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
+from millrace.prepare.parts import read_done
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.table import shards
@@ -31,7 +32,7 @@ from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static, train_first
 from millrace.prepare.table.opened import forget, save_index
 from millrace.prepare.table.options import READING, TableOptions, make_options
-from millrace.prepare.table.part import PartDone, PartTask, prepare_part, read_done
+from millrace.prepare.table.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.room import estimate
 from millrace.prepare.table.sources import Survey, survey
@@ -202,7 +203,7 @@ class Preparation:
             )
             for number, units in enumerate(found.parts)
         ]
-        kept = {task.number: read_done(self._folder, task.number) for task in tasks}
+        kept = {task.number: read_done(self._folder, task.number, PartDone) for task in tasks}
         done = {number: part for number, part in kept.items() if part is not None}
         self._rows_kept = sum(part.rows_read for part in done.values())
         missing = [task for task in tasks if task.number not in done]

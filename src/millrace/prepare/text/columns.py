@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.lines import as_keys
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 from millrace.store.layout import MAX_DICTIONARY, Column

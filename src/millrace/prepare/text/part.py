@@ -1,8 +1,4 @@
-"""One part of a corpus: documents read, cleaned, hashed and tokenised into a folder of its own.
-
-Runs in a worker. The folder is renamed into place when it is whole; ``done.json`` in it says what it holds, and a
-restart keeps it only if the sizes agree.
-"""
+"""One part of a corpus, in a worker: documents read, cleaned, hashed and tokenised into a folder of its own (``parts.py``)."""
 
 from __future__ import annotations
 
@@ -18,6 +14,8 @@ import xxhash
 
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
+from millrace.prepare.parts import make_part
+from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
 from millrace.prepare.text.long import is_long, num_characters
 from millrace.prepare.text.masks import Masked, ends_counting, token_mask
@@ -26,9 +24,7 @@ from millrace.prepare.text.pieces import CutDocument, Piece
 from millrace.prepare.text.reading import Offsets, Reader
 from millrace.prepare.text.seen import Seen
 from millrace.prepare.text.sources import Part, Source
-from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array, Int64s
-from millrace.store import platform
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
@@ -78,38 +74,14 @@ class PartDone(msgspec.Struct, frozen=True):
     without: tuple[int, ...] = ()  # sources in whose ranges no document begins, or none but empty ones
 
 
-def part_folder(folder: str | Path, number: int) -> Path:
-    return Path(folder) / "parts" / f"{number:06d}"
-
-
-def read_done(folder: str | Path, number: int) -> PartDone | None:
-    """The report of a part that is whole on disk."""
-    path = part_folder(folder, number)
-    try:
-        done = msgspec.json.decode((path / "done.json").read_bytes(), type=PartDone)
-        intact = all((path / name).stat().st_size == size for name, size in done.sizes.items())
-    except (OSError, msgspec.DecodeError):
-        return None
-    return done if intact else None
-
-
 def prepare_part(task: PartTask) -> PartDone:
     """Makes one part, unless it is there already."""
-    known = read_done(task.folder, task.part.number)
-    if known is not None:
-        return known
-    final = part_folder(task.folder, task.part.number)
-    aside = final.with_name(final.name + ".tmp")
-    with platform.writing(aside):
-        platform.remove(aside)
-        platform.remove(final)
-        platform.make_dir(aside)
-        with contextlib.closing(_Maker(task, aside)) as maker:
-            done = maker.run()
-        platform.write_file(aside / "done.json", msgspec.json.encode(done), mode=0o644)
-        platform.sync_dir(aside)
-        platform.rename(aside, final)
-    return done
+
+    def make(folder: Path) -> PartDone:
+        with contextlib.closing(_Maker(task, folder)) as maker:
+            return maker.run()
+
+    return make_part(task.folder, task.part.number, PartDone, make)
 
 
 class _Maker:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import xxhash
 
-from millrace.prepare.text.spill import Spill
+from millrace.prepare.spill import Spill
 from millrace.ragged import Array
 
 

@@ -19,6 +19,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.native import num_cores
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
+from millrace.prepare.parts import read_done
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
@@ -26,7 +27,7 @@ from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
-from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, keep_loaded, load_early, prepare_part, read_done
+from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, keep_loaded, load_early, prepare_part
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
@@ -212,7 +213,7 @@ class _Preparation:
         if self._reading.dedup_unit == "line":
             tasks = self._with_repeats(tasks, existing)
         tally = Tally(sources, parts)
-        done = {part.number: known for part in parts if (known := read_done(folder, part.number)) is not None}
+        done = {part.number: known for part in parts if (known := read_done(folder, part.number, PartDone)) is not None}
         missing = [task for task in tasks if task.part.number not in done]
         if done:
             self._notes.append(f"{len(done):,} of {len(parts):,} parts came from an earlier run of this command")

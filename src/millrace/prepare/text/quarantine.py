@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.prepare.text.part import QUARANTINE, PartDone, part_folder
+from millrace.prepare.parts import part_folder
+from millrace.prepare.text.part import QUARANTINE, PartDone
 
 BLOCK = 1 << 20
 

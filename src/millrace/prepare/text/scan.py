@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.dedup import find_repeats
 from millrace.prepare.text.lines import HASH_BYTES, as_keys, line_hashes
 from millrace.prepare.text.part import PartTask
 from millrace.prepare.text.reading import Reader
-from millrace.prepare.text.spill import Spill, mapped
 from millrace.ragged import Array
 from millrace.store import platform
 

@@ -16,14 +16,15 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.prepare.parts import part_folder
+from millrace.prepare.spill import mapped
 from millrace.prepare.text.columns import extra_arrays, names_of, write_names
 from millrace.prepare.text.dedup import EXACT, NEAR, Repeats, find_repeats
 from millrace.prepare.text.near import BANDS
 from millrace.prepare.text.options import ReadOptions, ShardOptions
-from millrace.prepare.text.part import DOCUMENT, QUARANTINE, PartDone, part_folder
+from millrace.prepare.text.part import DOCUMENT, QUARANTINE, PartDone
 from millrace.prepare.text.pieces import spread
 from millrace.prepare.text.reading import REPLACED
-from millrace.prepare.text.spill import mapped
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry, ShardWriter

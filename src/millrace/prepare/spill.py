@@ -18,10 +18,13 @@ SMALL_BYTES = 1 << 16  # from here on a copy costs more than a call
 
 
 class Spill:
-    """Arrays and bytes one after the other, by writes of a megabyte or so; ``size`` is what was given."""
+    """Arrays and bytes one after the other, by writes of a megabyte or so; ``size`` is what was given.
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._fd, self._waiting = path, -1, bytearray()
+    One that is not ``durable`` need not outlive the machine.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self._path, self._fd, self._waiting, self._is_durable = path, -1, bytearray(), durable
         self.size = 0
 
     def write(self, array: Array) -> None:
@@ -59,7 +62,8 @@ class Spill:
 
     def finish(self) -> int:
         self._flush()
-        platform.sync(self._fd, self._path)
+        if self._is_durable:
+            platform.sync(self._fd, self._path)
         self.close()
         return self.size
 

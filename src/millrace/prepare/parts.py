@@ -1,0 +1,56 @@
+"""Parts: what a worker has made of some of the input, each in a folder of its own that is whole or not there.
+
+It is renamed into place when it is whole; ``done.json`` in it says what it holds, and a restart keeps it only if the sizes
+agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from millrace.store import platform
+
+Done = TypeVar("Done", bound=msgspec.Struct)
+
+
+def part_folder(folder: str | Path, number: int) -> Path:
+    return Path(folder) / "parts" / f"{number:06d}"
+
+
+def read_done(folder: str | Path, number: int, kind: type[Done]) -> Done | None:
+    """The report of a part that is whole on disk, with its ``sizes``.
+
+    Parts that are not synced say at which start of the machine they were made (``boot``): of an earlier one they are none.
+    """
+    path = part_folder(folder, number)
+    try:
+        done: Any = msgspec.json.decode((path / "done.json").read_bytes(), type=kind)
+        is_whole = all((path / name).stat().st_size == size for name, size in done.sizes.items())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return done if is_whole and getattr(done, "boot", platform.boot_id()) == platform.boot_id() else None
+
+
+def make_part(
+    folder: str | Path, number: int, kind: type[Done], make: Callable[[Path], Done], *, durable: bool = True
+) -> Done:
+    """The part that ``make`` writes into the folder it is given, unless it is there already."""
+    known = read_done(folder, number, kind)
+    if known is not None:
+        return known
+    final = part_folder(folder, number)
+    aside = final.with_name(final.name + ".tmp")
+    with platform.writing(aside):
+        platform.remove(aside)
+        platform.remove(final)
+        platform.make_dir(aside)
+        done = make(aside)
+        platform.write_file(aside / "done.json", msgspec.json.encode(done), mode=0o644, durable=durable)
+        if durable:
+            platform.sync_dir(aside)
+        platform.rename(aside, final)
+    return done
