@@ -53,6 +53,16 @@ def save(name: str, figures: dict[str, Any]) -> None:
     print(f"saved {path}")
 
 
+def share(ratios: list[float]) -> dict[str, Any]:
+    """Of ratios of neighbouring measurements: their median, and between which it lies at 95 %."""
+    ordered = sorted(ratios)
+    outside = max(0, int(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5))
+    return {
+        "median": statistics.median(ordered), "between": [ordered[outside], ordered[-1 - outside]],
+        "all": [round(ratio, 4) for ratio in ratios],
+    }  # fmt: skip
+
+
 def verdict(what: str, value: float, limit: float, *, at_least: bool = True) -> dict[str, Any]:
     """One line of the table: a figure against what was promised."""
     held = value >= limit if at_least else value <= limit

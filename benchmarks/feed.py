@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="per contestant and round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--name", help="of the result; feed, or feed_peers")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="bench-"))
@@ -49,7 +50,7 @@ def main() -> None:
         figures["permutation"] = permutation()
         figures["versions"] = peers.versions()
         if not options.no_save:
-            save("feed_peers" if options.peers else "feed", figures)
+            save(options.name or ("feed_peers" if options.peers else "feed"), figures)
     finally:
         shutil.rmtree(folder)
 

@@ -6,9 +6,12 @@ SPDL gets a hand-made batch function, which is how it is meant to be used; the o
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import multiprocessing
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -174,8 +177,10 @@ def _litdata(name: str, folder: Path, whole: WholeBatch, workers: int) -> Iterat
 
 
 def _mosaic(name: str, folder: Path, whole: WholeBatch, workers: int) -> Iterator[Any]:
-    import streaming
     from torch.utils.data import DataLoader
+
+    _without_vision()
+    import streaming
 
     out = folder / f"{name}-mds"
     if not out.exists():
@@ -186,6 +191,16 @@ def _mosaic(name: str, folder: Path, whole: WholeBatch, workers: int) -> Iterato
     data = streaming.StreamingDataset(local=str(out), shuffle=True, batch_size=whole.batch)
     while True:
         yield from DataLoader(data, batch_size=whole.batch, drop_last=True, num_workers=workers)
+
+
+def _without_vision() -> None:
+    """MosaicML Streaming imports torchvision for its image datasets, and torchvision's wheel wants a GPU's torch."""
+    names = ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional")
+    for name in names:
+        module = sys.modules.setdefault(name, types.ModuleType(name))
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    sys.modules[names[1]].VisionDataset = object  # type: ignore[attr-defined]
+    sys.modules[names[3]].to_tensor = None  # type: ignore[attr-defined]
 
 
 # By label: the module, how to make its batches, and the numbers of workers to try.

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -180,6 +181,31 @@ def test_a_loop_may_change_streams_between_batches_of_a_slot():
             assert np.array_equal(read[number], wanted["x"][0])
         if number % TOGETHER == TOGETHER - 1:
             lanes.run("loop", len(lanes.queues["loop"]))
+    ring.close()
+
+
+class LateLanes(SlowLanes):
+    """A GPU that needs its time for every copy somebody waits for."""
+
+    def synchronize(self, event):
+        if not self.has_come(event):
+            time.sleep(0.02)
+        super().synchronize(event)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("group", [1, TOGETHER])
+def test_waiting_for_a_gpu_that_is_behind_is_told_apart_from_waiting_for_data(group, workers):
+    """Also what it takes to make the batch once its memory is free: nobody could have made it before."""
+    lanes = LateLanes()
+    feed = mr.Feed(VIEWS["dense"], batch=8, seed=3, device="numpy")
+    ring = DeviceRing(Program.of(feed.line(0, None), group), lanes, count=None, depth=DEPTH, workers=workers)
+    began = time.perf_counter()
+    for number in range(60):
+        ring.take(number)
+    taken = time.perf_counter() - began
+    assert ring.behind_s > 0.5 * taken
+    assert ring.behind_s <= taken
     ring.close()
 
 

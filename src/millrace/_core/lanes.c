@@ -73,9 +73,7 @@ void core_lanes_leave(const Lanes *lanes, void *before) {
 int64_t core_land(const Lanes *lanes, Slot *slot) {
     if (!slot->is_flying) return 0;
     int64_t began = core_now();
-    __atomic_store_n(&slot->is_landing, 1, __ATOMIC_RELAXED);
     refused(&slot->problem, DO_SYNCHRONIZE, lanes->synchronize(slot->copied));
-    __atomic_store_n(&slot->is_landing, 0, __ATOMIC_RELAXED);
     slot->is_flying = 0;
     return core_now() - began;
 }

@@ -115,8 +115,8 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     int64_t began = core_now();
     int64_t most = self->program->most, last = self->count >= 0 && self->count < most ? self->count : most;
     core_request_ahead(self->program, slot->batch, last, work, state);
-    int64_t landed = core_land(&self->lanes, slot);
-    began += landed;
+    slot->landing = core_land(&self->lanes, slot);
+    began += slot->landing;
     while (!slot->problem.code && work->stop == NULL) {
         if (slot->batch > most) {
             slot->problem = (Problem){PASSED, NULL, slot->batch, 0, 0};
@@ -144,7 +144,6 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     slot->state = READY;
     self->fill_ns += core_now() - began;
-    if (work == self->work) self->behind_ns += landed;
     self->bytes += slot->used;
     self->num_fetched += work->num_fetched;
     work->num_fetched = 0;

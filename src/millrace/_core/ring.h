@@ -55,7 +55,8 @@ typedef struct {
     PyObject *error;
     uint64_t target;         /* of the device */
     void *copied, *let_go;   /* events: the copy is done; so is what the loop did with the device's memory */
-    int is_flying, is_landing; /* a copy was queued; its end is awaited */
+    int is_flying;   /* a copy was queued, and nobody knows yet whether it is done */
+    int64_t landing; /* nanoseconds for which the batch in it had to wait for that */
 } Slot;
 
 typedef struct {

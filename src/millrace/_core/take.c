@@ -1,6 +1,8 @@
 /* The consumer's side of the ring: the next batch, in its order, and slots that are given back. */
 #include "ring.h"
 
+#define LATE_NS 50000 /* to ask whether a copy is done that is takes less */
+
 /* Gives back what nobody holds any more; where the loop holds too many, leaves one to it and takes a new one. */
 static int sweep(Ring *self) {
     Slot *oldest = NULL;
@@ -42,21 +44,11 @@ static PyObject *hand_over(Ring *self, Slot *slot) {
     return Py_BuildValue("iL", (int)(slot - self->slots), (long long)slot->used);
 }
 
-/* Whether the batch that is asked for waits until the GPU has copied what lay in its slot before. */
-static int is_behind(const Ring *self) {
-    for (int k = 0; k < self->num_slots; k++)
-        if (self->slots[k].state == FILLING && self->slots[k].batch == self->next_get)
-            return __atomic_load_n(&self->slots[k].is_landing, __ATOMIC_RELAXED);
-    return 0;
-}
-
-static int wait_for_workers(Ring *self, int is_for_gpu) {
-    int64_t began = core_now();
+static int wait_for_workers(Ring *self) {
     self->num_waits++;
     Py_BEGIN_ALLOW_THREADS
     PyThread_acquire_lock_timed(self->signal, 1000000, 1);
     Py_END_ALLOW_THREADS
-    if (is_for_gpu) self->behind_ns += core_now() - began;
     return PyErr_CheckSignals(); /* Ctrl-C may have reached another thread */
 }
 
@@ -64,15 +56,16 @@ static PyObject *get(Ring *self, int may_block, void *stream) {
     if (sweep(self) < 0) return NULL;
     Slot *slot = NULL, *own;
     int64_t began = core_now(), seen = 0;
+    int was_ready = 1;
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     while ((slot = ready(self, &seen)) == NULL) {
         if (self->is_closed || (self->count >= 0 && self->next_get >= self->count) || !may_block) break;
         own = core_take_ticket(self);
         if (own == NULL) self->is_waiting = 1;
         Worker *next = own == NULL ? NULL : core_choose(self, core_several(self));
-        int is_for_gpu = own == NULL && is_behind(self);
         PyThread_release_lock(self->lock);
         core_wake(next);
+        was_ready = 0;
         if (own != NULL) {
             self->num_in_line++;
             PyThreadState *state = PyEval_SaveThread();
@@ -82,7 +75,7 @@ static PyObject *get(Ring *self, int may_block, void *stream) {
                 core_raise_kept(&self->work->stop);
                 return NULL;
             }
-        } else if (wait_for_workers(self, is_for_gpu) < 0) {
+        } else if (wait_for_workers(self) < 0) {
             return NULL;
         }
         seen = 0;
@@ -97,8 +90,11 @@ static PyObject *get(Ring *self, int may_block, void *stream) {
     }
     PyThread_release_lock(self->lock);
     core_wake(next);
-    self->get_ns += core_now() - began;
+    int64_t spent = core_now() - began;
+    self->get_ns += spent;
     if (slot == NULL) Py_RETURN_NONE;
+    /* It could not be made before the GPU had copied what lay there: the loop is far ahead of it, and waits for it. */
+    if (!was_ready && slot->landing > LATE_NS) self->behind_ns += spent;
     if (!slot->problem.code && slot->error == NULL) core_use(&self->lanes, slot, stream, &slot->problem);
     return hand_over(self, slot);
 }
