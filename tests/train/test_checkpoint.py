@@ -71,6 +71,16 @@ def test_killed_at_every_step_of_saving_latest_loads(memory_folder):
     assert set(found) == {0, 1}
 
 
+def test_a_run_that_is_to_keep_fewer_lets_the_others_go_before_it_saves(tmp_path):
+    many = Checkpoints(tmp_path, keep=9)
+    for step, val_loss in ((1, None), (2, 0.5), (3, None), (4, None)):
+        save(many, step, val_loss)
+    few = Checkpoints(tmp_path, keep=1)
+    assert few.sweep() == []
+    assert few.names() == [name_of(2), name_of(4)]  # the best and the latest
+    assert loaded(few) == 4
+
+
 def test_an_error_at_every_step_of_saving_leaves_latest_and_says_what_to_do(memory_folder):
     folder = memory_folder / "errors"
     checkpoints = Checkpoints(folder, keep=2)

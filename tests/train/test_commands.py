@@ -224,6 +224,11 @@ def test_forecasts_of_all_features_from_some_or_in_another_order(inputs, config,
 def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
     cases = {
         "give one; --store for prepared data": ["train", config, "--store", "a", "--input", "b"],
+        "is a file; give the run a folder": ["train", config, "--store", str(tokens), "--run", config],
+        "the view has no samples": [
+            *("train", config, "--store", str(tokens), "--run", str(tmp_path / "long")),
+            *("--set", "data.length=100000000"),
+        ],
         "did you mean train.max_steps": ["train", config, "--store", str(tokens), "--set", "train.max_step=3"],
         "or a preset: gpt-124m": ["train", "configs/nan.toml", "--store", str(tokens)],
         "is not the folder of a training run": ["generate", str(tmp_path)],
@@ -321,6 +326,18 @@ def test_a_broken_tensorboard_is_one_note(broken, why, config, tokens, tmp_path)
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("wrong", ["", "\xff", None], ids=["empty", "no text", "missing"])
+def test_a_wrong_input_leaves_nothing_behind_that_a_right_one_stumbles_over(wrong, config, text, tmp_path, capsys):
+    bad, run = tmp_path / "bad.txt", tmp_path / "run"
+    if wrong is not None:
+        bad.write_bytes(wrong.encode("latin-1"))
+    options = ["--run", str(run), "--set", "data.prepare={tokenizer = 'bytes', workers = 1, val = 0.1}"]
+    assert millrace(["train", config, "--input", str(bad), *options]) != 0
+    assert "bad.txt" in capsys.readouterr().err
+    assert not run.exists()
+    assert millrace(["train", config, "--input", str(text), *options]) == 0
 
 
 def test_a_run_goes_on_without_the_file_it_was_prepared_from_and_moves_with_its_store(config, text, tmp_path, capsys):

@@ -198,6 +198,8 @@ class Checkpoints:
         best = self.folder / "best"
         if best.exists() and not (self.folder / best.read_text().strip()).is_dir():
             platform.remove(best)  # it was among those
+        if latest is not None:
+            self._forget_old()  # where fewer are to be kept than before
         return said
 
     def _newest_whole(self) -> str:

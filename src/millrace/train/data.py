@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from millrace.errors import ConfigError, StoreNotFound
+from millrace.errors import ConfigError, MillraceError, StoreNotFound
 from millrace.prepare.table.prepare import prepare_table
 from millrace.prepare.text.prepare import prepare_text
+from millrace.store import platform
 from millrace.store.open import open_store
 from millrace.store.store import Store
 from millrace.train.config import FORECASTERS, Config, Data
@@ -51,9 +52,15 @@ def prepare_input(config: Config, run: Path, before: Run | None) -> None:
     if kind is None:
         raise ConfigError(f"--input is prepared for gpt, lstm and transformer; prepare a store for {config.model.kind}")
     prepare = prepare_text if kind == "text" else prepare_table
+    partial = run / f"{DATA}.partial"
+    is_begun = partial.exists()
     try:
         prepare(config.data.input, run / DATA, **config.data.prepare)
-    except ConfigError as error:
+    except MillraceError as error:
+        if before is None and not is_begun:  # another input is as welcome
+            platform.remove(partial)
+        if not isinstance(error, ConfigError):
+            raise
         example = "tokenizer='bytes'" if kind == "text" else "entity='sensor', time='date'"
         raise ConfigError(
             f"--input {config.data.input}: {error} (the options of the preparation are keys of [data.prepare], e.g. "

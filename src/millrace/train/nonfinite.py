@@ -74,6 +74,7 @@ def _bad_samples(view: View, samples: Any) -> set[int]:
 
 
 def _tell(row: dict[str, Any]) -> str:
-    first, last = row.get("rows", ("?", "?"))
+    first, behind = row.get("rows", (0, 1))
     columns = ", ".join(f"{name}={str(value)[:60]}" for name, value in row.get("columns", {}).items() if name != "hash")
-    return f"sample {row['sample']}: rows {first} to {last} of record {row.get('record')} ({columns})"
+    told = f"sample {row['sample']}: rows {first:,} to {behind - 1:,} of record {row.get('record')}"
+    return f"{told} ({columns})" if columns else told

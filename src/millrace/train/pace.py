@@ -16,14 +16,14 @@ from millrace.train.memory import gpu_facts, peak_flops
 
 
 class Pace:
-    """Clocks around the steps of this rank; ``facts`` tells of those since it was last asked."""
+    """Clocks around the steps of this rank; ``facts`` tells of those since it was last asked. ``batch`` is that of all ranks."""
 
-    def __init__(self, model: nn.Module, world: World, last: int) -> None:
-        self._model, self._world, self._last = model, world, last
+    def __init__(self, model: nn.Module, world: World, last: int, batch: int) -> None:
+        self._model, self._world, self._last, self._batch = model, world, last, batch
         self._peak = peak_flops(world.device)
         self._began = self._asked = time.perf_counter()
         self._waited = self._flops = 0.0
-        self._steps = self._samples = self._tokens = self._all_steps = 0
+        self._steps = self._tokens = self._all_steps = 0
         self.has_memory = False
 
     def wait_begins(self, behind_s: float) -> None:
@@ -34,9 +34,8 @@ class Pace:
         self._waited += time.perf_counter() - behind_s - self._wait_began
         self._steps += 1
         self._all_steps += 1
-        self._samples += batch.num_samples
         x: Any = batch.get("x")
-        self._tokens += x.numel() if x is not None and not x.is_floating_point() else 0
+        self._tokens += x.shape[1:].numel() * self._batch if x is not None and not x.is_floating_point() else 0
         self._flops += self._model.flops(batch) if hasattr(self._model, "flops") else 0.0  # type: ignore[operator]
 
     @contextlib.contextmanager
@@ -62,11 +61,11 @@ class Pace:
         seconds = max(now - self._asked, 1e-9)
         facts: dict[str, float] = {
             "step_s": seconds / max(self._steps, 1),
-            "samples_per_s": self._samples * self._world.size / seconds,
+            "samples_per_s": self._steps * self._batch / seconds,
             "wait": min(1.0, self._waited / seconds),
         }
         if self._tokens:
-            facts["tokens_per_s"] = self._tokens * self._world.size / seconds
+            facts["tokens_per_s"] = self._tokens / seconds
         if self._peak is not None and self._flops:
             facts["mfu"] = self._flops / seconds / self._peak
         if skipped is not None:
@@ -74,7 +73,7 @@ class Pace:
         facts |= gpu_facts(self._world.device)
         facts["eta_s"] = (now - self._began) / max(self._all_steps, 1) * (self._last - step)
         self._asked, self._waited, self._flops = now, 0.0, 0.0
-        self._steps = self._samples = self._tokens = 0
+        self._steps = self._tokens = 0
         return facts
 
     def line(self, step: int, loss: float, facts: dict[str, float]) -> str:

@@ -104,7 +104,7 @@ def write_run(folder: Path, config: Config, store: Store, world: World, before: 
             "torch": torch.__version__,
             "numpy": numpy.__version__,
         },
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads() if before is None else before.threads,  # with which it began
         "ranks": world.size,
         "device": str(world.device) if world.device.type == "cpu" else torch.cuda.get_device_name(world.device),
     }
@@ -177,6 +177,8 @@ def locked(folder: Path, world: World) -> Iterator[None]:
     if not world.is_first:
         yield
         return
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--run {folder} is a file; give the run a folder of its own")
     lock = FolderLock(folder, folder, folder)
     is_held, is_new = False, not folder.exists()
     while not is_held:  # again where somebody renamed or removed the folder meanwhile

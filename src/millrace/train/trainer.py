@@ -82,6 +82,10 @@ class Trainer:
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
         self.to_device = self.precision.to_device
+        self.feed = Feed(
+            self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
+            device=str(world.device),
+        )  # fmt: skip
         seed_step(config.train.seed, 0, 0)  # the same weights on every rank
         with memory_for(
             "while building the model", "take a smaller model, or train.parallel = 'fsdp2' on several GPUs"
@@ -92,10 +96,6 @@ class Trainer:
             forward = distribute(self.model, config, world)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
-        self.feed = Feed(
-            self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
-            device=str(world.device),
-        )  # fmt: skip
         self.step = self._load()
         if world.is_first:
             run.write_run(folder, config, self.store, world, before)
@@ -156,7 +156,7 @@ class Trainer:
         with self.feed, self._signals:
             stopped_by = self.evaluate() if self._owes_evaluation() else 0
             batches: Any = iter(self.feed) if self.step < last and not stopped_by else iter(())
-            pace = Pace(self.model, self.world, last)
+            pace = Pace(self.model, self.world, last, self.feed.batch)
             while self.step < last and not stopped_by:
                 self.step += 1
                 pace.wait_begins(batches.behind_s)
