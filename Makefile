@@ -62,11 +62,12 @@ bench: setup
 	$(PY) -m benchmarks.problem
 	$(PY) -m benchmarks.train
 
-# Text and feeds once more beside other libraries. Those have environments of their own, two since datatrove and datasets
-# exclude each other; MosaicML Streaming can be installed beside neither this numpy nor this torch.
-bench-peers: setup .venv-peers/ready .venv-peers/feed/ready
+# Text and feeds once more beside other libraries. Those have environments of their own, three since datatrove and datasets
+# exclude each other, and MosaicML Streaming wants an older numpy.
+bench-peers: setup .venv-peers/ready .venv-peers/feed/ready .venv-peers/mosaic/ready
 	$(PY) -m benchmarks.prepare_text --peers .venv-peers/bin/python
 	PYTHONPATH=src:. .venv-peers/feed/bin/python -m benchmarks.feed --peers
+	PYTHONPATH=src:. .venv-peers/mosaic/bin/python -m benchmarks.feed --peers --name feed_mosaic
 
 .venv-peers/ready: constraints.txt
 	python3 -m venv .venv-peers
@@ -79,6 +80,11 @@ bench-peers: setup .venv-peers/ready .venv-peers/feed/ready
 	.venv-peers/feed/bin/pip install --quiet -c constraints.txt torch==2.13.0
 	.venv-peers/feed/bin/pip install --quiet -c constraints.txt numpy msgspec xxhash psutil \
 	  spdl==0.8.0 grain==0.2.18 torchdata==0.11.0 datasets==5.2.0 webdataset==1.0.2 litdata==0.2.76
+	touch $@
+
+.venv-peers/mosaic/ready: .venv-peers/ready
+	python3 -m venv .venv-peers/mosaic
+	.venv-peers/mosaic/bin/pip install --quiet torch==2.13.0 mosaicml-streaming==0.13.0 msgspec xxhash psutil
 	touch $@
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
