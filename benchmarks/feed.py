@@ -178,15 +178,14 @@ import sys, time, torch, millrace as mr
 mr.open_store, mr.Feed, mr.Windows
 started = time.perf_counter()
 store = mr.open_store(sys.argv[1])
-opened = time.perf_counter()
 view = mr.Windows(store, lookback=64, horizon=8) if store.kind == "series" else mr.Blocks(store, length=1024)
 next(iter(mr.Feed(view, batch=int(sys.argv[2]), seed=7)))
-print(time.perf_counter() - opened)
+print(time.perf_counter() - started)
 """
 
 
 def first_batch(folder: Path) -> dict[str, Any]:
-    """From an open store to the first batch, in a fresh process with torch imported."""
+    """From opening the store to the first batch, in a fresh process with torch imported."""
     found = {}
     for name, batch in (("W1", 512), ("W2", 32)):
         command = [sys.executable, "-c", FIRST, str(folder / name), str(batch)]

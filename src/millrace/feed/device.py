@@ -3,8 +3,8 @@
 The core's threads make batches and queue their copy, on a stream of the feed's own, ahead of the loop. Small batches
 share a slot: every call to the driver costs the thread that queues kernels, whichever thread makes it. That thread makes two
 calls per slot and allocates nothing once the slots are there. Where all slots are on their way, the GPU is more steps behind
-than there are: then it waits for the GPU, with or without making the batch itself. A column is a view of the device's memory, which is
-used again when no tensor shares its storage and the work that was queued until then is done.
+than there are: then it waits for the GPU, with or without making the batch itself. A column is a view of the device's
+memory, which is used again when no tensor shares its storage and the work that was queued until then is done.
 """
 
 from __future__ import annotations

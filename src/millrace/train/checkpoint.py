@@ -165,11 +165,11 @@ class Checkpoints:
         return state
 
     def _damaged(self, name: str, why: str) -> TrainError:
-        others = ", ".join(other for other in self.names() if other != name) or "none"
-        return TrainError(
-            f"checkpoint {self.folder / name} is damaged ({why}); others: {others}; write the name of one into "
-            f"{self.folder / 'latest'} to continue from it"
-        )
+        others = ", ".join(other for other in self.names() if other != name)
+        remedy = "there is no other: bring it back from a copy, or start another run with --run"
+        if others:
+            remedy = f"others: {others}; write the name of one into {self.folder / 'latest'} to continue from it"
+        return TrainError(f"checkpoint {self.folder / name} is damaged ({why}); {remedy}")
 
     def sweep(self) -> list[str]:
         """Makes the folder one to continue from; returns what a person should know of it.
