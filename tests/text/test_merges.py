@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -74,6 +77,29 @@ def test_real_text_has_the_ids_of_tiktoken(engine, exact, real, odd):
         assert_same(engine, exact, [*real, *odd])
 
 
+def test_threads_may_encode_at_once(engine, exact):
+    texts = [[f"{word} {number} ".encode() * 40] for number, word in enumerate(["lorem", "ipsum", "dolor", "sit"])]
+    wanted, problems = [exact.encode_documents(documents) for documents in texts], []
+
+    def encode(mine):
+        for _ in range(300):
+            found = engine.encode_documents(texts[mine])
+            if not all(map(np.array_equal, found, wanted[mine])):
+                problems.append(mine)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=encode, args=(k,)) for k in range(len(texts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert problems == []
+
+
 def test_words_that_take_the_place_of_others_have_the_ids_of_tiktoken(engine, exact):
     """Ten times as many as there are places for."""
     rng = np.random.default_rng(0)
@@ -99,7 +125,9 @@ def test_every_character_it_knows_has_the_ids_of_tiktoken(engine, exact, monkeyp
     for start in range(0, len(known), 2000):
         points = known[start : start + 2000]
         documents = [probe.format(chr(point)).encode() for point in points for probe in PROBES]
-        assert min(engine._encode(documents)[1]) > 0, "none of them is left to another engine"
+        counts = np.empty(len(documents), np.int64)
+        engine._core.encode(documents, np.empty(1 << 20, engine._dtype), counts)
+        assert counts.min() > 0, "none of them is left to another engine"
         assert_same(engine, exact, documents)
     kinds.cache_clear()
 

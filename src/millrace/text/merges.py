@@ -23,6 +23,7 @@ from millrace.text.tokenizer import with_ends
 
 NUM_KINDS = 0x20000  # code points that are looked at: the others are rare
 NEWEST = (15, 1, 0)  # version of Unicode that the engines behind this one know
+BEYOND = 384  # as in bpe.c
 UNKNOWN, BLANK, LETTER, NUMBER, OTHER = range(5)
 KINDS = dict.fromkeys(("Zs", "Zl", "Zp"), BLANK) | dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo"), LETTER)
 KINDS |= dict.fromkeys(("Nd", "Nl", "No"), NUMBER) | dict.fromkeys(("Cn", "Cs"), UNKNOWN)
@@ -42,34 +43,36 @@ class MergeEngine:
         self._dtype, self._end, self._make_others = dtype, end, others
         self._core = core.Bpe(byte_ids, merges, end, dtype.itemsize)
         self._knows_kinds = False
-        self._room = np.empty(1 << 20, dtype)
+        self._space = np.empty(1 << 20, dtype)
 
     @cached_property
     def _others(self) -> Engine:
         return self._make_others()
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        tokens, counts = self.encode_spaced(documents)
+        room = np.empty(_room(documents), self._dtype)  # of its own: threads may encode at once
+        tokens, counts = self._encode(list(documents), room)
         return np.delete(tokens, np.cumsum(counts) - 1).astype(np.uint32), counts - 1
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """The ids of documents with the end behind each, and how many each has with it."""
-        tokens, counts = self._encode(list(documents))
-        left = np.flatnonzero(counts < 0)
-        if len(left) and not self._knows_kinds:
-            self._knows_kinds = True
-            self._core.learn(kinds())
-            return self.encode_spaced(documents)
-        return self._with_others(documents, tokens, counts, left) if len(left) else (tokens, counts)
+        """The ids of documents with the end behind each, and how many each has with it; the next call writes over them."""
+        if (needed := _room(documents)) > len(self._space):
+            self._space = np.empty(needed, self._dtype)
+        return self._encode(list(documents), self._space)
 
     def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
         return self._others.encode_word(word)
 
-    def _encode(self, documents: list[bytes]) -> tuple[Array, Int64s]:
+    def _encode(self, documents: list[bytes], room: Array) -> tuple[Array, Int64s]:
         counts = np.empty(len(documents), np.int64)
-        while (used := self._core.encode(documents, self._room, counts)) < 0:
-            self._room = np.empty(sum(map(len, documents)) + len(documents) + 256, self._dtype)
-        return self._room[:used].copy(), counts
+        used = self._core.encode(documents, room, counts)
+        assert used >= 0, "there is room for all"
+        tokens, left = room[:used], np.flatnonzero(counts < 0)
+        if len(left) and not self._knows_kinds:
+            self._core.learn(kinds())
+            self._knows_kinds = True
+            return self._encode(documents, room)
+        return self._with_others(documents, tokens, counts, left) if len(left) else (tokens, counts)
 
     def _with_others(
         self, documents: Sequence[bytes], tokens: Array, counts: Int64s, left: Int64s
@@ -86,6 +89,11 @@ class MergeEngine:
         whole = np.empty(len(is_more), self._dtype)
         whole[is_more], whole[~is_more] = more, tokens
         return whole, counts
+
+
+def _room(documents: Sequence[bytes]) -> int:
+    """Ids for which the core wants room: one for each byte and end, and some for what it writes beyond."""
+    return sum(map(len, documents)) + len(documents) + BEYOND
 
 
 def merges_of(model: Mapping[str, Any], byte_letters: Mapping[str, int]) -> tuple[Array, Array] | None:

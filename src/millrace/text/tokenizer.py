@@ -50,7 +50,10 @@ class Tokenizer(ABC):
         return with_ends(*self.encode_documents(documents), self.dtype, self.end)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """Ids with room for the end behind each document, in as few bytes as they need: what preparation keeps meanwhile."""
+        """Ids with room for the end behind each document, in as few bytes as they need: what preparation keeps meanwhile.
+
+        The next call may write over them.
+        """
         return self.encode_with_ends(documents)
 
     @property
