@@ -45,10 +45,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="bench-"))
     try:
         make_stores(folder)
-        figures = {name: bench(name, folder, options) for name in ("W1", "W2")}
-        figures["first_batch"] = first_batch(folder)
-        figures["permutation"] = permutation()
-        figures["versions"] = peers.versions()
+        figures = {"first_batch": first_batch(folder), "permutation": permutation(), "versions": peers.versions()}
+        figures |= {name: bench(name, folder, options) for name in ("W1", "W2")}
         if not options.no_save:
             save(options.name or ("feed_peers" if options.peers else "feed"), figures)
     finally:

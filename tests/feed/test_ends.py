@@ -5,7 +5,10 @@ Each script runs in an interpreter of its own; a hang is a failure by timeout.
 
 import signal
 
+import numpy as np
 import pytest
+
+import millrace as mr
 
 LIVE = """
 feed = feed_of({transform})
@@ -201,3 +204,30 @@ except mr.FeedError as error:
 """)
     assert (code, err) == (0, "")
     assert "the feed was closed while a batch was awaited" in out
+
+
+def test_an_interpreter_that_ends_with_a_feed_a_store_and_a_writer_open_says_nothing(run, tmp_path):
+    """Builtins go last, when modules that somebody holds have been emptied."""
+    code, out, err = run(f"""
+import builtins
+with mr.StoreWriter({str(tmp_path / "a")!r}, columns={{"tokens": mr.Column("uint16")}}) as writer:
+    writer.append({{"tokens": np.arange(100, dtype=np.uint16)}})
+store = mr.open_store({str(tmp_path / "a")!r}, safe_read=True)
+store.columns["tokens"][:5]
+own = mr.StoreWriter({str(tmp_path / "b")!r}, columns={{"tokens": mr.Column("uint16")}})
+own.append({{"tokens": np.arange(100, dtype=np.uint16)}})
+batches = iter(mr.Feed(mr.Blocks(store, length=4), batch=2, device="numpy"))
+next(batches)
+builtins.kept = [batches, own, store, *sys.modules.values()]
+print("end")
+""")
+    assert (code, out, err) == (0, "end\n", "")
+
+
+def test_at_the_very_end_of_the_interpreter_nothing_is_closed_with_modules_that_are_gone():
+    view = mr.Blocks(mr.from_arrays({"tokens": np.arange(100)}), length=4)
+    batches = iter(mr.Feed(view, batch=2, device="numpy"))
+    batches.__del__(lambda: True)
+    assert not batches.is_closed
+    batches.__del__(lambda: False)
+    assert batches.is_closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -174,8 +175,8 @@ class Iteration:
         if is_mine and self._stage is not None:
             self._stage.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_stage"):
+    def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_stage") and not _is_ending():  # at its very end the interpreter has no modules any more
             self.close()
 
 

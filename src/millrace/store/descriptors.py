@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ class DescriptorCache:
                 os.close(fd)
             self._open.clear()
 
-    def __del__(self) -> None:
-        for fd, _ in getattr(self, "_open", {}).values():
+    def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        for fd, _ in () if _is_ending() else getattr(self, "_open", {}).values():
             with contextlib.suppress(OSError):
                 os.close(fd)

@@ -9,7 +9,8 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound
 from millrace.ragged import Array
@@ -32,8 +33,8 @@ class Folder:
             except OSError as error:
                 raise unreadable(self.path, error) from error
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", None) is not None:
+    def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_fd", None) is not None and not _is_ending():
             with contextlib.suppress(OSError):
                 os.close(self._fd)  # type: ignore[arg-type]
 

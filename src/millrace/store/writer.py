@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -257,8 +258,8 @@ class StoreWriter:
                 self._give_up()
                 raise
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._begun:
+    def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not getattr(self, "_closed", True) and self._begun and not _is_ending():
             self._give_up()  # dropped without an end: the lock must not outlive it
 
     def _check_open(self, split: str | None = None) -> None:
