@@ -60,7 +60,7 @@ bench: setup
 	$(PIP) polars duckdb
 	$(PY) -m benchmarks.prepare_table
 	$(PY) -m benchmarks.problem
-	$(PY) -m benchmarks.train
+	$(PY) -m benchmarks.train --quick
 
 # Text and feeds once more beside other libraries. Those have environments of their own, three since datatrove and datasets
 # exclude each other, and MosaicML Streaming wants an older numpy.

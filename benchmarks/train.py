@@ -66,7 +66,7 @@ def main() -> None:
             )
             figures[name]["promise"] = verdict(f"{name}: steps/s of those on a resident batch", told["median"], limit)
         figures["memory"] = {name: memory_apart(name, folder) for name in ("adamw", "adafactor")}
-        save("train", figures)
+        save("train" if IS_GPU else "train_cpu", figures)
     finally:
         shutil.rmtree(folder)
 
