@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -69,6 +70,25 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     native.IN_LINE_BYTES = before
     del os.environ[IN_LINE_BYTES]
+
+
+@pytest.fixture(scope="session")
+def at_once() -> Callable[..., None]:
+    """Runs functions in threads that take turns as often as they may, until all are done."""
+
+    def run(*functions: Callable[[], None]) -> None:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=function) for function in functions]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(before)
+
+    return run
 
 
 @pytest.fixture(scope="session")

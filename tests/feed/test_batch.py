@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import sys
 import threading
 
 import numpy as np
@@ -176,10 +175,9 @@ def test_one_part_of_a_batch_is_another_dict():
     assert_marks_equal(part, batch)
 
 
-def test_threads_may_look_at_the_marks_of_a_batch_at_once():
+def test_threads_may_look_at_the_marks_of_a_batch_at_once(at_once):
     store, rounds, problems = mr.from_arrays({"tokens": np.arange(1000, dtype=np.uint16)}), 1000, []
     together, batches = threading.Barrier(4), []
-    interval = sys.getswitchinterval()
 
     def look():
         for _ in range(rounds):
@@ -190,19 +188,13 @@ def test_threads_may_look_at_the_marks_of_a_batch_at_once():
                 problems.append(error)
             together.wait()
 
-    threads = [threading.Thread(target=look) for _ in range(3)]
-    sys.setswitchinterval(1e-7)
-    try:
-        for thread in threads:
-            thread.start()
+    def give():
         for _, batch in zip(range(rounds), mr.Feed(mr.Blocks(store, length=4), batch=8, device="numpy"), strict=False):
             batches[:] = [batch]
             together.wait()
             together.wait()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+
+    at_once(give, look, look, look)
     assert problems == []
 
 

@@ -1,6 +1,5 @@
 """Several threads on one iterator: whoever comes second is refused, and the first goes on, whichever way batches are made."""
 
-import sys
 import threading
 import time
 
@@ -68,7 +67,7 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(how, monkeypatch):
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_threads_that_try_again_share_all_batches(how, monkeypatch):
+def test_threads_that_try_again_share_all_batches(how, monkeypatch, at_once):
     gate, got, errors = Gate(), [], []
     gate.is_open.set()
     feed = held_feed(how, gate, monkeypatch)
@@ -81,16 +80,7 @@ def test_threads_that_try_again_share_all_batches(how, monkeypatch):
             except mr.FeedError as error:
                 errors.append(str(error))
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=take) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
+    at_once(take, take, take)
     assert sorted(got) == list(range(0, 8 * len(got), 8))
     assert feed.position == 8 * len(got)
     assert all("two threads" in error for error in errors)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ def test_real_text_has_the_ids_of_tiktoken(engine, exact, real, odd):
         assert_same(engine, exact, [*real, *odd])
 
 
-def test_threads_may_encode_at_once(engine, exact):
+def test_threads_may_encode_at_once(engine, exact, at_once):
     texts = [[f"{word} {number} ".encode() * 40] for number, word in enumerate(["lorem", "ipsum", "dolor", "sit"])]
     wanted, problems = [exact.encode_documents(documents) for documents in texts], []
 
@@ -87,16 +86,7 @@ def test_threads_may_encode_at_once(engine, exact):
             if not all(map(np.array_equal, found, wanted[mine])):
                 problems.append(mine)
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=encode, args=(k,)) for k in range(len(texts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    at_once(*(partial(encode, mine) for mine in range(len(texts))))
     assert problems == []
 
 
