@@ -319,6 +319,11 @@ def test_a_flipped_bit_is_found_and_named(tmp_path):
         mr.TrainError, match=r"step-00000002 is damaged \(model.safetensors has hash .* others: step-00000001"
     ):
         checkpoints.check(name_of(2))
+    platform.remove(tmp_path / name_of(1))
+    with pytest.raises(
+        mr.TrainError, match=r"step-00000002 is damaged .* there is no other: bring it back from a copy"
+    ):
+        checkpoints.check(name_of(2))
     (tmp_path / "latest").write_text("step-99999999\n")
     with pytest.raises(mr.TrainError, match="names 'step-99999999', which is not there"):
         checkpoints.named("latest")

@@ -96,6 +96,8 @@ def test_a_nan_stops_with_the_step_the_samples_and_their_rows(tmp_path):
     ]
     assert stopped.value.samples == sorted(bad)
     assert "name=sensor-2" in str(stopped.value)
+    first, behind = next(row["rows"] for row in held.rows if row["sample"] in bad)
+    assert f"rows {first:,} to {behind - 1:,} of record 2" in str(stopped.value)  # as explain tells them
     assert f"millrace explain {tmp_path / 'run'} --step {step}" in str(stopped.value)
     assert not any(270 in range(*row["rows"]) for k in range(step - 1) for row in feed.explain(k).rows)
     model = load_model(tmp_path / "run").model

@@ -342,3 +342,22 @@ def test_checkpoints_by_the_clock_are_agreed_on(tokens, tmp_path, start):
     from millrace.train.checkpoint import Checkpoints
 
     assert len(Checkpoints(tmp_path / "run" / "checkpoints").names()) == 30
+
+
+def test_a_run_keeps_the_threads_it_began_with_and_every_other_life_says_so(tokens, tmp_path, capsys):
+    from millrace.train.run import read_run
+    from millrace.train.trainer import train
+
+    class Printed:
+        say = show = staticmethod(print)
+
+    before = torch.get_num_threads()
+    try:
+        for steps, threads in ((1, 1), (2, 2), (3, 2), (4, 1)):
+            train(
+                config_of(tokens, train__max_steps=steps, train__threads=threads), tmp_path / "run", console=Printed()
+            )
+            assert read_run(tmp_path / "run").threads == 1
+    finally:
+        torch.set_num_threads(before)
+    assert capsys.readouterr().out.count("the run began with 1 threads, now 2") == 2
