@@ -18,7 +18,7 @@ from millrace.feed.native import HELD, Memory, NativeRing
 from millrace.feed.program import Layout, Program, is_ragged, torch_dtype
 from millrace.ragged import Ragged
 
-GROUP_BYTES = 8 << 20  # of the batches that share a slot
+GROUP_BYTES = 16 << 20  # of the batches that share a slot
 MOST_TOGETHER = 8  # of them: who keeps a column keeps the slot
 
 
@@ -30,7 +30,7 @@ def group_of(line: Line, depth: int) -> int:
     layout = Layout(line.view.fields, line.size)
     if any(is_ragged(field) or layout.num_bytes(field) % ALIGN for field in line.view.fields):
         return 1
-    most = min(depth, MOST_TOGETHER, GROUP_BYTES // layout.fixed_bytes)
+    most = min(2 * depth, MOST_TOGETHER, GROUP_BYTES // layout.fixed_bytes)
     return max(1, most if line.num_batches is None else min(most, line.num_batches))
 
 
@@ -110,17 +110,17 @@ class DeviceRing:
         self._ring = NativeRing(program, count=groups, depth=ahead, workers=workers, memory=self._memory, lanes=lanes)
         self.num_workers = workers
         self._out: list[tuple[int, DeviceMemory]] = []  # the loop's, the last one at the end
-        self._ready: list[Batch] = []  # of the last slot, the next one at the end
-        self._count, self._stream = count, 0
+        self.ready: list[Batch] = []  # of the last slot, the next one at the end
+        self._count, self.stream, self.current = count, 0, lanes.current
 
     def take(self, batch: int) -> Batch:
         """The next batch, which is number ``batch``."""
-        stream = self._lanes.current()
-        if not self._ready:
+        stream = self.current()
+        if not self.ready:
             self._take_slot(stream, self.group if self._count is None else min(self.group, self._count - batch))
-        elif stream != self._stream:
+        elif stream != self.stream:
             self._follow(stream)
-        return self._ready.pop()
+        return self.ready.pop()
 
     def _take_slot(self, stream: int, count: int) -> None:
         """The next slot, which has ``count`` batches; gives back those of whose batches nobody holds any."""
@@ -140,14 +140,14 @@ class DeviceRing:
         assert there is not None
         assert views is not None
         held.append((number, there))
-        self._stream = stream
+        self.stream = stream
         there.use_on(self._lanes, stream)
         marks, size, total = views[0].tobytes(), self._size, self._layout.size
         for k in reversed(range(count)):
             values = {name: view.data for name, view in there.views[k]}  # their storage counts who holds it
             if self._is_ragged:
                 self._add_ragged(values, there.memory, views[1])
-            self._ready.append(Batch(values, marks=Marks(marks, total, size, k * size)))
+            self.ready.append(Batch(values, marks=Marks(marks, total, size, k * size)))
 
     def _follow(self, stream: int) -> None:
         """The loop has gone to another stream between two batches of a slot."""
@@ -155,7 +155,7 @@ class DeviceRing:
         with self._lanes:
             self._lanes.use(self._memory.copied[number])
         there.use_on(self._lanes, stream)
-        self._stream = stream
+        self.stream = stream
 
     def _add_ragged(self, values: dict[str, Any], memory: Any, host: list[Any]) -> None:
         """Ragged columns for their offsets; how many rows they have is looked up where they were made."""

@@ -88,13 +88,23 @@ class Feed:
         # Without a transform the loop makes batches itself rather than wait, so one core is its own.
         self.fillers = workers or max(1, min(4, num_cores() - 1))
         self.run = run
-        self.position = 0
+        self._position = 0  # where the last iterator ended
         self._origin = 0  # p0: where batch 0 of explain and state_at begins
         self._in_passes = False  # whether batches end with their epoch, as by_epoch() makes them
         self._live: weakref.ref[Iteration] | None = None
         self._report: Report | None = None  # of the last iterator
 
     # The line.
+
+    @property
+    def position(self) -> int:
+        """Where the feed stands: what the loop got, not what was prefetched."""
+        live = self.live
+        return self._position if live is None else live.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._position = position
 
     @property
     def stop(self) -> int | None:

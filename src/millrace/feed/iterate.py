@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,23 +33,36 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "numpy", "cuda")  # also "cuda:1"
 
 
+_process = object()  # a forked child has another
+
+
+def _note_fork() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
 class Iteration:
     """The iterator of a feed. It ends by exhaustion, ``close()`` or garbage collection."""
 
     def __init__(self, feed: Feed, line: Line) -> None:
         self._feed, self.line, self._count = feed, line, 0
         self.total = line.num_batches
-        self._process = os.getpid()
+        self._process = _process
         self._convert = _torch_converter() if feed.device != "numpy" else None
         self.is_closed = False
         self._taking = threading.Lock()
-        self._began, self._next_s = time.perf_counter(), 0.0
+        self._began, self._next_s = perf_counter(), 0.0
         self._lanes = CudaLanes(feed.device) if feed.device.startswith("cuda") else None
         together = group_of(line, feed.depth) if self._lanes is not None and feed.transform is None else 1
         program = Program.of(line, together)
         self._maker = _Maker(line, feed.transform, feed.seed, program, slots=feed.depth + 2)
         self._first = 0  # the batch that the stage counts from
         self._stage: Stage | NativeRing | DeviceRing | ParcelRing | None = None
+        self._ring: DeviceRing | None = None  # the stage, if it is one
         self._stage = self._start() if self._lanes is None else self._start_on_device()
 
     def _start(self) -> Stage | NativeRing | None:
@@ -89,19 +102,21 @@ class Iteration:
         return self.total - self._count
 
     def __next__(self) -> Batch:
-        self._check_process()
+        if self._process is not _process:  # to ask the system takes microseconds
+            self._check_process()
         if not self._taking.acquire(blocking=False):  # whoever has it goes on undisturbed
             raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
         try:
             if self.is_closed or self._count == self.total:
                 raise StopIteration
-            began = time.perf_counter()
-            batch = self._take()
-            if self._convert is not None and self._lanes is None:
-                batch = self._convert(batch)
+            began = perf_counter()
+            ring = self._ring
+            if ring is not None and ring.ready and ring.stream == ring.current():
+                batch = ring.ready.pop()  # at once: a loop that queues short kernels feels every call
+            else:
+                batch = self._take()
             self._count += 1
-            self._feed.position = self.line.end(self._count)
-            self._next_s += time.perf_counter() - began
+            self._next_s += perf_counter() - began
             return batch
         except BaseException:
             self.close()
@@ -110,7 +125,7 @@ class Iteration:
             self._taking.release()
 
     def _check_process(self) -> None:
-        if self._process != os.getpid():
+        if self._process is not _process:
             raise FeedError("this feed was started in another process; a forked child must make its own")
 
     @property
@@ -118,7 +133,16 @@ class Iteration:
         """How long the loop has waited for the GPU, and not for data."""
         return self._stage.behind_s if isinstance(self._stage, (DeviceRing, ParcelRing)) else 0.0
 
+    @property
+    def position(self) -> int:
+        """Where the line goes on after the batches that the loop got."""
+        return self.line.end(self._count)
+
     def _take(self) -> Batch:
+        batch = self._staged()
+        return self._convert(batch) if self._convert is not None and self._lanes is None else batch
+
+    def _staged(self) -> Batch:
         if self._stage is not None:
             try:
                 found: Batch = self._stage.take(self._count - self._first)
@@ -130,9 +154,9 @@ class Iteration:
                     raise
                 is_parted = True
             if is_parted and self._part():
-                return self._take()
+                return self._staged()
             self._stage.close()
-            self._stage, self._maker.program, self._first = None, None, 0
+            self._stage, self._ring, self._maker.program, self._first = None, None, None, 0
             if self._lanes is not None:
                 self._stage = self._start_on_device()
                 return self._stage.take(self._count)
@@ -142,7 +166,7 @@ class Iteration:
         """Of batches that share a slot one cannot be made, those before it can: from here on each has its own, if maps are left."""
         assert self._stage is not None
         self._stage.close()
-        program = Program.of(replace(self.line, start=self.line.end(self._count)))
+        program = Program.of(replace(self.line, start=self.position))
         if program is None:
             return False
         self._first = self._count
@@ -154,7 +178,8 @@ class Iteration:
     def _device_ring(self, program: Program) -> DeviceRing:
         count, depth = None if self.total is None else self.total - self._first, self._feed.depth
         workers = min(self._feed.fillers, depth)
-        return DeviceRing(program, self._lanes, count=count, depth=depth, workers=workers)
+        self._ring = DeviceRing(program, self._lanes, count=count, depth=depth, workers=workers)
+        return self._ring
 
     def report(self) -> Report:
         self._check_process()  # a thread that is not there may have held the ring's lock
@@ -163,14 +188,16 @@ class Iteration:
         way = "transform" if self._feed.transform is not None else "numpy" if self._maker.program is None else None
         way = way or ("ring" if workers else "in line")
         counted.setdefault("is_cold", self._maker.is_cold())
-        samples = min(self.line.end(self._count) - self.line.start, self._count * self.line.size)
+        samples = min(self.position - self.line.start, self._count * self.line.size)
         get_s = self._next_s - self.behind_s
-        return Report(way, workers, self._count, samples, time.perf_counter() - self._began, get_s, **counted)
+        return Report(way, workers, self._count, samples, perf_counter() - self._began, get_s, **counted)
 
     def close(self) -> None:
-        is_mine = self._process == os.getpid()  # a forked child has neither the threads nor the GPU
+        is_mine = self._process is _process  # a forked child has neither the threads nor the GPU
         if is_mine and not self.is_closed:
             self._feed.note_report(self.report())
+        if not self.is_closed:
+            self._feed.position = self.position
         self.is_closed = True
         if is_mine and self._stage is not None:
             self._stage.close()
