@@ -1,6 +1,6 @@
 """The feed on a GPU: steps of a forecaster fed by it, against the same steps on one batch that already lies there.
 
-    python -m benchmarks.gpu [--out gpu.json] [--pairs 41] [--seconds 0.4] [--models LSTM] [--baseline]
+    python -m benchmarks.gpu [--out gpu.json] [--pairs 41] [--seconds 0.4] [--models LSTM] [--batches 512] [--baseline]
 
 W1 windows (see benchmarks/feed.py): an LSTM and a transformer at batch 512 and 4096. Each pair measures the limit and
 the feed one after the other, in turn first, for a short time each: steps of two milliseconds differ by a tenth from one second
@@ -42,7 +42,7 @@ from millrace.feed.cuda import CudaLanes
 from millrace.native import core
 
 LOOKBACK, HORIZON, TARGET, FEATURES = 64, 8, 3, 16
-READY = 16  # no contestant has more batches ready than these
+READY = 40  # no contestant has more batches ready than these
 
 
 class Lstm(nn.Module):
@@ -272,6 +272,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="per measurement")
     parser.add_argument("--baseline", action="store_true")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[512, 4096])
     options = parser.parse_args()
     assert core is not None, "the C core is not built: see the first lines of this file"
     base = "/dev/shm" if Path("/dev/shm").exists() and shutil.disk_usage("/dev/shm").free > 2 << 30 else None
@@ -281,7 +282,7 @@ def main() -> None:
         check(view)
         check_threads(view)
         late = [behind(view, size, transform=transform) for size in (512, 4096) for transform in (False, True)]
-        found = [bench(view, model, size, options) for model in options.models for size in (512, 4096)]
+        found = [bench(view, model, size, options) for model in options.models for size in options.batches]
     finally:
         shutil.rmtree(folder)
     where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **machine()}

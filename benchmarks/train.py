@@ -37,7 +37,7 @@ IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if IS_GPU else torch.device("cpu")
 # By name: steps between two looks at the losses, more than batches lie ready; pairs; and the share that is promised.
 CASES = {
-    "gpt": (18, 15, 0.98), "lstm-512": (80, 41, 0.97), "lstm-4096": (20, 21, 0.97), "transformer-512": (60, 41, 0.97),
+    "gpt": (40, 9, 0.98), "lstm-512": (80, 41, 0.97), "lstm-4096": (20, 21, 0.97), "transformer-512": (60, 41, 0.97),
     "transformer-4096": (20, 21, 0.97),
 }  # fmt: skip
 
