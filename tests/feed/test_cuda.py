@@ -195,6 +195,22 @@ def test_calls_are_made_in_their_context(device, transform, has_context, driver)
     assert driver.stack == ([1000] if has_context else [])
 
 
+@pytest.mark.parametrize("transform", [None, lambda batch, rng: batch], ids=["plain", "transform"])
+def test_streams_may_change_in_a_loop_on_another_gpu(transform, driver, monkeypatch):
+    now = [0]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: now[0], raising=False)
+    monkeypatch.setattr(HostLanes, "record_use", lambda lanes, memory, stream: None)
+    driver.stack.append(1000)
+    wanted = [batch.x.copy() for batch in itertools.islice(feed_of("numpy"), 60)]
+    with feed_of("cuda:1", transform) as feed:
+        for number, (batch, other) in enumerate(zip(feed, wanted, strict=False)):
+            assert np.array_equal(batch.x.numpy(), other)
+            assert driver.stack == [1000]
+            now[0] = 10010 * (number % 2)
+            if number == len(wanted) - 1:
+                break
+
+
 def test_next_may_move_from_thread_to_thread(driver):
     iterator, got = iter(feed_of("cuda:1")), []
     for _ in range(10):

@@ -1,5 +1,8 @@
 """Several threads on one iterator: whoever comes second is refused, and the first goes on, whichever way batches are made."""
 
+import contextlib
+import gc
+import itertools
 import threading
 import time
 
@@ -85,3 +88,64 @@ def test_threads_that_try_again_share_all_batches(how, monkeypatch, at_once):
     assert feed.position == 8 * len(got)
     assert all("two threads" in error for error in errors)
     feed.close()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_batch_that_comes_after_another_thread_closed_the_feed_counts(how, monkeypatch):
+    gate, got = Gate(), []
+    feed = held_feed(how, gate, monkeypatch)
+    iterator = iter(feed)
+
+    def loop():
+        with contextlib.suppress(mr.FeedError):  # the feed was closed while a batch was awaited
+            got.extend(batch.positions[-1] for batch in iterator)
+
+    thread, closing = threading.Thread(target=loop), threading.Thread(target=feed.close)
+    thread.start()
+    while not iterator._taking.locked():
+        time.sleep(0.001)
+    closing.start()
+    closing.join(timeout=0.1)  # where it waits for the batch, that comes first
+    gate.is_open.set()
+    thread.join()
+    closing.join()
+    assert feed.position == feed.state_dict()["position"] == 8 * len(got)
+
+
+def test_an_iterator_that_could_not_be_started_tells_no_position_later(monkeypatch):
+    start = threading.Thread.start
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    feed = held_feed("transform", gate := Gate(), monkeypatch)
+    gate.is_open.set()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start") as kept:
+        iter(feed)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in itertools.islice(feed, 5):
+        pass
+    feed.close()
+    assert feed.position == 40
+    del kept
+    gc.collect()
+    assert feed.position == 40
+
+
+def test_what_is_collected_with_an_iterator_still_finds_where_the_feed_stands(monkeypatch):
+    feed = held_feed("transform", gate := Gate(), monkeypatch)
+    gate.is_open.set()
+    found = []
+
+    class Saver:
+        def __del__(self):
+            found.append(feed.state_dict()["position"])
+
+    saver = Saver()
+    saver.iterator, saver.own = iter(feed), saver
+    for _ in itertools.islice(saver.iterator, 5):
+        pass
+    del saver
+    gc.collect()
+    assert found == [40]

@@ -1,7 +1,7 @@
 /* Lanes: what is done for a batch that goes to a GPU, by functions of the CUDA driver whose addresses Python gives.
  *
  * A slot has memory of the host and of the device. Whoever makes a batch also queues its copy, on a stream of the
- * feed's own, so that the training loop's thread makes two calls per batch: its stream waits for the copy, and notes
+ * feed's own, so that the training loop's thread makes two calls per slot: its stream waits for the copy, and notes
  * where the slot was let go. Copies wait for the second, and the host's memory is written again after the first. */
 #include "ring.h"
 

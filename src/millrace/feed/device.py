@@ -3,12 +3,13 @@
 The core's threads make batches and queue their copy, on a stream of the feed's own, ahead of the loop. Small batches
 share a slot: every call to the driver costs the thread that queues kernels, whichever thread makes it. That thread makes two
 calls per slot and allocates nothing once the slots are there. Where all slots are on their way, the GPU is more steps behind
-than there are: then it waits for the GPU, with or without making the batch itself. A column is a view of the device's
+than batches fit in them: then it waits for the GPU, with or without making the batch itself. A column is a view of the device's
 memory, which is used again when no tensor shares its storage and the work that was queued until then is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from millrace.errors import FeedError
@@ -30,7 +31,7 @@ def group_of(line: Line, depth: int) -> int:
     layout = Layout(line.view.fields, line.size)
     if any(is_ragged(field) or layout.num_bytes(field) % ALIGN for field in line.view.fields):
         return 1
-    most = min(2 * depth, MOST_TOGETHER, GROUP_BYTES // layout.fixed_bytes)
+    most = min(2 * depth - 1, MOST_TOGETHER, GROUP_BYTES // layout.fixed_bytes)
     return max(1, most if line.num_batches is None else min(most, line.num_batches))
 
 
@@ -70,9 +71,12 @@ class DeviceMemory:
     def leave(self, lanes: Any, stream: int) -> None:
         """What this stream queues from now on, as the event of letting go, comes after what the others did with the memory."""
         for other in self._streams - {stream}:
-            with lanes:
-                lanes.follow(stream, other, self.let_go)
+            lanes.follow(stream, other, self.let_go)
         self._streams.clear()
+
+    def was_elsewhere(self, stream: int) -> bool:
+        """Whether a batch in it was handed to another stream too."""
+        return not self._streams <= {stream}
 
     @property
     def is_held(self) -> bool:
@@ -129,7 +133,8 @@ class DeviceRing:
             if twin.is_held:
                 held.append((number, twin))
             elif twins[number] is twin:  # a slot that was held for too long has another by now
-                twin.leave(self._lanes, stream)
+                with self._lanes if twin.was_elsewhere(stream) else contextlib.nullcontext():
+                    twin.leave(self._lanes, stream)
                 let_go.append(number)
         self._out = held
         found = self._ring.poll(True, stream, let_go)

@@ -17,7 +17,7 @@ from millrace.errors import ConfigError
 from millrace.feed import cursor, journal
 from millrace.feed.batch import Batch, check_names
 from millrace.feed.explain import Explanation, describe
-from millrace.feed.iterate import DEVICES, Iteration
+from millrace.feed.iterate import DEVICES, Iteration, Place
 from millrace.feed.line import Line, check_line
 from millrace.feed.report import Report
 from millrace.feed.world import rank_and_world
@@ -88,7 +88,8 @@ class Feed:
         # Without a transform the loop makes batches itself rather than wait, so one core is its own.
         self.fillers = workers or max(1, min(4, num_cores() - 1))
         self.run = run
-        self._position = 0  # where the last iterator ended
+        self._position = 0  # where it was begun or restored
+        self._place: Place | None = None  # of the last iterator since then
         self._origin = 0  # p0: where batch 0 of explain and state_at begins
         self._in_passes = False  # whether batches end with their epoch, as by_epoch() makes them
         self._live: weakref.ref[Iteration] | None = None
@@ -99,12 +100,7 @@ class Feed:
     @property
     def position(self) -> int:
         """Where the feed stands: what the loop got, not what was prefetched."""
-        live = self.live
-        return self._position if live is None else live.position
-
-    @position.setter
-    def position(self, position: int) -> None:
-        self._position = position
+        return self._position if self._place is None else self._place.position
 
     @property
     def stop(self) -> int | None:
@@ -143,7 +139,7 @@ class Feed:
         if self.run is not None:
             journal.note_start(self.run, self, stop)
         iteration = Iteration(self, self.line(self.position, stop))
-        self._live = weakref.ref(iteration)
+        self._live, self._place = weakref.ref(iteration), iteration.place
         return iteration
 
     @property
@@ -179,7 +175,8 @@ class Feed:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another store, view, order or seed."""
         self._check_idle("load a state")
-        self.position = self._origin = cursor.read(state, self.view, self.order, self.seed)
+        self._position = self._origin = cursor.read(state, self.view, self.order, self.seed)
+        self._place = None
 
     # Explanations.
 

@@ -33,25 +33,39 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "numpy", "cuda")  # also "cuda:1"
 
 
-_process = object()  # a forked child has another
+_life = object()  # a forked child has another
 
 
 def _note_fork() -> None:
-    global _process
-    _process = object()
+    global _life
+    _life = object()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
+class Place:
+    """How far a loop is on its line. Its feed holds it too: an iterator may end in any way, also while it gives a batch."""
+
+    __slots__ = ("count", "line")
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.count = line, 0
+
+    @property
+    def position(self) -> int:
+        """Where the line goes on after the batches that the loop got."""
+        return self.line.end(self.count)
+
+
 class Iteration:
     """The iterator of a feed. It ends by exhaustion, ``close()`` or garbage collection."""
 
     def __init__(self, feed: Feed, line: Line) -> None:
-        self._feed, self.line, self._count = feed, line, 0
+        self._feed, self.line, self.place = feed, line, Place(line)
         self.total = line.num_batches
-        self._process = _process
+        self._process, self._life = os.getpid(), _life
         self._convert = _torch_converter() if feed.device != "numpy" else None
         self.is_closed = False
         self._taking = threading.Lock()
@@ -99,15 +113,16 @@ class Iteration:
     def __len__(self) -> int:
         if self.total is None:
             raise TypeError("an endless feed has no length")
-        return self.total - self._count
+        return self.total - self.place.count
 
     def __next__(self) -> Batch:
-        if self._process is not _process:  # to ask the system takes microseconds
+        if self._life is not _life:
             self._check_process()
         if not self._taking.acquire(blocking=False):  # whoever has it goes on undisturbed
             raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
         try:
-            if self.is_closed or self._count == self.total:
+            place = self.place
+            if self.is_closed or place.count == self.total:
                 raise StopIteration
             began = perf_counter()
             ring = self._ring
@@ -115,7 +130,7 @@ class Iteration:
                 batch = ring.ready.pop()  # at once: a loop that queues short kernels feels every call
             else:
                 batch = self._take()
-            self._count += 1
+            place.count += 1
             self._next_s += perf_counter() - began
             return batch
         except BaseException:
@@ -125,7 +140,7 @@ class Iteration:
             self._taking.release()
 
     def _check_process(self) -> None:
-        if self._process is not _process:
+        if self._process != os.getpid():
             raise FeedError("this feed was started in another process; a forked child must make its own")
 
     @property
@@ -133,19 +148,15 @@ class Iteration:
         """How long the loop has waited for the GPU, and not for data."""
         return self._stage.behind_s if isinstance(self._stage, (DeviceRing, ParcelRing)) else 0.0
 
-    @property
-    def position(self) -> int:
-        """Where the line goes on after the batches that the loop got."""
-        return self.line.end(self._count)
-
     def _take(self) -> Batch:
+        self._check_process()  # what was forked below Python was not noted; to ask the system takes microseconds
         batch = self._staged()
         return self._convert(batch) if self._convert is not None and self._lanes is None else batch
 
     def _staged(self) -> Batch:
         if self._stage is not None:
             try:
-                found: Batch = self._stage.take(self._count - self._first)
+                found: Batch = self._stage.take(self.place.count - self._first)
                 return found
             except Unmapped:  # too many shards to map: numpy reads them
                 is_parted = False
@@ -159,17 +170,17 @@ class Iteration:
             self._stage, self._ring, self._maker.program, self._first = None, None, None, 0
             if self._lanes is not None:
                 self._stage = self._start_on_device()
-                return self._stage.take(self._count)
-        return self._maker.make(self._count)
+                return self._stage.take(self.place.count)
+        return self._maker.make(self.place.count)
 
     def _part(self) -> bool:
         """Of batches that share a slot one cannot be made, those before it can: from here on each has its own, if maps are left."""
         assert self._stage is not None
         self._stage.close()
-        program = Program.of(replace(self.line, start=self.position))
+        program = Program.of(replace(self.line, start=self.place.position))
         if program is None:
             return False
-        self._first = self._count
+        self._first = self.place.count
         self._stage = self._device_ring(program)
         if self.is_closed:  # by another thread
             self._stage.close()
@@ -188,16 +199,15 @@ class Iteration:
         way = "transform" if self._feed.transform is not None else "numpy" if self._maker.program is None else None
         way = way or ("ring" if workers else "in line")
         counted.setdefault("is_cold", self._maker.is_cold())
-        samples = min(self.position - self.line.start, self._count * self.line.size)
+        count = self.place.count
+        samples = min(self.place.position - self.line.start, count * self.line.size)
         get_s = self._next_s - self.behind_s
-        return Report(way, workers, self._count, samples, perf_counter() - self._began, get_s, **counted)
+        return Report(way, workers, count, samples, perf_counter() - self._began, get_s, **counted)
 
     def close(self) -> None:
-        is_mine = self._process is _process  # a forked child has neither the threads nor the GPU
+        is_mine = self._process == os.getpid()  # a forked child has neither the threads nor the GPU
         if is_mine and not self.is_closed:
             self._feed.note_report(self.report())
-        if not self.is_closed:
-            self._feed.position = self.position
         self.is_closed = True
         if is_mine and self._stage is not None:
             self._stage.close()
