@@ -169,21 +169,21 @@ static char *encoded(Bpe *bpe, const char *text, int64_t size, char *to) {
 
 static PyObject *bpe_encode(PyObject *object, PyObject *args) {
     Bpe *bpe = (Bpe *)object;
-    PyObject *list, *found = NULL;
+    PyObject *given, *found = NULL;
+    Documents documents;
     Py_buffer out, counts;
-    if (!PyArg_ParseTuple(args, "O!w*w*:encode", &PyList_Type, &list, &out, &counts)) return NULL;
-    Py_ssize_t count = PyList_Size(list), size;
-    int64_t *lengths = counts.buf, width = bpe->width;
-    char *text, *to = out.buf, *last = to + out.len - 3 * MAX_KEY;
-    if (counts.len != count * 8) PyErr_SetString(PyExc_ValueError, "encode: counts are int64, one for each document");
-    for (Py_ssize_t k = 0; k < count && !PyErr_Occurred(); k++) {
-        if (PyBytes_AsStringAndSize(PyList_GetItem(list, k), &text, &size) < 0) break;
+    if (!PyArg_ParseTuple(args, "Ow*w*:encode", &given, &out, &counts)) return NULL;
+    if (core_documents_init(&documents, given) < 0) goto free;
+    int64_t *lengths = counts.buf, width = bpe->width, size;
+    const char *text;
+    char *to = out.buf, *last = to + out.len - 3 * MAX_KEY;
+    if (counts.len != documents.count * 8)
+        PyErr_SetString(PyExc_ValueError, "encode: counts are int64, one for each document");
+    else if (reserve(bpe, documents.longest) < 0) PyErr_NoMemory();
+    for (int64_t k = 0; k < documents.count && !PyErr_Occurred(); k++) {
+        core_document(&documents, k, &text, &size);
         if (last - to < (size + 1) * width) {
             found = PyLong_FromLong(-1); /* no room for as many ids as there may be */
-            break;
-        }
-        if (reserve(bpe, size) < 0) {
-            PyErr_NoMemory();
             break;
         }
         char *end = encoded(bpe, text, size, to);
@@ -193,6 +193,8 @@ static PyObject *bpe_encode(PyObject *object, PyObject *args) {
         to = end + width;
     }
     if (!PyErr_Occurred() && found == NULL) found = PyLong_FromLongLong((to - (char *)out.buf) / width);
+    core_documents_free(&documents);
+free:
     PyBuffer_Release(&out);
     PyBuffer_Release(&counts);
     return found;

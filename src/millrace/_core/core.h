@@ -201,6 +201,21 @@ int core_add_program(PyObject *module);
 /* table.c: rows of tables turned, measured and scaled. */
 int core_add_table(PyObject *module);
 
+/* documents.c: many of them, as Python gives them. The list must not be changed meanwhile: the GIL is held. */
+typedef struct {
+    PyObject *list; /* or NULL, and then */
+    Py_buffer text, start, stop;
+    const int64_t *starts, *stops;
+    int64_t count, longest;
+} Documents;
+
+int core_documents_init(Documents *documents, PyObject *given);
+void core_document(const Documents *documents, int64_t k, const char **text, int64_t *size);
+void core_documents_free(Documents *documents);
+
+/* xxh3.c: hashes of documents. */
+int core_add_hashes(PyObject *module);
+
 /* text.c: documents cut out of a text, or cleaned. */
 int core_add_text(PyObject *module);
 

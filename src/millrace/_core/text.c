@@ -1,41 +1,6 @@
 /* Documents of plain text, many at a time: cut out of a stretch as they are, or cleaned. */
 #include "core.h"
 
-typedef struct {
-    Py_buffer text, start, stop;
-    const int64_t *starts, *stops;
-    int64_t count, longest;
-} Stretch;
-
-static int stretch_init(Stretch *stretch, PyObject *args) {
-    PyObject *text, *starts, *stops;
-    int64_t others;
-    if (!PyArg_ParseTuple(args, "OOO", &text, &starts, &stops)) return -1;
-    if (PyObject_GetBuffer(text, &stretch->text, PyBUF_SIMPLE) < 0) return -1;
-    if ((stretch->starts = core_int64s(starts, &stretch->start, &stretch->count)) == NULL) goto text;
-    if ((stretch->stops = core_int64s(stops, &stretch->stop, &others)) == NULL) goto start;
-    stretch->longest = 0;
-    for (int64_t k = 0; k < stretch->count && others == stretch->count; k++) {
-        int64_t first = stretch->starts[k], last = stretch->stops[k];
-        if (first < 0 || first > last || last > stretch->text.len) others = -1;
-        else if (last - first > stretch->longest) stretch->longest = last - first;
-    }
-    if (others == stretch->count) return 0;
-    PyErr_SetString(PyExc_ValueError, "documents lie outside of their text");
-    PyBuffer_Release(&stretch->stop);
-start:
-    PyBuffer_Release(&stretch->start);
-text:
-    PyBuffer_Release(&stretch->text);
-    return -1;
-}
-
-static void stretch_free(Stretch *stretch) {
-    PyBuffer_Release(&stretch->text);
-    PyBuffer_Release(&stretch->start);
-    PyBuffer_Release(&stretch->stop);
-}
-
 static const uint64_t ONES = 0x0101010101010101u, HIGH = 0x8080808080808080u;
 
 /* How many of these eight bytes clean() leaves as they are, behind one that is no blank: all, if they are printable and
@@ -92,6 +57,22 @@ static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to,
     return at - to;
 }
 
+static PyObject *documents(PyObject *module, PyObject *args) {
+    (void)module;
+    Documents documents;
+    if (core_documents_init(&documents, args) < 0) return NULL;
+    PyObject *list = PyList_New((Py_ssize_t)documents.count);
+    for (int64_t k = 0; k < documents.count && list != NULL; k++) {
+        const char *text;
+        int64_t size;
+        core_document(&documents, k, &text, &size);
+        PyObject *document = PyBytes_FromStringAndSize(text, (Py_ssize_t)size);
+        if (document == NULL || PyList_SetItem(list, (Py_ssize_t)k, document) < 0) Py_CLEAR(list);
+    }
+    core_documents_free(&documents);
+    return list;
+}
+
 static int note(PyObject *others, int64_t k) {
     PyObject *number = PyLong_FromLongLong(k);
     int failed = number == NULL || PyList_Append(others, number) < 0;
@@ -99,58 +80,46 @@ static int note(PyObject *others, int64_t k) {
     return failed ? -1 : 0;
 }
 
-/* ``others`` gets the numbers of those that are left to Python. */
-static PyObject *made(Stretch *stretch, unsigned char *room, PyObject *others, const unsigned char *plain) {
-    PyObject *list = PyList_New((Py_ssize_t)stretch->count);
-    for (int64_t k = 0; k < stretch->count && list != NULL; k++) {
-        const char *text = (const char *)stretch->text.buf + stretch->starts[k];
-        int64_t size = stretch->stops[k] - stretch->starts[k];
-        if (room != NULL) {
-            size = clean((const unsigned char *)text, size, room, plain);
-            text = (const char *)room;
-        }
-        PyObject *document = PyBytes_FromStringAndSize(text, (Py_ssize_t)(size < 0 ? 0 : size));
-        if (size < 0 && note(others, k) < 0) Py_CLEAR(document);
-        if (document == NULL || PyList_SetItem(list, (Py_ssize_t)k, document) < 0) {
-            Py_DECREF(list);
-            list = NULL;
-        }
+/* The documents cleaned, one behind the other: as starts and stops in a text; those left to Python are empty. */
+static PyObject *all_cleaned(const Documents *documents, const unsigned char *plain) {
+    int64_t total = 0, at = 0, size;
+    const char *text;
+    for (int64_t k = 0; k < documents->count; k++) {
+        core_document(documents, k, &text, &size);
+        total += size;
     }
-    return list;
-}
-
-static PyObject *documents(PyObject *module, PyObject *args) {
-    (void)module;
-    Stretch stretch;
-    if (stretch_init(&stretch, args) < 0) return NULL;
-    PyObject *list = made(&stretch, NULL, NULL, NULL);
-    stretch_free(&stretch);
-    return list;
+    char *room = PyMem_Malloc((size_t)total + 1);
+    PyObject *others = PyList_New(0), *starts = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)documents->count * 8);
+    PyObject *stops = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)documents->count * 8), *found = NULL;
+    int is_fine = room != NULL && others != NULL && starts != NULL && stops != NULL;
+    for (int64_t k = 0; k < documents->count && is_fine; k++) {
+        core_document(documents, k, &text, &size);
+        size = clean((const unsigned char *)text, size, (unsigned char *)room + at, plain);
+        if (size < 0) is_fine = note(others, k) == 0;
+        ((int64_t *)PyBytes_AsString(starts))[k] = at;
+        ((int64_t *)PyBytes_AsString(stops))[k] = at += size < 0 ? 0 : size;
+    }
+    if (is_fine) found = Py_BuildValue("(y#OOO)", room, (Py_ssize_t)at, starts, stops, others);
+    else if (room == NULL) PyErr_NoMemory();
+    PyMem_Free(room);
+    Py_XDECREF(others);
+    Py_XDECREF(starts);
+    Py_XDECREF(stops);
+    return found;
 }
 
 static PyObject *cleaned(PyObject *module, PyObject *args) {
     (void)module;
-    Stretch stretch;
+    Documents documents;
     Py_buffer plain = {0};
-    PyObject *places = PyTuple_GetSlice(args, 0, 3), *table = PyTuple_Size(args) > 3 ? PyTuple_GetItem(args, 3) : Py_None;
-    int failed = places == NULL || stretch_init(&stretch, places) < 0;
-    Py_XDECREF(places);
-    if (failed) return NULL;
-    if (table != Py_None && PyObject_GetBuffer(table, &plain, PyBUF_SIMPLE) < 0) {
-        stretch_free(&stretch);
-        return NULL;
+    PyObject *given, *table, *found = NULL;
+    if (!PyArg_ParseTuple(args, "OO", &given, &table) || core_documents_init(&documents, given) < 0) return NULL;
+    if (table == Py_None || PyObject_GetBuffer(table, &plain, PyBUF_SIMPLE) == 0) {
+        if (plain.buf != NULL && plain.len != NUM_KINDS) PyErr_SetString(PyExc_ValueError, "cleaned: one byte for each character");
+        else found = all_cleaned(&documents, plain.buf);
     }
-    unsigned char *room = PyMem_Malloc((size_t)stretch.longest + 1);
-    PyObject *others = NULL, *list = NULL, *found = NULL;
-    if (plain.buf != NULL && plain.len != NUM_KINDS) PyErr_SetString(PyExc_ValueError, "cleaned: one byte for each character");
-    else others = room == NULL ? PyErr_NoMemory() : PyList_New(0);
-    if (others != NULL) list = made(&stretch, room, others, plain.buf);
-    if (list != NULL) found = PyTuple_Pack(2, list, others);
-    Py_XDECREF(list);
-    Py_XDECREF(others);
-    PyMem_Free(room);
     if (plain.buf != NULL) PyBuffer_Release(&plain);
-    stretch_free(&stretch);
+    core_documents_free(&documents);
     return found;
 }
 
@@ -252,7 +221,9 @@ static PyMethodDef text_functions[] = {
     {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
     {"between_gaps", between_gaps, METH_O, "Where documents between empty lines start and end."},
     {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
-    {"cleaned", cleaned, METH_VARARGS, "The same, cleaned, and the numbers of those that hold more than printable ASCII, or than a table of characters says."},
+    {"cleaned", cleaned, METH_VARARGS,
+     "(documents, table) -> text, starts, stops and others: documents cleaned, and the numbers of those that hold more than "
+     "printable ASCII, or than a table of characters says."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,26 +9,15 @@ enum { NEWLINE, STOP, SEPARATOR };
 
 static int is_graphic(unsigned char byte) { return byte > 32 && byte < 127; }
 
-static char between(const char *before, Py_ssize_t size, const char *after, Py_ssize_t next) {
+static char between(const char *before, int64_t size, const char *after, int64_t next) {
     if (size == 0 || next == 0 || !is_graphic((unsigned char)before[size - 1])) return SEPARATOR;
     if (is_graphic((unsigned char)after[0])) return NEWLINE;
     return after[0] == ' ' || after[0] == '\t' || after[0] == '\n' ? STOP : SEPARATOR;
 }
 
-static int document(PyObject *list, Py_ssize_t k, char **text, Py_ssize_t *size) {
-    PyObject *found = PyList_GetItem(list, k);
-    return found == NULL ? -1 : PyBytes_AsStringAndSize(found, text, size);
-}
-
-static Py_ssize_t num_documents(PyObject *list) {
-    if (PyList_Check(list)) return PyList_Size(list);
-    PyErr_SetString(PyExc_TypeError, "documents are given as a list of bytes");
-    return -1;
-}
-
-static Py_ssize_t characters_of(const char *text, Py_ssize_t size) {
+static int64_t characters_of(const char *text, int64_t size) {
     static const uint64_t HIGH = 0x8080808080808080u;
-    Py_ssize_t at = 0, more = 0;
+    int64_t at = 0, more = 0;
     uint64_t word, high = 0;
     for (; at + 8 <= size; at += 8, high |= word) memcpy(&word, text + at, 8); /* gcc takes several at a time */
     for (; at < size; at++) high |= (unsigned char)text[at];
@@ -37,75 +26,73 @@ static Py_ssize_t characters_of(const char *text, Py_ssize_t size) {
     return size - more;
 }
 
-static PyObject *measured(PyObject *module, PyObject *list) {
+static PyObject *measured(PyObject *module, PyObject *given) {
     (void)module;
-    Py_ssize_t count = num_documents(list);
-    PyObject *lengths = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count * 8);
-    PyObject *characters = lengths == NULL ? NULL : PyBytes_FromStringAndSize(NULL, count * 8);
-    PyObject *found = NULL;
-    if (characters == NULL) goto done;
-    int64_t *length = (int64_t *)PyBytes_AsString(lengths), *number = (int64_t *)PyBytes_AsString(characters);
-    for (Py_ssize_t k = 0; k < count; k++) {
-        char *text;
-        Py_ssize_t size;
-        if (document(list, k, &text, &size) < 0) goto done;
-        length[k] = size;
-        number[k] = characters_of(text, size);
+    Documents documents;
+    if (core_documents_init(&documents, given) < 0) return NULL;
+    PyObject *lengths = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)documents.count * 8), *found = NULL;
+    PyObject *characters = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)documents.count * 8);
+    for (int64_t k = 0; k < documents.count && lengths != NULL && characters != NULL; k++) {
+        const char *text;
+        int64_t size;
+        core_document(&documents, k, &text, &size);
+        ((int64_t *)PyBytes_AsString(lengths))[k] = size;
+        ((int64_t *)PyBytes_AsString(characters))[k] = characters_of(text, size);
     }
-    found = PyTuple_Pack(2, lengths, characters);
-done:
+    if (lengths != NULL && characters != NULL) found = PyTuple_Pack(2, lengths, characters);
     Py_XDECREF(lengths);
     Py_XDECREF(characters);
+    core_documents_free(&documents);
     return found;
 }
 
-static PyObject *spaced(PyObject *module, PyObject *list) {
+static PyObject *spaced(PyObject *module, PyObject *given) {
     (void)module;
-    Py_ssize_t count = num_documents(list), total = 0, size;
-    PyObject *lengths = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count * 8), *whole = NULL, *found = NULL;
-    char *text;
-    if (lengths == NULL) return NULL;
-    int64_t *length = (int64_t *)PyBytes_AsString(lengths);
-    for (Py_ssize_t k = 0; k < count; k++, total += size + 1) {
-        if (document(list, k, &text, &size) < 0) goto done;
-        length[k] = size + 1;
+    Documents documents;
+    const char *text;
+    int64_t total = 0, size;
+    if (core_documents_init(&documents, given) < 0) return NULL;
+    PyObject *lengths = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)documents.count * 8), *whole = NULL, *found = NULL;
+    for (int64_t k = 0; k < documents.count && lengths != NULL; k++, total += size + 1) {
+        core_document(&documents, k, &text, &size);
+        ((int64_t *)PyBytes_AsString(lengths))[k] = size + 1;
     }
-    if ((whole = PyBytes_FromStringAndSize(NULL, total)) == NULL) goto done;
-    char *to = PyBytes_AsString(whole);
-    for (Py_ssize_t k = 0; k < count; k++, *to++ = 0) {
-        if (document(list, k, &text, &size) < 0) goto done;
+    if (lengths != NULL) whole = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    char *to = whole == NULL ? NULL : PyBytes_AsString(whole);
+    for (int64_t k = 0; k < documents.count && to != NULL; k++, *to++ = 0) {
+        core_document(&documents, k, &text, &size);
         memcpy(to, text, (size_t)size);
         to += size;
     }
-    found = PyTuple_Pack(2, whole, lengths);
-done:
+    if (whole != NULL) found = PyTuple_Pack(2, whole, lengths);
     Py_XDECREF(whole);
-    Py_DECREF(lengths);
+    Py_XDECREF(lengths);
+    core_documents_free(&documents);
     return found;
 }
 
 static PyObject *joined(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *list, *whole = NULL, *found = NULL;
-    const char *separator, *before = NULL;
-    char *text;
-    Py_ssize_t separator_size, size, total = 0, last = 0;
-    if (!PyArg_ParseTuple(args, "Oy#:joined", &list, &separator, &separator_size)) return NULL;
-    Py_ssize_t count = num_documents(list);
-    PyObject *kinds = count < 0 ? NULL : PyBytes_FromStringAndSize(NULL, count > 0 ? count - 1 : 0);
-    if (kinds == NULL) return NULL;
-    char *kind = PyBytes_AsString(kinds);
-    for (Py_ssize_t k = 0; k < count; k++, before = text, last = size) {
-        if (document(list, k, &text, &size) < 0) goto done;
+    PyObject *given, *whole = NULL, *found = NULL;
+    Documents documents;
+    const char *separator, *text, *before = NULL;
+    Py_ssize_t separator_size;
+    int64_t size, total = 0, last = 0;
+    if (!PyArg_ParseTuple(args, "Oy#:joined", &given, &separator, &separator_size)) return NULL;
+    if (core_documents_init(&documents, given) < 0) return NULL;
+    PyObject *kinds = PyBytes_FromStringAndSize(NULL, documents.count > 0 ? (Py_ssize_t)documents.count - 1 : 0);
+    char *kind = kinds == NULL ? NULL : PyBytes_AsString(kinds);
+    for (int64_t k = 0; k < documents.count && kind != NULL; k++, before = text, last = size) {
+        core_document(&documents, k, &text, &size);
         total += size;
         if (k == 0) continue;
         kind[k - 1] = between(before, last, text, size);
         total += kind[k - 1] == SEPARATOR ? separator_size : kind[k - 1] + 1;
     }
-    if ((whole = PyBytes_FromStringAndSize(NULL, total)) == NULL) goto done;
-    char *to = PyBytes_AsString(whole);
-    for (Py_ssize_t k = 0; k < count; k++) {
-        if (document(list, k, &text, &size) < 0) goto done;
+    if (kind != NULL) whole = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    char *to = whole == NULL ? NULL : PyBytes_AsString(whole);
+    for (int64_t k = 0; k < documents.count && to != NULL; k++) {
+        core_document(&documents, k, &text, &size);
         if (k > 0) {
             const char *mark = kind[k - 1] == SEPARATOR ? separator : "\n.";
             Py_ssize_t more = kind[k - 1] == SEPARATOR ? separator_size : kind[k - 1] + 1;
@@ -115,10 +102,10 @@ static PyObject *joined(PyObject *module, PyObject *args) {
         memcpy(to, text, (size_t)size);
         to += size;
     }
-    found = PyTuple_Pack(2, whole, kinds);
-done:
+    if (whole != NULL) found = PyTuple_Pack(2, whole, kinds);
     Py_XDECREF(whole);
-    Py_DECREF(kinds);
+    Py_XDECREF(kinds);
+    core_documents_free(&documents);
     return found;
 }
 

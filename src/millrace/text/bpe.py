@@ -20,6 +20,7 @@ from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.text import breaks
 from millrace.text.giga import Engine, GigatokenEngine
+from millrace.text.lump import Lump
 from millrace.text.merges import MergeEngine
 from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, slower_engines, splitting_pattern
 from millrace.text.tokenizer import Encoded, Tokenizer, byte_places, with_ends
@@ -230,7 +231,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._quick(documents)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        is_plain = not any(map(b"\n".join(documents).__contains__, self._added)) if self._added else True
+        text = documents.text if isinstance(documents, Lump) else b"\n".join(documents) if self._added else b""
+        is_plain = not any(token in text for token in self._added)
         found = None
         with contextlib.suppress(ValueError):  # one is too long, or more than it can do
             found = self._spaced(self._fast, documents) if is_plain else None

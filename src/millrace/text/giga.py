@@ -16,6 +16,7 @@ import numpy as np
 
 from millrace.native import core
 from millrace.ragged import Array, Int64s
+from millrace.text.lump import for_core
 from millrace.text.tokenizer import measured, with_ends
 
 MAX_DOCUMENT = 2 << 20  # 64 MiB of one letter took 2 GB
@@ -142,7 +143,7 @@ class GigatokenEngine:
         self, documents: Sequence[bytes], lengths: Int64s, dtype: np.dtype[Any], end: int
     ) -> tuple[Array, Int64s]:
         """Most documents parted by a newline, which is half as much work for it as the separator."""
-        joined, kinds = core.joined(list(documents), self._separator)
+        joined, kinds = core.joined(for_core(documents), self._separator)
         ids = self._backend.encode(joined) if joined else np.zeros(0, np.uint32)
         tokens, counts = np.empty(len(ids) + 1, dtype), np.empty(len(documents), np.int64)
         marks = (*(self._marks or ()), self._end, end)

@@ -19,6 +19,7 @@ from millrace.lazy import cached_property
 from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.text.giga import MAX_DOCUMENT, Engine
+from millrace.text.lump import for_core, num_bytes
 from millrace.text.tokenizer import with_ends
 
 NUM_KINDS = 0x20000  # code points that are looked at: the others are rare
@@ -51,21 +52,21 @@ class MergeEngine:
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         room = np.empty(_room(documents), self._dtype)  # of its own: threads may encode at once
-        tokens, counts = self._encode(list(documents), room)
+        tokens, counts = self._encode(documents, room)
         return np.delete(tokens, np.cumsum(counts) - 1).astype(np.uint32), counts - 1
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """The ids of documents with the end behind each, and how many each has with it; the next call writes over them."""
         if (needed := _room(documents)) > len(self._space):
             self._space = np.empty(needed, self._dtype)
-        return self._encode(list(documents), self._space)
+        return self._encode(documents, self._space)
 
     def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
         return self._others.encode_word(word)
 
-    def _encode(self, documents: list[bytes], room: Array) -> tuple[Array, Int64s]:
+    def _encode(self, documents: Sequence[bytes], room: Array) -> tuple[Array, Int64s]:
         counts = np.empty(len(documents), np.int64)
-        used = self._core.encode(documents, room, counts)
+        used = self._core.encode(for_core(documents), room, counts)
         assert used >= 0, "there is room for all"
         tokens, left = room[:used], np.flatnonzero(counts < 0)
         if len(left) and not self._knows_kinds:
@@ -93,7 +94,7 @@ class MergeEngine:
 
 def _room(documents: Sequence[bytes]) -> int:
     """Ids for which the core wants room: one for each byte and end, and some for what it writes beyond."""
-    return sum(map(len, documents)) + len(documents) + BEYOND
+    return num_bytes(documents) + len(documents) + BEYOND
 
 
 def merges_of(model: Mapping[str, Any], byte_letters: Mapping[str, int]) -> tuple[Array, Array] | None:

@@ -11,6 +11,7 @@ from millrace.errors import ConfigError
 from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.text.breaks import PIECE_BYTES
+from millrace.text.lump import for_core, lengths_of
 from millrace.text.tokenizer import Encoded, Tokenizer, UnknownCharacter
 from millrace.text.words import character
 
@@ -32,16 +33,16 @@ class BytesTokenizer(Tokenizer):
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         joined = np.frombuffer(b"".join(documents), np.uint8)
-        return joined, np.fromiter(map(len, documents), np.int64, len(documents))
+        return joined, lengths_of(documents)
 
     spaced_dtype = np.dtype(np.uint8)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         if core:
-            found = core.spaced(list(documents))
+            found = core.spaced(for_core(documents))
             return np.frombuffer(found[0], np.uint8), np.frombuffer(found[1], np.int64)
         joined = np.frombuffer(b"\0".join((*documents, b"")), np.uint8)
-        return joined, np.fromiter(map(len, documents), np.int64, len(documents)) + 1
+        return joined, lengths_of(documents) + 1
 
     def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         spaced, lengths = self.encode_spaced(documents)

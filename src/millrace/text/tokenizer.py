@@ -17,6 +17,7 @@ from millrace.errors import ConfigError, SourceError
 from millrace.identity import digest
 from millrace.native import core
 from millrace.ragged import Array, Int64s
+from millrace.text.lump import for_core
 
 
 class UnknownCharacter(SourceError):
@@ -142,7 +143,7 @@ def with_ends(ids: Array, lengths: Int64s, dtype: np.dtype[Any], end: int) -> tu
 def measured(documents: Sequence[bytes]) -> tuple[Int64s, Int64s]:
     """How many bytes, and how many characters, each document has."""
     if core:
-        found = core.measured(list(documents))
+        found = core.measured(for_core(documents))
         return np.frombuffer(found[0], np.int64), np.frombuffer(found[1], np.int64)
     lengths = np.fromiter(map(len, documents), np.int64, len(documents))
     characters = lengths.copy()

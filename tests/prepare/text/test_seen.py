@@ -22,18 +22,18 @@ def test_what_is_new_is_what_a_set_has_not(chunks, twin):
         found, met = Seen(), set()
         for chunk in chunks:
             expected = [hash_ not in met and not met.add(hash_) for hash_ in chunk]
-            assert found.are_new(chunk) == bytes(expected)
+            assert found.are_new(b"".join(chunk)) == bytes(expected)
 
 
 def test_many_are_kept():
     hashes = np.random.default_rng(0).integers(0, 256, (100_000, 16), np.uint8)
     hashes[:, :8] &= 1  # many begin alike
-    chunk = [row.tobytes() for row in hashes]
+    chunk = hashes.tobytes()
     found, again = Seen(), Seen()
-    for start in range(0, len(chunk), 999):
-        assert all(found.are_new(chunk[start : start + 999]))
-    assert not any(found.are_new(chunk[::-1]))
-    assert again.are_new([*chunk, *chunk]) == bytes([1]) * len(chunk) + bytes(len(chunk))
+    for start in range(0, len(chunk), 999 * 16):
+        assert all(found.are_new(chunk[start : start + 999 * 16]))
+    assert not any(found.are_new(hashes[::-1].tobytes()))
+    assert again.are_new(chunk + chunk) == bytes([1]) * len(hashes) + bytes(len(hashes))
 
 
 @pytest.mark.parametrize("twin", [False, True])
@@ -42,9 +42,9 @@ def test_from_some_number_on_nothing_is_kept(monkeypatch, twin):
     if twin:
         monkeypatch.setattr(seen, "core", None)
     found = Seen()
-    one, two = [bytes([k]) * 16 for k in range(4)], [bytes([9]) * 16]
+    one, two = b"".join(bytes([k]) * 16 for k in range(4)), bytes([9]) * 16
     assert found.are_new(one) == bytes([1, 1, 1, 1])
-    assert found.are_new([*one, *two, *two]) == bytes([1] * 6)
+    assert found.are_new(one + two + two) == bytes([1] * 6)
 
 
 @pytest.mark.needs_core

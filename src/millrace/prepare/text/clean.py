@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from millrace.native import core
 from millrace.ragged import Array, Int64s
+from millrace.text.lump import Lump, for_core, lengths_of
 
 # Control characters but tab and newline, and the byte order mark; other line ends become newlines.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
@@ -55,23 +57,31 @@ def is_utf8(data: bytes, first: int, last: int) -> bool:
     return True
 
 
-def clean_many(data: bytes, starts: Int64s, ends: Int64s) -> list[bytes]:
+def clean_many(data: bytes, starts: Int64s, ends: Int64s) -> Sequence[bytes]:
     """``clean`` of every ``data[starts[k] : ends[k]]``, between which stand line ends; UnicodeDecodeError if one is invalid.
 
     Documents of printable ASCII are done all at once, and where others are many, those of plain characters too.
     """
-    documents, others = _cleaned_by_core(data, starts, ends) if core else _cleaned(data, starts, ends)
+    if core:
+        return _cleaned_by_core(Lump(data, starts, ends))
+    documents, others = _cleaned(data, starts, ends)
     for k in others:
         documents[k] = clean(data[starts[k] : ends[k]].decode()).encode()
     return documents
 
 
-def _cleaned_by_core(data: bytes, starts: Int64s, ends: Int64s) -> tuple[list[bytes], list[int]]:
+def _cleaned_by_core(documents: Lump) -> Lump:
     is_made = plain_characters.cache_info().currsize > 0
-    found: tuple[list[bytes], list[int]] = core.cleaned(data, starts, ends, plain_characters() if is_made else None)
-    if not is_made and len(found[1]) >= MANY:
-        found = core.cleaned(data, starts, ends, plain_characters())
-    return found
+    found = core.cleaned(for_core(documents), plain_characters() if is_made else None)
+    if not is_made and len(found[3]) >= MANY:
+        found = core.cleaned(for_core(documents), plain_characters())
+    text, others = found[0], found[3]
+    starts, stops = np.frombuffer(found[1], np.int64), np.frombuffer(found[2], np.int64)
+    if others:  # they come behind all
+        more = [clean(documents[k].decode()).encode() for k in others]
+        starts, stops, ends = starts.copy(), stops.copy(), len(text) + np.cumsum(lengths_of(more))
+        starts[others], stops[others], text = ends - lengths_of(more), ends, b"".join((text, *more))
+    return Lump(text, starts, stops)
 
 
 @lru_cache(maxsize=1)

@@ -178,6 +178,10 @@ def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, optio
                 yield Stretch(window.data, window.base, starts, ends)
             if window.base + at >= stop:
                 return
+            if len(starts):
+                has_more, at = window.read_on(at), 0
+                if has_more:
+                    continue
         match, is_last = framing.end.search(window.data, at), False
         while match is None and not is_last and len(window.data) - at <= options.max_document + LONGEST_END:
             seen = max(0, len(window.data) - at - LONGEST_END)

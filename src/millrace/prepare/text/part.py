@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import xxhash
 
 from millrace.errors import SourceError
+from millrace.native import core
 from millrace.prepare.engines import alive
 from millrace.prepare.parts import make_part
 from millrace.prepare.spill import Spill, mapped
@@ -28,6 +30,7 @@ from millrace.ragged import Array, Int64s
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.breaks import Uncuttable
 from millrace.text.load import load_tokenizer
+from millrace.text.lump import for_core, num_bytes, take
 from millrace.text.tokenizer import Tokenizer, UnknownCharacter, measured
 
 QUARANTINE = "quarantine.jsonl"  # of a part, and of the store
@@ -128,9 +131,9 @@ class _Maker:
         for spill in self._spills.values():
             spill.close()
 
-    def _add(self, number: int, offsets: Offsets, texts: list[bytes]) -> None:
+    def _add(self, number: int, offsets: Offsets, texts: Sequence[bytes]) -> None:
         if self._lines is not None:
-            offsets, texts, self._hashed_lines = self._lines.remove(offsets, texts)
+            offsets, texts, self._hashed_lines = self._lines.remove(offsets, list(texts))
         if not texts:
             return
         if isinstance(offsets[0], Piece):
@@ -140,19 +143,25 @@ class _Maker:
             hashes = self._identities(texts)
             if self._options.dedups_documents:
                 offsets, texts, hashes = self._without_repeats(offsets, texts, hashes)
-        if texts and is_long(texts[-1]):  # it filled the chunk, so that nothing came after it
-            last = number, offsets.pop(), texts.pop(), hashes.pop(), self._hashed_lines[-1:]
+        if (
+            isinstance(texts, list) and texts and is_long(texts[-1])
+        ):  # it filled the chunk, so that nothing came after it
+            last = number, offsets.pop(), texts.pop(), hashes[-HASH_BYTES:], self._hashed_lines[-1:]
             self._hashed_lines = self._hashed_lines[:-1]
             if texts:
-                self._store(number, offsets, texts, hashes)
+                self._store(number, offsets, texts, hashes[:-HASH_BYTES])
             self._store_long(*last)
         elif texts:
             self._store(number, offsets, texts, hashes)
 
-    def _identities(self, texts: list[bytes]) -> list[bytes]:
-        if self._options.mask_field is None:
-            return list(map(xxhash.xxh3_128_digest, texts))
-        return [text.identity() for text in texts if isinstance(text, Masked)]
+    def _identities(self, texts: Sequence[bytes]) -> bytes:
+        """Their hashes, one behind the other."""
+        if self._options.mask_field is not None:
+            return b"".join([text.identity() for text in texts if isinstance(text, Masked)])
+        if core:
+            found: bytes = core.hashed(for_core(texts))
+            return found
+        return b"".join(map(xxhash.xxh3_128_digest, texts))
 
     def _cut_document(self, number: int, begin: int) -> CutDocument:
         """The document that begins there, of which pieces are about to be stored."""
@@ -170,20 +179,21 @@ class _Maker:
             self._cut = None
 
     def _without_repeats(
-        self, offsets: Offsets, texts: list[bytes], hashes: list[bytes]
-    ) -> tuple[Offsets, list[bytes], list[bytes]]:
+        self, offsets: Offsets, texts: Sequence[bytes], hashes: bytes
+    ) -> tuple[Offsets, Sequence[bytes], bytes]:
         """Drops what this part has seen: its first occurrence comes before in source order, whoever has the very first."""
         are_new = self._seen.are_new(hashes)
         if 0 not in are_new:
             return offsets, texts, hashes
-        kept = np.flatnonzero(np.frombuffer(are_new, np.uint8)).tolist()
-        self._dropped["duplicate"] += len(hashes) - len(kept)
-        self._dropped["duplicate bytes"] += sum(map(len, texts))
-        texts = [texts[k] for k in kept]
-        self._dropped["duplicate bytes"] -= sum(map(len, texts))
-        return [offsets[k] for k in kept], texts, [hashes[k] for k in kept]
+        kept = np.flatnonzero(np.frombuffer(are_new, np.uint8))
+        self._dropped["duplicate"] += len(texts) - len(kept)
+        self._dropped["duplicate bytes"] += num_bytes(texts)
+        texts = take(texts, kept)
+        self._dropped["duplicate bytes"] -= num_bytes(texts)
+        digests = np.frombuffer(hashes, f"V{HASH_BYTES}")[kept].tobytes()
+        return [offsets[k] for k in kept.tolist()], texts, digests
 
-    def _store(self, number: int, offsets: Offsets, texts: list[bytes], hashes: list[bytes]) -> None:
+    def _store(self, number: int, offsets: Offsets, texts: Sequence[bytes], hashes: bytes) -> None:
         try:
             tokens, lengths = self._tokenizer.encode_spaced(texts)
         except UnknownCharacter as error:
@@ -191,7 +201,7 @@ class _Maker:
             raise self._refused(number, offsets[which], f"cannot be encoded: {error}") from error
         self._spill("tokens.bin").write(tokens)
         documents = np.zeros(len(texts), DOCUMENT)
-        documents["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
+        documents["hash"] = np.frombuffer(hashes, "<u8").reshape(-1, 2)
         documents["source"], documents["offset"], documents["tokens"] = number, np.asarray(offsets), lengths
         documents["bytes"], documents["characters"] = measured(texts)
         self._spill("documents.bin").write(documents)
@@ -236,7 +246,7 @@ class _Maker:
             f"{source.path!r}: the document at {unit} {offset} {problem}", source=source.path, **{name: offset}
         )
 
-    def _store_extras(self, texts: list[bytes], tokens: Array, lengths: Int64s) -> None:
+    def _store_extras(self, texts: Sequence[bytes], tokens: Array, lengths: Int64s) -> None:
         """What only some options ask for."""
         self._store_kept(texts)
         if self._options.mask_field is not None:
@@ -248,7 +258,7 @@ class _Maker:
                 self._spill("mask.bin").write(token_mask(text.spans, *places))
                 self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
 
-    def _store_kept(self, texts: list[bytes]) -> None:
+    def _store_kept(self, texts: Sequence[bytes]) -> None:
         """What is kept of documents to compare others with."""
         if self._options.dedup == "near":
             from millrace.prepare.text.near import bands, signatures

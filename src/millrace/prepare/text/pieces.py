@@ -7,12 +7,13 @@ when the last piece is read, and then written into the records of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
 
 from millrace.prepare.spill import Spill
+from millrace.prepare.text.lines import HASH_BYTES
 from millrace.ragged import Array
 
 
@@ -34,13 +35,11 @@ class CutDocument:
         self.key, self._first, self._hash = key, first, xxhash.xxh3_128()
         self._signature: Array | None = None
 
-    def add(self, texts: Iterable[bytes]) -> list[bytes]:
+    def add(self, texts: Sequence[bytes]) -> bytes:
         """Room for their hashes."""
-        hashes = []
         for text in texts:
             self._hash.update(text)
-            hashes.append(bytes(16))
-        return hashes
+        return bytes(HASH_BYTES * len(texts))
 
     def sign(self, signatures: Array) -> None:
         """The signature of a whole is the least of those of its pieces."""

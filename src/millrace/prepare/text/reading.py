@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from millrace.errors import SourceError
+from millrace.native import core
 from millrace.prepare.engines import alive
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
@@ -23,11 +26,13 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
+from millrace.text.lump import Lump, lengths_of, take
 
 REPLACED = "documents with invalid characters replaced"  # counted among those that go, though they stay
+LARGE = 64  # documents that lie together and are not worth to be put with others
 CHUNK_BYTES = 1 << 19  # documents are cleaned and tokenised this many bytes at a time
 Offsets = MutableSequence[int]  # an array where there are many: integers are made and taken apart again for nothing
-Texts = tuple[Offsets, list[bytes]]  # where documents stand, and what they say
+Texts = tuple[Offsets, Sequence[bytes]]  # where documents stand, and what they say
 
 
 class Reader:
@@ -46,7 +51,7 @@ class Reader:
         self.without: list[int] = []  # sources in whose ranges no document begins, or none but empty ones
         self.dropped: Counter[str] = Counter()
 
-    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Offsets, list[bytes]]]:
+    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Offsets, Sequence[bytes]]]:
         """(number of the source, offsets, texts) of about a megabyte at a time."""
         for unit, source in zip(part.units, sources, strict=True):
             check_unchanged(source)
@@ -89,9 +94,14 @@ class Reader:
         before = last = self.bytes_read
         document = None  # of which these are pieces: they are given apart from all others
         for more_offsets, more_texts in some:
-            if texts and more_texts and _document(more_offsets) != document:
+            is_large = isinstance(more_texts, Lump) and len(more_texts) >= LARGE
+            if texts and more_texts and (is_large or _document(more_offsets) != document):
                 yield offsets, texts
                 texts, before = [], last
+            if is_large:
+                yield more_offsets, more_texts
+                document, before = None, self.bytes_read
+                continue
             document, last = _document(more_offsets) if more_texts else document, self.bytes_read
             if not texts:
                 offsets = array("q") if document is None else []
@@ -110,20 +120,22 @@ class Reader:
         if texts is None:
             return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
         self.bytes_read += int((stretch.ends - stretch.starts).sum())
-        if not self._options.normalize or all(texts):  # none is empty as it stands
+        kept = np.flatnonzero(lengths_of(texts))
+        if len(kept) == len(texts):
             return offsets, texts
-        kept = [k for k, text in enumerate(texts) if text]
         self.dropped["empty"] += len(texts) - len(kept)
-        return [offsets[k] for k in kept], [texts[k] for k in kept]
+        return [offsets[k] for k in kept.tolist()], take(texts, kept)
 
-    def _together(self, stretch: Stretch) -> list[bytes] | None:
+    def _together(self, stretch: Stretch) -> Sequence[bytes] | None:
         """The documents as they are tokenised; None where one is not utf-8: then it is looked for."""
         if self._options.normalize:
             try:
                 return clean_many(stretch.data, stretch.starts, stretch.ends)
             except UnicodeDecodeError:
                 return None
-        return stretch.documents() if is_utf8(stretch.data, int(stretch.starts[0]), int(stretch.ends[-1])) else None
+        if not is_utf8(stretch.data, int(stretch.starts[0]), int(stretch.ends[-1])):
+            return None
+        return Lump(stretch.data, stretch.starts, stretch.ends) if core else stretch.documents()
 
     def _usable_ones(self, source: Source, chunk: Iterable[tuple[int, bytes | Bad]]) -> Texts:
         offsets, texts = [], []

@@ -14,11 +14,11 @@ class Seen:
         self._hashes = core.Seen() if core else _Seen()
         self._count = 0
 
-    def are_new(self, hashes: list[bytes]) -> bytes:
+    def are_new(self, hashes: bytes) -> bytes:
         """1 for each that was not met before, also among these, and 0 for a repeat; from some number on all are new."""
         if self._count >= MAX_SEEN:
-            return bytes([1]) * len(hashes)
-        found: bytes = self._hashes.add(b"".join(hashes))
+            return bytes([1]) * (len(hashes) // 16)
+        found: bytes = self._hashes.add(hashes)
         self._count += found.count(1)
         return found
 
