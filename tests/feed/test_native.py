@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.feed import native
-from millrace.feed.iterate import _Maker
+from millrace.feed.maker import Maker
 from millrace.feed.native import NativeRing
 from millrace.feed.program import Program
 from millrace.native import core
@@ -121,7 +121,7 @@ def test_programs_give_the_batches_of_the_twin(data):
     assert program is not None
     count = line.num_batches
     numbers = data.draw(st.lists(st.integers(0, 6 if count is None else count - 1), min_size=1, max_size=4))
-    by_core, by_numpy = _Maker(line, None, 0, program, slots=2), _Maker(line, None, 0, slots=2)
+    by_core, by_numpy = Maker(line, None, 0, program, slots=2), Maker(line, None, 0, slots=2)
     with mock.patch("millrace.gather.native.core", None):
         for number in numbers:
             equal(by_core.make(number), by_numpy.make(number))
@@ -338,7 +338,7 @@ def test_the_line_ends_at_the_same_batch_on_every_way(left):
     line = small_feed().line((1 << 63) - 1 - left, None)
     program = Program.of(line)
     ring = NativeRing(program, count=None, depth=2, workers=1)
-    by_core, by_numpy = _Maker(line, None, 0, program, slots=2), _Maker(line, None, 0, slots=2)
+    by_core, by_numpy = Maker(line, None, 0, program, slots=2), Maker(line, None, 0, slots=2)
     for number in range(left // 8):
         equal(by_core.make(number), by_numpy.make(number))
         equal(ring.take(number), by_numpy.make(number))

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 import millrace as mr
 from millrace.errors import SourceError
-from millrace.prepare.text.documents import Bad, read_documents
+from millrace.prepare.text.documents import BLOCK, Bad, read_documents, read_stretches
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import cut_parts, find_sources
 
@@ -365,3 +365,12 @@ def test_records_longer_than_the_limit_can_be_skipped(tmp_path, on_error, length
         number = texts.index("x" * length)
         rows = {"a.jsonl": lines[:number], "a.csv": ["text", *texts[:number]]}
         assert told["offset"] == (sum(len(row) + 1 for row in rows[name]) if name in rows else number)
+
+
+@pytest.mark.parametrize("size", [200, 5_000, 60_000, 600_000])
+def test_of_a_file_in_hand_are_a_block_or_two_however_long_it_is(tmp_path, size):
+    path = written(tmp_path / "lines.txt", (b"x" * (size - 1) + b"\n") * (12_000_000 // size))
+    (source,), options = find_sources([str(path)], "line")[0], ReadOptions(document="line")
+    stretches = list(read_stretches(source, cut_parts([source], 1 << 30)[0].units[0], options))
+    assert sum(len(stretch.starts) for stretch in stretches) == 12_000_000 // size
+    assert max(len(stretch.data) for stretch in stretches) <= 3 * max(BLOCK, size)

@@ -178,6 +178,8 @@ def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, optio
                 yield Stretch(window.data, window.base, starts, ends)
             if window.base + at >= stop:
                 return
+            if len(starts) and len(window.data) - at >= BLOCK:  # enough is in hand
+                continue
             if len(starts):
                 has_more, at = window.read_on(at), 0
                 if has_more:
