@@ -18,6 +18,13 @@ pytestmark = pytest.mark.needs_core
 
 TEXTS = st.text(st.sampled_from("ab \n'stZ09_é日🙂\xa0"), max_size=40) | st.text(max_size=20)
 DOCUMENTS = st.lists(st.tuples(TEXTS.map(str.encode), st.binary(max_size=3)), max_size=12)
+FUNCTIONS = {
+    "hashed": (),
+    "measured": (),
+    "spaced": (),
+    "joined": (b"<>",),
+    "cleaned": (None,),
+}  # and what else they take
 
 
 def lump(some):
@@ -43,13 +50,8 @@ def test_it_is_a_sequence_of_bytes(some):
 @given(DOCUMENTS)
 def test_the_core_does_with_it_what_it_does_with_a_list(some):
     documents, found = [document for document, _ in some], lump(some)
-    for function, more in (
-        (core.hashed, ()),
-        (core.measured, ()),
-        (core.spaced, ()),
-        (core.joined, (b"<>",)),
-        (core.cleaned, (None,)),
-    ):
+    for name, more in FUNCTIONS.items():
+        function = getattr(core, name)
         assert function(for_core(found), *more) == function(documents, *more)
 
 
@@ -98,12 +100,6 @@ def test_a_special_token_is_found_in_it():
 )
 def test_the_core_refuses_documents_outside_of_their_text(starts, stops):
     given = (b"abc", np.array(starts), np.array(stops))
-    for function, more in (
-        (core.hashed, ()),
-        (core.measured, ()),
-        (core.spaced, ()),
-        (core.joined, (b"<>",)),
-        (core.cleaned, (None,)),
-    ):
+    for name, more in FUNCTIONS.items():
         with pytest.raises(ValueError, match="outside of their text"):
-            function(given, *more)
+            getattr(core, name)(given, *more)
