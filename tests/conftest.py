@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -70,6 +73,22 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     native.IN_LINE_BYTES = before
     del os.environ[IN_LINE_BYTES]
+
+
+@pytest.fixture(scope="session")
+def undisturbed_s() -> Callable[..., float]:
+    """How long a command that makes ``out`` takes here and now: machines differ, and a kill must come before its end."""
+
+    def measure(command: Sequence[str], out: Path, env: Mapping[str, str] | None = None) -> float:
+        took = []
+        for _ in range(2):
+            began = time.monotonic()
+            subprocess.run(command, check=True, env=env, stdin=subprocess.DEVNULL)
+            took.append(time.monotonic() - began)
+            shutil.rmtree(out)
+        return min(took)
+
+    return measure
 
 
 @pytest.fixture(scope="session")

@@ -176,13 +176,14 @@ def test_resume_with_other_options_is_refused_and_loses_nothing(fresh_copy, tmp_
     assert tree_digest(out) == (undisturbed.appended_tree if append else undisturbed.fresh_tree)
 
 
-def test_killed_at_random_moments(tmp_path, scripts, job):
+def test_killed_at_random_moments(tmp_path, scripts, job, undisturbed_s):
     """MILLRACE_SOAK is the number of kills; MILLRACE_SEED repeats a run."""
     rounds, seed = int(os.environ.get("MILLRACE_SOAK", "10")), int(os.environ.get("MILLRACE_SEED", "0"))
     seed = seed or random.randrange(1, 1 << 32)
     out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
     job.write(undisturbed, records=1200)
     command = [sys.executable, str(scripts / "write_store.py"), "write", str(out), "--resume", "--records", "1200"]
+    whole_s = undisturbed_s(command, out)
 
     def between() -> None:
         seen.append(journal(out).exists())
@@ -196,7 +197,12 @@ def test_killed_at_random_moments(tmp_path, scripts, job):
     while kills < rounds and runs < rounds:
         with expect_no_leaks():
             kills += kill_loop(
-                command, rounds - kills, seed + runs, within_s=(0.15, 0.6), done=out.exists, between=between
+                command,
+                rounds - kills,
+                seed + runs,
+                within_s=(0.2 * whole_s, whole_s),
+                done=out.exists,
+                between=between,
             )
         assert tree_digest(out) == tree_digest(undisturbed), f"MILLRACE_SEED={seed}"
         assert left_beside(out) == ["undisturbed"], f"MILLRACE_SEED={seed}"

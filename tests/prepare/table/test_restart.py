@@ -215,7 +215,7 @@ def slowly(tmp_path, monkeypatch):
     return "slowly:keep"
 
 
-def test_kill_9_at_random_moments_changes_nothing(source, tmp_path, expected, slowly):
+def test_kill_9_at_random_moments_changes_nothing(source, tmp_path, expected, slowly, undisturbed_s):
     """MILLRACE_SOAK is the number of kills; MILLRACE_SEED repeats a run."""
     out, seed = tmp_path / "out", os.environ.get("MILLRACE_SEED")
 
@@ -224,9 +224,11 @@ def test_kill_9_at_random_moments_changes_nothing(source, tmp_path, expected, sl
             mr.open_store(out, check=True)
 
     command = script(source, out, workers=2, transform=slowly, **OPTIONS)
-    kill_loop(
-        command, int(SOAK or 3), None if seed is None else int(seed), within_s=(0.6, 2.0), done=out.exists, between=look
-    )
+    whole_s = undisturbed_s(command, out)
+    assert kill_loop(
+        command, int(SOAK or 3), None if seed is None else int(seed), within_s=(0.2 * whole_s, 0.7 * whole_s),
+        done=out.exists, between=look,
+    )  # fmt: skip
     found = tree_digest(out)
     assert {k: v for k, v in found.items() if k.startswith("shards/")} == {
         k: v for k, v in expected.items() if k.startswith("shards/")

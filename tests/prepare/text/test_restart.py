@@ -103,7 +103,7 @@ def test_any_number_of_workers_makes_the_same_bytes(paths, tmp_path, expected, w
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_kill_9_at_random_moments_changes_nothing(paths, tmp_path, expected):
+def test_kill_9_at_random_moments_changes_nothing(paths, tmp_path, expected, undisturbed_s):
     """MILLRACE_SOAK is the number of kills; MILLRACE_SEED repeats a run."""
     rounds, seed = int(SOAK or 5), os.environ.get("MILLRACE_SEED")
     (tmp_path / "slowly.py").write_text("import time\n\ndef keep(text):\n    time.sleep(0.002)\n    return True\n")
@@ -116,9 +116,12 @@ def test_kill_9_at_random_moments_changes_nothing(paths, tmp_path, expected):
         if out.exists():
             mr.open_store(out, check=True)
 
-    kill_loop(
-        [sys.executable, "-c", script], rounds, None if seed is None else int(seed), within_s=(0.2, 1.6),
-        done=out.exists, between=look, env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
+    command = [sys.executable, "-c", script]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    whole_s = undisturbed_s(command, out, env)
+    assert kill_loop(
+        command, rounds, None if seed is None else int(seed), within_s=(0.2 * whole_s, 0.7 * whole_s),
+        done=out.exists, between=look, env=env,
     )  # fmt: skip
     assert tree_digest(out) == expected
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("out")) == ["out"]
