@@ -1,7 +1,5 @@
 """Documents that lie in one text: to everything that takes documents they are those of a list."""
 
-import json
-
 import numpy as np
 import pytest
 import xxhash
@@ -65,12 +63,11 @@ def test_hashes_are_those_of_xxhash():
 @pytest.fixture(scope="module")
 def tokenizers():
     own = gpt2()
-    body = json.loads(own.to_file())
     with pytest.MonkeyPatch.context() as patch:
         made = [own, BytesTokenizer()]
         for engine in ("gigatoken", "tiktoken", "tokenizers"):
             patch.setenv("MILLRACE_BPE", engine)
-            made.append(HuggingFaceTokenizer(own.to_file(), "gpt2", plain_special=True, body=body))
+            made.append(HuggingFaceTokenizer(own.to_file(), "gpt2", plain_special=True))
     assert [getattr(t, "engine", t.name) for t in made] == ["millrace", "bytes", "gigatoken", "tiktoken", "tokenizers"]
     return made
 

@@ -10,10 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.native import core
+from millrace.text import kinds as kinds_module
 from millrace.text import merges
 from millrace.text.giga import PROBES, GigatokenEngine
+from millrace.text.kinds import NUM_KINDS, UNKNOWN, asked, kinds
 from millrace.text.load import gpt2
-from millrace.text.merges import NUM_KINDS, UNKNOWN, MergeEngine, kinds, merges_of
+from millrace.text.merges import MergeEngine, merges_of
 from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, slower_engines
 from millrace.text.tokenizer import with_ends
 
@@ -43,7 +45,7 @@ def exact(body):
 @pytest.fixture(scope="module", params=[np.uint16, np.uint32])
 def engine(request, body, exact):
     dtype = np.dtype(request.param)
-    return MergeEngine(*merges_of(body["model"], byte_alphabet()), 50256, dtype, lambda: exact)
+    return MergeEngine(merges_of(body["model"], byte_alphabet()), 50256, dtype, lambda: exact)
 
 
 def assert_same(engine, exact, documents):
@@ -107,7 +109,7 @@ def test_long_words_have_the_ids_of_tiktoken(engine, exact, unit):
 
 @pytest.mark.parametrize("newest", [(15, 1, 0), (3, 2, 0)])
 def test_every_character_it_knows_has_the_ids_of_tiktoken(engine, exact, monkeypatch, newest):
-    monkeypatch.setattr(merges, "NEWEST", newest)
+    monkeypatch.setattr(kinds_module, "NEWEST", newest)
     kinds.cache_clear()
     known = np.flatnonzero(kinds() != UNKNOWN).tolist()
     assert len(known) > 60_000
@@ -122,16 +124,41 @@ def test_every_character_it_knows_has_the_ids_of_tiktoken(engine, exact, monkeyp
     kinds.cache_clear()
 
 
-def test_what_it_does_not_know_goes_to_the_next_engine_which_is_made_then(body, exact):
+def test_tiktoken_says_of_every_character_what_python_says_where_they_agree():
+    told = kinds()
+    points = np.flatnonzero(told != UNKNOWN)
+    points = points[points >= 0x80]
+    some = np.unique(np.concatenate([points[::37], points[told[points] != merges.kinds()[points - 1]]]))
+    assert len(some) > 2000
+    assert asked(some.tolist()) == told[some].tolist()
+
+
+def test_what_characters_are_that_python_does_not_tell_is_asked(body, exact):
+    engine = MergeEngine(
+        merges_of(body["model"], byte_alphabet()),
+        50256,
+        np.dtype("<u2"),
+        lambda: pytest.fail("another engine was made"),
+    )
+    unknown = np.flatnonzero(kinds() == UNKNOWN)
+    unknown = unknown[(unknown < 0xD800) | (unknown > 0xDFFF)]
+    rng = np.random.default_rng(0)
+    points = [*rng.choice(unknown, 1500, replace=False).tolist(), *map(ord, NEWER), 0x20000, 0x2A6D6, 0xE0067, 0x10FFFF]
+    for start in range(0, len(points), 100):
+        some = [chr(point) for point in points[start : start + 100]]
+        assert_same(engine, exact, [b"plain", "été".encode(), *(p.format(c).encode() for c in some for p in PROBES)])
+
+
+def test_very_long_words_go_to_the_next_engine_which_is_made_then(body, exact):
     made = []
     engine = MergeEngine(
-        *merges_of(body["model"], byte_alphabet()), 50256, np.dtype("<u2"), lambda: made.append(1) or exact
+        merges_of(body["model"], byte_alphabet()), 50256, np.dtype("<u2"), lambda: made.append(1) or exact
     )
-    assert_same(engine, exact, [b"plain", "été 日本語 🙂".encode(), b"a" * 4096])
-    assert not made
     newer = f"{NEWER[0]}'s".encode()
-    for document in (newer, b"a" * 4097):
-        assert_same(engine, exact, [b"plain", document, b"", document, document, "é".encode()])
+    assert_same(engine, exact, [b"plain", "été 日本語 🙂".encode(), newer, b"a" * 4096])
+    assert not made
+    for document in (b"a" * 4097, newer + b"a" * 4097):
+        assert_same(engine, exact, [b"plain", document, b"", document, document, "é".encode(), newer])
     assert made == [1]
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from millrace.errors import ConfigError, SourceError, StoreCorrupt
 from millrace.native import core
 from millrace.text import load
-from millrace.text.bpe import TiktokenTokenizer
 from millrace.text.load import gpt2, load_tokenizer, tokenizer_by_name, tokenizer_from_file
+from millrace.text.rank_file import TiktokenTokenizer
 from millrace.text.ranks import SEPARATOR, RankEngine
 from millrace.text.simple import BytesTokenizer, CharTokenizer
 from millrace.text.train import train_bpe
@@ -97,6 +97,26 @@ def test_gpt2_has_its_published_size_and_end(by_name):
     assert (by_name.vocab_size, by_name.end, by_name.dtype) == (50257, 50256, np.dtype(np.uint16))
     assert by_name.decode([15496, 50256, 15496]) == "Hello<|endoftext|>Hello"
     assert by_name.encode("Hello").dtype == np.uint16
+
+
+def test_gpt2_is_a_tokenizer_json_as_json_writes_it():
+    file = gpt2().to_file()
+    body = json.loads(file)
+    assert json.dumps(body).encode() == file
+    vocabulary, merges = body["model"]["vocab"], body["model"]["merges"]
+    assert (len(vocabulary), len(merges), merges[0], vocabulary["<|endoftext|>"]) == (50257, 50000, ["Ġ", "t"], 50256)
+    assert {left + right for left, right in merges} <= vocabulary.keys()
+
+
+@pytest.mark.needs_core
+def test_a_worker_encodes_by_the_outline_without_reading_the_file(monkeypatch, real):
+    tokenizer = gpt2()
+    found = load_tokenizer(tokenizer.describe(), tokenizer.to_file(), "tokenizer.json", tokenizer.outline)
+    expected = tokenizer.encode_spaced(real)[0].tolist()
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("the file was read"))
+    assert found.encode_spaced(real)[0].tolist() == expected
+    long = b" word" * 500_000
+    assert sum(len(piece.ids) for piece in found.encode_pieces(long)) == 500_000
 
 
 def test_gpt2_decodes_within_a_character(by_name):

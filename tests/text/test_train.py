@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from millrace.text import train
-from millrace.text.ranks import GPT2_PATTERN
+from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.train import train_bpe
 
 UNITS = [

@@ -16,8 +16,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from millrace.errors import ConfigError
 from millrace.native import core
+from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.load import load_tokenizer, tokenizer_by_name
-from millrace.text.ranks import GPT2_PATTERN, SEPARATOR, RankEngine
+from millrace.text.ranks import SEPARATOR, RankEngine
 
 GPT4 = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

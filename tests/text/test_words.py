@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.text import breaks, words
-from millrace.text.bpe import TiktokenTokenizer
+from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.load import gpt2
-from millrace.text.ranks import GPT2_PATTERN
+from millrace.text.rank_file import TiktokenTokenizer
 
 UNITS = ["a", "ab", "A", "Ab", "é", "e\u0301", "日", "本", "。", "한", "ไท", "1", "23", "٣", " ", "  ", "\n", "\r\n", "\t",
          "\u3000", "\u2028", "'", "'s", "'LL", "’s", "!", "-", "...", "😀", "👩\u200d🚀", "\u200b", "x ", " y", ".\n", "/",

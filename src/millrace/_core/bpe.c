@@ -18,13 +18,14 @@
 
 typedef struct { /* words of up to so many bytes */
     char *places;
-    uint64_t mask;
+    int shift; /* of a hash, so that its highest bits are left: all bytes of a word count in them */
 } Kept;
 
 typedef struct {
     PyObject_HEAD
     uint64_t *merges; /* left, right and 1 + rank in one number, where their hash says */
     uint64_t merge_mask;
+    uint64_t *some; /* bits, of which pairs that merge set theirs: most do not, and 64 KiB are nearer than a MiB of merges */
     uint32_t *made, *pairs;   /* the id each merge makes; the ranks of the merges of two bytes */
     uint32_t bytes[256], end; /* ids of single bytes, and of the end of a document */
     int width;                /* bytes of an id in what is made */
@@ -40,15 +41,20 @@ static uint64_t mixed(uint64_t value) {
     return value ^ (value >> 32);
 }
 
-static uint64_t *merge_of(const Bpe *bpe, uint32_t left, uint32_t right) {
-    uint64_t pair = (uint64_t)left << 21 | right, at = mixed(pair) >> 4 & bpe->merge_mask;
+static uint64_t *merge_of(const Bpe *bpe, uint64_t pair, uint64_t hash) {
+    uint64_t at = hash & bpe->merge_mask;
     while (bpe->merges[at] >> 22 != pair && bpe->merges[at] != 0) at = (at + 1) & bpe->merge_mask;
     return &bpe->merges[at];
 }
 
+static uint64_t bit_of(uint64_t hash) { return (uint64_t)1 << (hash & 63); }
+
+static uint64_t *word_of(const Bpe *bpe, uint64_t hash) { return &bpe->some[hash >> 6 & (bpe->merge_mask >> 4)]; }
+
 /* UINT32_MAX where two ids do not merge. */
 static uint32_t rank_of(const Bpe *bpe, uint32_t left, uint32_t right) {
-    return (uint32_t)(*merge_of(bpe, left, right) & 0x3FFFFF) - 1;
+    uint64_t pair = (uint64_t)left << 21 | right, hash = mixed(pair) >> 4;
+    return *word_of(bpe, hash) & bit_of(hash) ? (uint32_t)(*merge_of(bpe, pair, hash) & 0x3FFFFF) - 1 : UINT32_MAX;
 }
 
 /* The ids of a word by merges: the lowest rank first, the leftmost of equals. */
@@ -89,7 +95,7 @@ static inline char *put_kept(const Bpe *bpe, const Kept *kept, int key_bytes, co
         else key[k] = left >= 8 ? key[k] : left <= 0 ? 0 : key[k] & UINT64_MAX >> (64 - 8 * left);
         hash = mixed(hash + key[k]);
     }
-    char *place = kept->places + (hash >> 4 & kept->mask) * (uint64_t)(4 * key_bytes), *ids = place + key_bytes + 4;
+    char *place = kept->places + (hash >> kept->shift) * (uint64_t)(4 * key_bytes), *ids = place + key_bytes + 4;
     uint16_t sizes[2];
     memcpy(sizes, place + key_bytes, 4);
     if (sizes[0] == size && memcmp(place, key, (size_t)key_bytes) == 0) {
@@ -213,7 +219,7 @@ static PyObject *bpe_learn(PyObject *object, PyObject *given) {
 
 static void bpe_dealloc(PyObject *object) {
     Bpe *bpe = (Bpe *)object;
-    void *own[] = {bpe->merges,         bpe->made,           bpe->pairs,          bpe->kinds, bpe->text, bpe->starts,
+    void *own[] = {bpe->merges,         bpe->some,           bpe->made,           bpe->pairs, bpe->kinds, bpe->text, bpe->starts,
                    bpe->kept[0].places, bpe->kept[1].places, bpe->kept[2].places};
     for (size_t k = 0; k < sizeof own / sizeof *own; k++) free(own[k]);
     core_free(object);
@@ -236,19 +242,21 @@ static int bpe_fill(Bpe *bpe, const uint32_t *bytes, const uint32_t *merges, int
     uint64_t room = 1024;
     while (room < (uint64_t)count * 2) room *= 2;
     bpe->merge_mask = room - 1;
-    bpe->merges = table(room * 8), bpe->pairs = table(65536 * 4), bpe->made = malloc((size_t)(count + 1) * 4);
-    if (!bpe->merges || !bpe->pairs || !bpe->made) return -1;
+    bpe->merges = table(room * 8), bpe->some = table(room / 2), bpe->pairs = table(65536 * 4);
+    bpe->made = malloc((size_t)(count + 1) * 4);
+    if (!bpe->merges || !bpe->some || !bpe->pairs || !bpe->made) return -1;
     /* Of Python sources 90 in 100 words have up to 8 bytes, and all but 7 in 10,000 up to 32: 8, 16 and 2 MiB. */
-    static const uint64_t NUM_PLACES[] = {1 << 18, 1 << 17, 1 << 12}, KEY_BYTES[] = {8, 32, MAX_KEY};
+    static const int PLACE_BITS[] = {18, 17, 12}, KEY_BYTES[] = {8, 32, MAX_KEY};
     for (int k = 0; k < 3; k++) {
-        bpe->kept[k].mask = NUM_PLACES[k] - 1;
-        if ((bpe->kept[k].places = table(NUM_PLACES[k] * KEY_BYTES[k] * 4)) == NULL) return -1;
+        bpe->kept[k].shift = 64 - PLACE_BITS[k];
+        if ((bpe->kept[k].places = table(((size_t)KEY_BYTES[k] * 4) << PLACE_BITS[k])) == NULL) return -1;
     }
     memcpy(bpe->bytes, bytes, sizeof bpe->bytes);
     for (int64_t k = 0; k < count; k++) {
-        uint32_t left = merges[3 * k], right = merges[3 * k + 1];
-        uint64_t *merge = merge_of(bpe, left, right);
-        if (*merge == 0) *merge = ((uint64_t)left << 21 | right) << 22 | (uint64_t)(k + 1);
+        uint64_t pair = (uint64_t)merges[3 * k] << 21 | merges[3 * k + 1], hash = mixed(pair) >> 4;
+        uint64_t *merge = merge_of(bpe, pair, hash);
+        if (*merge == 0) *merge = pair << 22 | (uint64_t)(k + 1);
+        *word_of(bpe, hash) |= bit_of(hash);
         bpe->made[k] = merges[3 * k + 2];
     }
     for (uint32_t k = 0; k < 65536; k++) bpe->pairs[k] = rank_of(bpe, bytes[k >> 8], bytes[k & 255]);

@@ -217,13 +217,15 @@ void core_documents_free(Documents *documents);
 int core_add_hashes(PyObject *module);
 
 /* text.c: documents cut out of a text, or cleaned. */
+#define NUM_PLAIN 0x20000 /* code points that a table of plain characters speaks of */
+
 int core_add_text(PyObject *module);
 
 /* tokens.c: documents joined for a tokenizer, and its ids taken apart. */
 int core_add_tokens(PyObject *module);
 
 /* words.c: a bit for each byte of a text, set where a word begins. The text is padded by newlines. */
-#define NUM_KINDS 0x20000 /* code points of which the kind may be known: 0 unknown, 1 white space, 2 letter, 3 number, 4 other */
+#define NUM_KINDS 0x110000 /* code points, each of a kind: 0 unknown, 1 white space, 2 letter, 3 number, 4 other */
 
 void core_mark_ascii(const unsigned char *text, int64_t num_blocks, uint64_t *starts); /* of 64 bytes */
 int core_mark_any(const unsigned char *text, int64_t size, const unsigned char *kinds, uint64_t *starts);

@@ -1,11 +1,51 @@
 /* Documents of plain text, many at a time: cut out of a stretch as they are, or cleaned. */
 #include "core.h"
 
-static const uint64_t ONES = 0x0101010101010101u, HIGH = 0x8080808080808080u;
+static const uint64_t HIGH = 0x8080808080808080u;
 
-/* How many of these eight bytes clean() leaves as they are, behind one that is no blank: all, if they are printable and
-   single spaces; without the last if that is a space, since nobody knows yet what follows; 0 where it is not as simple. */
-static int64_t as_they_are(uint64_t word) {
+#if defined(__SSE2__) && !defined(MILLRACE_PORTABLE) /* make sanitize runs the other */
+#include <emmintrin.h>
+
+#define AT_ONCE 16
+
+static __m128i loaded(const void *text) { return _mm_loadu_si128((const __m128i *)text); }
+
+static unsigned equal(__m128i bytes, char byte) { return (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte))); }
+
+/* How many of the next bytes clean() leaves as they are, behind one that is no blank: what is printable, and single spaces
+   between two of those. */
+static int64_t as_they_are(const unsigned char *from) {
+    __m128i bytes = loaded(from);
+    unsigned spaces = equal(bytes, ' '), others = equal(bytes, 127);
+    others = (unsigned)_mm_movemask_epi8(_mm_cmpgt_epi8(bytes, _mm_set1_epi8(' '))) & ~others;
+    unsigned fine = others | (spaces & (others << 1 | 1) & others >> 1);
+    return __builtin_ctz(~fine);
+}
+
+/* How many of the next bytes are blanks; ``newlines`` are none, one, or more. */
+static int64_t blanks_at(const unsigned char *from, int64_t *newlines) {
+    __m128i bytes = loaded(from);
+    unsigned lines = equal(bytes, '\n'), blanks = lines | equal(bytes, ' ') | equal(bytes, '\t');
+    int64_t count = __builtin_ctz(~blanks);
+    lines &= (1u << count) - 1;
+    *newlines += (lines != 0) + ((lines & (lines - 1)) != 0);
+    return count;
+}
+
+static int64_t first_gap(const char *text) {
+    unsigned both = equal(loaded(text), '\n') & equal(loaded(text + 1), '\n');
+    return both == 0 ? AT_ONCE : __builtin_ctz(both);
+}
+#else
+#define AT_ONCE 8
+
+static const uint64_t ONES = 0x0101010101010101u;
+
+/* All eight, if they are printable and single spaces; without the last if that is a space, since nobody knows yet what
+   follows; 0 where it is not as simple. */
+static int64_t as_they_are(const unsigned char *from) {
+    uint64_t word;
+    memcpy(&word, from, 8);
     uint64_t low = word & ~HIGH;
     uint64_t is_odd = (word | ((low + ONES * (127 - 126)) | ~(low + ONES * (128 - 32)))) & HIGH; /* > 126, < 32 */
     uint64_t other = word ^ (ONES * ' ');
@@ -13,6 +53,23 @@ static int64_t as_they_are(uint64_t word) {
     if (is_odd || (is_space & (is_space << 8))) return 0;
     return is_space >> 63 ? 7 : 8;
 }
+
+static int64_t blanks_at(const unsigned char *from, int64_t *newlines) {
+    int64_t count = 0;
+    for (; count < AT_ONCE && (from[count] == ' ' || from[count] == '\t' || from[count] == '\n'); count++)
+        *newlines += from[count] == '\n';
+    return count;
+}
+
+/* A byte of ``other`` is zero where both are there, and the lowest zero byte is the one that is found for certain. */
+static int64_t first_gap(const char *text) {
+    uint64_t first, second;
+    memcpy(&first, text, 8);
+    memcpy(&second, text + 1, 8);
+    uint64_t other = (first ^ (ONES * '\n')) | (second ^ (ONES * '\n')), zeros = (other - ONES) & ~other & HIGH;
+    return zeros == 0 ? AT_ONCE : __builtin_ctzll(zeros) / 8;
+}
+#endif
 
 /* The bytes of the character at ``at`` that clean() leaves as it is, by a table of those beyond ASCII; 0 where it may not. */
 static int plain_bytes(const unsigned char *plain, const unsigned char *at, const unsigned char *end) {
@@ -25,7 +82,7 @@ static int plain_bytes(const unsigned char *plain, const unsigned char *at, cons
         point = point << 6 | (at[k] & 0x3Fu);
     }
     int is_short = point >= (size == 2 ? 0x80u : size == 3 ? 0x800u : 0x10000u); /* as short as it can be */
-    return is_short && point < NUM_KINDS && plain[point] ? (int)size : 0;
+    return is_short && point < NUM_PLAIN && plain[point] ? (int)size : 0;
 }
 
 /* White space as clean() leaves it; -1 where the text is more than plain characters, tabs and newlines. */
@@ -33,8 +90,9 @@ static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to,
     const unsigned char *end = from + size;
     unsigned char *at = to;
     while (from < end) {
-        int newlines = 0;
+        int64_t newlines = 0, count = AT_ONCE;
         const unsigned char *blanks = from;
+        for (; count == AT_ONCE && end - from >= AT_ONCE; from += count) count = blanks_at(from, &newlines);
         for (; from < end && (*from == ' ' || *from == '\t' || *from == '\n'); from++) newlines += *from == '\n';
         if (from == end) break;
         if (at != to && from != blanks) {
@@ -46,10 +104,9 @@ static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to,
             int bytes = plain_bytes(plain, from, end);
             if (bytes == 0) return -1;
             for (; bytes > 0; bytes--) *at++ = *from++;
-            uint64_t word;
-            for (int64_t same = 8; same > 0 && end - from >= 8; from += same, at += same) {
-                memcpy(&word, from, 8);
-                if ((same = as_they_are(word)) > 0) memcpy(at, &word, 8);
+            for (int64_t same = AT_ONCE; same > 0 && end - from >= AT_ONCE; from += same, at += same) {
+                same = as_they_are(from);
+                memcpy(at, from, AT_ONCE);
             }
             for (; from < end && *from > ' ' && *from < 127; from++) *at++ = *from;
         } while (from < end && *from != ' ' && *from != '\t' && *from != '\n');
@@ -115,7 +172,7 @@ static PyObject *cleaned(PyObject *module, PyObject *args) {
     PyObject *given, *table, *found = NULL;
     if (!PyArg_ParseTuple(args, "OO", &given, &table) || core_documents_init(&documents, given) < 0) return NULL;
     if (table == Py_None || PyObject_GetBuffer(table, &plain, PyBUF_SIMPLE) == 0) {
-        if (plain.buf != NULL && plain.len != NUM_KINDS) PyErr_SetString(PyExc_ValueError, "cleaned: one byte for each character");
+        if (plain.buf != NULL && plain.len != NUM_PLAIN) PyErr_SetString(PyExc_ValueError, "cleaned: one byte for each character");
         else found = all_cleaned(&documents, plain.buf);
     }
     if (plain.buf != NULL) PyBuffer_Release(&plain);
@@ -140,16 +197,11 @@ static int places_grow(Places *places) {
     return 0;
 }
 
-/* The first of two newlines that follow each other, from ``at`` on; ``size`` where there are none. Eight places at a time:
-   a byte of ``other`` is zero where both are there, and the lowest zero byte is the one that is found for certain. */
+/* The first of two newlines that follow each other, from ``at`` on; ``size`` where there are none. */
 static int64_t gap_from(const char *text, int64_t at, int64_t size) {
-    static const uint64_t NEWLINES = 0x0A0A0A0A0A0A0A0Au;
-    for (; at + 9 <= size; at += 8) {
-        uint64_t first, second;
-        memcpy(&first, text + at, 8);
-        memcpy(&second, text + at + 1, 8);
-        uint64_t other = (first ^ NEWLINES) | (second ^ NEWLINES);
-        if (((other - ONES) & ~other & HIGH) != 0) break;
+    for (; at + AT_ONCE < size; at += AT_ONCE) {
+        int64_t found = first_gap(text + at);
+        if (found < AT_ONCE) return at + found;
     }
     for (; at + 1 < size; at++)
         if (text[at] == '\n' && text[at + 1] == '\n') return at;

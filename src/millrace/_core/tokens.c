@@ -170,7 +170,42 @@ static PyObject *parted(PyObject *module, PyObject *args) {
     return found;
 }
 
+static void copy_wider(const unsigned char *from, int64_t count, uint16_t *to) {
+    for (int64_t k = 0; k < count; k++) to[k] = from[k];
+}
+
+static PyObject *copy_runs(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *given;
+    Py_buffer values, out, numbers;
+    Py_ssize_t from, to;
+    int64_t count = 0, at = 0;
+    int is_fit = 1;
+    if (!PyArg_ParseTuple(args, "y*nOw*n:copy_runs", &values, &from, &given, &out, &to)) return NULL;
+    const int64_t *edges = core_int64s(given, &numbers, &count);
+    if (edges == NULL) goto free;
+    is_fit = count % 2 == 0 && from > 0 && (to == from || (to == 2 && from == 1));
+    int64_t most = is_fit ? values.len / from : 0, room = is_fit ? out.len / to : 0;
+    for (int64_t k = 0; k < count && is_fit; k += 2) {
+        int64_t first = edges[k], length = edges[k + 1] - first;
+        is_fit = first >= 0 && length >= 0 && edges[k + 1] <= most && length <= room - at;
+        if (!is_fit) break;
+        const char *source = (const char *)values.buf + first * from;
+        char *target = (char *)out.buf + at * to;
+        if (to == from) memcpy(target, source, (size_t)(length * to));
+        else copy_wider((const unsigned char *)source, length, (uint16_t *)target);
+        at += length;
+    }
+    if (!is_fit || at != room) PyErr_SetString(PyExc_ValueError, "copy_runs: the runs do not fit their arrays");
+    PyBuffer_Release(&numbers);
+free:
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&out);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef token_functions[] = {
+    {"copy_runs", copy_runs, METH_VARARGS, "(values, bytes of one, edges, out, bytes of one): those of [first, last), [first, last), ...; single bytes may become two."},
     {"measured", measured, METH_O, "Bytes and characters of every document, as int64."},
     {"spaced", spaced, METH_O, "Documents as one, a zero byte behind each, and how long each is with it, as int64."},
     {"joined", joined, METH_VARARGS, "Documents as one text, and what stands between each and the next."},

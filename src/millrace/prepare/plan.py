@@ -74,6 +74,11 @@ def check_plan(
         old = json.loads(path.read_bytes())
         if old == plain:
             return
+        if old.get("version") != plain.get("version"):
+            raise ConfigError(
+                f"{folder} was begun by another version of millrace, which keeps what it has read in another form: end it with "
+                "that, or remove that folder to start anew"
+            )
         changed = differences(allow(old, plain), plain)
         if changed:
             more = f" and {len(changed) - MAX_SHOWN} more" if len(changed) > MAX_SHOWN else ""

@@ -14,6 +14,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ except ImportError:  # no compiler at install time: the twins below serve
 O_BINARY = getattr(os, "O_BINARY", 0)
 O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 O_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+REMOVERS = 4  # threads
 HAS_DIR_FD = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
 # A map from mmap.mmap holds a descriptor before Python 3.13; ours and the newer ones hold none.
 HAS_CORE = hasattr(_core, "Map")  # a folder of C sources alone is not the core
@@ -135,6 +137,13 @@ def remove(path: str | Path) -> None:
         if os.name == "nt":
             os.chmod(path, stat.S_IWRITE)
         os.unlink(path)
+
+
+def empty(folder: str | Path) -> None:
+    """Removes what is in a folder, if it is there, by several threads: the system needs a while to free large files."""
+    if os.path.isdir(folder) and not os.path.islink(folder):
+        with ThreadPoolExecutor(REMOVERS) as threads:
+            list(threads.map(remove, [os.path.join(folder, entry) for entry in sorted(os.listdir(folder))]))
 
 
 def boot_id() -> str | None:

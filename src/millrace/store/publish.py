@@ -189,6 +189,7 @@ class Partial:
     def _appear(self) -> None:
         """Removes what a finished store does not hold, then gives it its name."""
         for name in (*self._scratch, "owner.json", self._journal.path.name):
+            platform.empty(self.folder / name)
             platform.remove(self.folder / name)
         self._lock.before_rename()
         platform.sync_dir(self.folder)

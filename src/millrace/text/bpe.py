@@ -1,4 +1,4 @@
-"""Byte-level BPE: a vocabulary in Hugging Face's ``tokenizer.json`` or as tiktoken ranks, run by the fastest engine.
+"""Byte-level BPE: a vocabulary in Hugging Face's ``tokenizer.json``, run by the fastest engine.
 
 An engine other than Hugging Face's tokenizers is used only where it gives the same ids: the vocabulary must convert, and
 ``check`` compares them on real text.
@@ -6,12 +6,11 @@ An engine other than Hugging Face's tokenizers is used only where it gives the s
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +20,17 @@ from millrace.ragged import Array, Int64s
 from millrace.text import breaks
 from millrace.text.giga import Engine, GigatokenEngine
 from millrace.text.lump import Lump
-from millrace.text.merges import MergeEngine
-from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, joined, slower_engines, splitting_pattern
+from millrace.text.merges import MergeEngine, Merges
+from millrace.text.ranks import (
+    byte_alphabet,
+    joined,
+    own_engine,
+    own_merges,
+    slower_engines,
+    splitting_pattern,
+)
 from millrace.text.tokenizer import Encoded, Tokenizer, byte_places, with_ends
-from millrace.text.words import LONG_WORD, word_ids, words_of
+from millrace.text.words import LONG_WORD, word_ids
 
 ENGINES = ("millrace", "gigatoken", "tiktoken", "tokenizers")  # fastest first
 END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im_end|>")
@@ -52,65 +58,6 @@ def in_windows(start: int, found: Iterator[tuple[int, Array]]) -> Iterator[Encod
         ) from error
 
 
-class TiktokenTokenizer(Tokenizer):
-    """A ``.tiktoken`` vocabulary: ranks and the pattern that belongs to them."""
-
-    kind = "tiktoken"
-
-    def __init__(self, name: str, pattern: str, ranks: Mapping[bytes, int], special: Mapping[str, int]) -> None:
-        self.name, self._pattern, self._ranks, self._special = name, pattern, dict(ranks), dict(special)
-        end = next((special[candidate] for candidate in END_NAMES if candidate in special), None)
-        top = max([*self._ranks.values(), *special.values()])
-        self.end = top + 1 if end is None else end
-        self.vocab_size = max(top, self.end) + 1
-        self._bytes = {rank: token for token, rank in self._ranks.items()}
-        self._bytes |= {number: token.encode() for token, number in special.items()}
-
-    @cached_property
-    def _engine(self) -> RankEngine:
-        return RankEngine(self._pattern, self._ranks)
-
-    def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if breaks.any_long(documents):
-            return joined([self._whole(document) for document in documents])
-        return self._encode(documents)
-
-    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
-        def lists(texts: list[str]) -> list[list[int]]:
-            return as_lists(*self._encode([text.encode() for text in texts]))
-
-        for start, stop, is_word in breaks.cut(document, lists, words_of(self._pattern)):
-            if is_word:
-                yield from in_windows(start, self._engine.encode_word(document[start:stop]))
-            else:
-                yield Encoded(start, stop, self._encode([document[start:stop]])[0])
-
-    def _encode(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        try:
-            return self._engine.encode_documents(documents)
-        except ImportError as error:
-            raise ConfigError(f"tokenizer {self.name} needs tiktoken; pip install millrace[text]") from error
-        except ValueError as error:
-            raise ConfigError(f"tokenizer {self.name} cannot encode this: {error}") from error
-
-    def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self._bytes.get(token, b"") for token in ids)
-
-    def to_file(self) -> bytes:
-        lines = "\n".join(
-            f"{base64.b64encode(token).decode()} {rank}"
-            for token, rank in sorted(self._ranks.items(), key=lambda item: item[1])
-        )
-        body = {
-            "millrace_tokenizer": "tiktoken",
-            "name": self.name,
-            "pattern": self._pattern,
-            "special": self._special,
-            "ranks": lines,
-        }
-        return json.dumps(body).encode()
-
-
 def tokenizers_package(name: str) -> Any:
     """Hugging Face's package, which the tokenizer of this name needs."""
     try:
@@ -120,11 +67,21 @@ def tokenizers_package(name: str) -> Any:
     return tokenizers
 
 
+class Outline(NamedTuple):
+    """What encoding needs of a ``tokenizer.json``, in a form that is quickly sent to workers."""
+
+    end: int
+    vocab_size: int
+    added: Sequence[bytes]  # tokens that are recognised in a text
+    pattern: str | None  # that splits words
+    merges: Merges | None  # of the core's own engine, where that may be used
+
+
 class HuggingFaceTokenizer(Tokenizer):
     """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers.
 
-    One that ``is_known`` was loaded before: Hugging Face's own engine is then made when it is first needed, which is
-    never in most workers. ``body`` is what the file says, where that is at hand.
+    Of one that ``is_known``, which was loaded before, Hugging Face's own engine is made when it is first needed, which is never
+    in most workers. Where its ``outline`` is given, its file is not read before it is needed either.
     """
 
     kind = "json"
@@ -137,22 +94,34 @@ class HuggingFaceTokenizer(Tokenizer):
         *,
         plain_special: bool = False,
         is_known: bool = False,
-        body: dict[str, Any] | None = None,
+        outline: Outline | None = None,
     ) -> None:
         self.name, self._data, self._plain_special = name, data, plain_special
         if not is_known:
             self._backend  # noqa: B018 - what is wrong with it is said here
-        self._body = json.loads(data) if body is None else body
-        vocabulary = self._vocabulary()
-        found = next((vocabulary[candidate] for candidate in END_NAMES if candidate in vocabulary), None)
-        top = max(vocabulary.values(), default=-1)
-        self.end = end if end is not None else (top + 1 if found is None else found)
-        self.vocab_size = max(top, self.end) + 1
-        # Added tokens in the text are recognised, as Hugging Face does; gpt2 takes them for plain text, as tiktoken does.
-        self._added = [] if plain_special else [t["content"].encode() for t in self._body.get("added_tokens") or []]
-        self._engines = fast_engines(self._body, self.vocab_size, self.end)  # fastest first
+        self.outline = outline = self._outlined(end) if outline is None else outline
+        self.end, self.vocab_size, self._added = outline.end, outline.vocab_size, outline.added
+        own = None
+        if outline.merges is not None:
+            own = own_engine(outline.merges, self.vocab_size, self.end, lambda: self._body)
+        self._engines = slower_engines(self._body, self.vocab_size) if own is None else [own]  # fastest first
         if os.environ.get("MILLRACE_BPE"):
             self.use(os.environ["MILLRACE_BPE"])
+
+    def _outlined(self, end: int | None) -> Outline:
+        vocabulary, added = self._vocabulary(), self._body.get("added_tokens") or []
+        found = next((vocabulary[candidate] for candidate in END_NAMES if candidate in vocabulary), None)
+        top = max(vocabulary.values(), default=-1)
+        if end is None:
+            end = top + 1 if found is None else found
+        # Added tokens in the text are recognised, as Hugging Face does; gpt2 takes them for plain text, as tiktoken does.
+        names = [] if self._plain_special else [token["content"].encode() for token in added]
+        return Outline(end, max(top, end) + 1, names, splitting_pattern(self._body), own_merges(self._body))
+
+    @cached_property
+    def _body(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self._data)
+        return body
 
     @cached_property
     def _backend(self) -> Any:
@@ -241,8 +210,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
         is_plain = not self._has_added(document)
         is_quick = is_plain and self._fast is not None
-        words = words_of(splitting_pattern(self._body)) if is_plain else None
-        for start, stop, is_word in breaks.cut(document, self._quick_lists if is_quick else self._lists, words):
+        pattern = self.outline.pattern if is_plain else None
+        for start, stop, is_word in breaks.cut(document, self._quick_lists if is_quick else self._lists, pattern):
             piece = document[start:stop]
             if is_word:
                 yield from in_windows(start, self._word(piece) if self._fast is None else self._fast.encode_word(piece))
@@ -302,7 +271,7 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def _byte_table(self) -> dict[int, bytes] | None:
         """The bytes of every id of a byte-level vocabulary, so that decoding is exact also within a character."""
-        if splitting_pattern(self._body) is None:
+        if self.outline.pattern is None:
             return None
         alphabet = byte_alphabet()
         table = {

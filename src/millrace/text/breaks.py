@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from millrace.errors import SourceError
-from millrace.text.words import Words, character
+from millrace.text.words import character, words_of
 
 PIECE_BYTES = 1 << 20
 WHOLE_BYTES = 4 << 20  # a stretch without a place to cut that is still encoded at once
@@ -48,8 +48,8 @@ def any_long(documents: Sequence[bytes]) -> bool:
     return is_long(max(documents, key=len, default=b""))
 
 
-def cut(document: bytes, encode: Encode, words: Words | None = None) -> Iterator[Piece]:
-    """Pieces of about a megabyte; ``words`` are those of the tokenizer, where they are known."""
+def cut(document: bytes, encode: Encode, pattern: str | None = None) -> Iterator[Piece]:
+    """Pieces of about a megabyte; ``pattern`` is what splits words in the tokenizer, where that is known."""
     start = 0
     while is_long(document, start):
         place = _first_proven(document, start + PIECE_BYTES, encode)
@@ -57,6 +57,7 @@ def cut(document: bytes, encode: Encode, words: Words | None = None) -> Iterator
             yield Piece(start, place[0])
             start = place[1]
             continue
+        words = words_of(pattern)
         found = None if words is None else words.next(document, start, PIECE_BYTES)
         if found is None:
             place = _later(document, start, encode)

@@ -1,17 +1,15 @@
 """The core's own engine for byte-level BPE, which needs no other package and starts at once.
 
-It splits text as GPT-2's pattern does and merges as a ``tokenizer.json`` says. What keeps it exact: a document is its own
-only if all tables of Unicode agree on its characters; all others, and those with a word of more than 4,096 bytes, go to the
-next engine, which is made when the first of them comes.
+It splits text as GPT-2's pattern does and merges as a ``tokenizer.json`` says. What keeps it exact: of characters on which
+tables of Unicode may differ tiktoken is asked what they are (``kinds.py``). Documents with a word of more than 4,096 bytes go
+to the next engine, which is made when the first of them comes.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,18 +17,27 @@ from millrace.lazy import cached_property
 from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.text.giga import MAX_DOCUMENT, Engine
+from millrace.text.kinds import UNKNOWN, asked, kinds
 from millrace.text.lump import for_core, num_bytes
 from millrace.text.tokenizer import with_ends
 
-NUM_KINDS = 0x20000  # code points that are looked at: the others are rare
-NEWEST = (15, 1, 0)  # version of Unicode that the engines behind this one know
-BEYOND = 384  # as in bpe.c
-UNKNOWN, BLANK, LETTER, NUMBER, OTHER = range(5)
-KINDS = dict.fromkeys(("Zs", "Zl", "Zp"), BLANK) | dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo"), LETTER)
-KINDS |= dict.fromkeys(("Nd", "Nl", "No"), NUMBER) | dict.fromkeys(("Cn", "Cs"), UNKNOWN)
-KINDS |= dict.fromkeys(
-    ["Mn", "Mc", "Me", "Cc", "Cf", "Co", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So"], OTHER
-)
+BEYOND, MAX_ID = 384, 1 << 21  # as in bpe.c
+
+
+class Merges(NamedTuple):
+    """What the engine is made of: (left, right, made) of every merge by its rank, and the ids of the bytes."""
+
+    merges: Array
+    byte_ids: Array
+
+    def to_bytes(self) -> bytes:
+        return self.byte_ids.tobytes() + self.merges.tobytes()
+
+
+def merges_from(data: bytes) -> Merges:
+    """What ``to_bytes`` gave."""
+    numbers = np.frombuffer(data, np.uint32)
+    return Merges(numbers[256:].reshape(-1, 3), numbers[:256])
 
 
 class MergeEngine:
@@ -38,13 +45,15 @@ class MergeEngine:
 
     name = "millrace"
 
-    def __init__(
-        self, merges: Array, byte_ids: Array, end: int, dtype: np.dtype[Any], others: Callable[[], Engine]
-    ) -> None:
-        self._dtype, self._end, self._make_others = dtype, end, others
-        self._core = core.Bpe(byte_ids, merges, end, dtype.itemsize)
-        self._knows_kinds = False
+    def __init__(self, merges: Merges, end: int, dtype: np.dtype[Any], others: Callable[[], Engine]) -> None:
+        self.merges, self._dtype, self._end, self._make_others = merges, dtype, end, others
+        self._kinds: Array | None = None  # of characters, as the core knows them
         self._space = np.empty(1 << 20, dtype)
+
+    @cached_property
+    def _core(self) -> Any:
+        """Made when it is first needed: its tables take their time."""
+        return core.Bpe(self.merges.byte_ids, self.merges.merges, self._end, self._dtype.itemsize)
 
     @cached_property
     def _others(self) -> Engine:
@@ -69,11 +78,23 @@ class MergeEngine:
         used = self._core.encode(for_core(documents), room, counts)
         assert used >= 0, "there is room for all"
         tokens, left = room[:used], np.flatnonzero(counts < 0)
-        if len(left) and not self._knows_kinds:
-            self._core.learn(kinds())
-            self._knows_kinds = True
+        if len(left) and self._learn(documents[k] for k in left.tolist()):
             return self._encode(documents, room)
         return self._with_others(documents, tokens, counts, left) if len(left) else (tokens, counts)
+
+    def _learn(self, documents: Iterable[bytes]) -> bool:
+        """Learns what the characters of these are; False where that was known."""
+        if self._kinds is None:
+            self._kinds = kinds().copy()
+        else:
+            texts = "".join(document.decode() for document in documents)
+            points = np.unique(np.frombuffer(texts.encode("utf-32-le"), "<u4"))
+            unknown = points[self._kinds[points] == UNKNOWN]
+            if not len(unknown):
+                return False
+            self._kinds[unknown] = asked(unknown.tolist())
+        self._core.learn(self._kinds)
+        return True
 
     def _with_others(
         self, documents: Sequence[bytes], tokens: Array, counts: Int64s, left: Int64s
@@ -97,32 +118,23 @@ def _room(documents: Sequence[bytes]) -> int:
     return num_bytes(documents) + len(documents) + BEYOND
 
 
-def merges_of(model: Mapping[str, Any], byte_letters: Mapping[str, int]) -> tuple[Array, Array] | None:
-    """(left, right, made) of every merge by its rank, and the ids of the bytes; None where one is not in the vocabulary."""
+def merges_of(model: Mapping[str, Any], byte_letters: Mapping[str, int]) -> Merges | None:
+    """The merges of a model by their ids; None where one is not in the vocabulary."""
     merges = [merge if isinstance(merge, (list, tuple)) else merge.split(" ") for merge in model["merges"]]
-    of = model["vocab"].__getitem__
     try:
         lefts, rights = zip(*merges, strict=True) if merges else ((), ())
-        found = [list(map(of, lefts)), list(map(of, rights)), list(map(of, map(add, lefts, rights)))]
+    except ValueError:
+        return None
+    return by_ids(model["vocab"], lefts, rights, byte_letters)
+
+
+def by_ids(
+    vocabulary: Mapping[str, int], lefts: Sequence[str], rights: Sequence[str], byte_letters: Mapping[str, int]
+) -> Merges | None:
+    of, count = vocabulary.__getitem__, len(lefts)
+    try:
+        found = [np.fromiter(map(of, tokens), np.uint32, count) for tokens in (lefts, rights, map(add, lefts, rights))]
         byte_ids = list(map(of, sorted(byte_letters, key=byte_letters.__getitem__)))
     except (KeyError, ValueError):
         return None
-    return np.array(found, np.uint32).T.copy(), np.array(byte_ids, np.uint32)
-
-
-@lru_cache(maxsize=1)
-def kinds() -> Array:
-    """What characters are to the pattern, of those on which all tables of Unicode agree.
-
-    Those of Python are no newer than tiktoken's, up to a version. Beyond it a letter or a number must have been one in
-    Unicode 3.2 already; any other character may be new: to a table that does not know it it is none of them either.
-    """
-    points = list(map(chr, range(NUM_KINDS)))
-    found, before = (
-        np.fromiter(map(KINDS.__getitem__, map(table.category, points)), np.uint8, NUM_KINDS)
-        for table in (unicodedata, unicodedata.ucd_3_2_0)
-    )
-    if tuple(map(int, unicodedata.unidata_version.split("."))) > NEWEST:
-        found[(found != before) & ((found != OTHER) | (before != UNKNOWN))] = UNKNOWN
-    found[[*range(0x09, 0x0E), 0x85]] = BLANK  # by their category they are controls
-    return found
+    return Merges(np.stack(found, axis=1), np.array(byte_ids, np.uint32))

@@ -7,9 +7,8 @@ core's own engine (``merges.py``) faster than that.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,21 +17,12 @@ import numpy as np
 from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.text.giga import Engine, GigatokenEngine
-from millrace.text.merges import MergeEngine, merges_of
+from millrace.text.kinds import GPT2_PATTERN, ranks_package
+from millrace.text.merges import MAX_ID, MergeEngine, Merges, merges_of
 from millrace.text.words import word_ids
 
-# GPT-2's splitting pattern, which Hugging Face's ByteLevel has built in, in the form tiktoken gives it: the
-# same pieces, with possessive quantifiers, which cannot backtrack over a long run.
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 # Stands between documents; contains non-characters, and a document that holds it is encoded alone.
 SEPARATOR = "\ufdd0\ufdd1<|millrace|>\ufdd1\ufdd0"
-
-
-def ranks_package() -> Any:
-    """tiktoken's core."""
-    from tiktoken import _tiktoken  # type: ignore[attr-defined]
-
-    return _tiktoken
 
 
 class RankEngine:
@@ -119,14 +109,32 @@ def splitting_pattern(body: Mapping[str, Any]) -> str | None:
 
 def fast_engines(body: Mapping[str, Any], vocab_size: int, end: int) -> list[Engine]:
     """What may encode instead of Hugging Face's tokenizers, fastest first; what stands behind the core's own is made later."""
-    if splitting_pattern(body) == GPT2_PATTERN and core and _is_allowed(MergeEngine):
-        found = merges_of(body["model"], byte_alphabet()) if _is_usual(body["model"]) else None
-        dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-        with contextlib.suppress(ValueError, ImportError):
-            if found is not None:
-                ranks_package()  # for the documents it leaves to that
-                return [MergeEngine(*found, end, dtype, lambda: _sure(_rank_engine(body)))]
-    return slower_engines(body, vocab_size)
+    merges = own_merges(body)
+    own = None if merges is None else own_engine(merges, vocab_size, end, lambda: body)
+    return slower_engines(body, vocab_size) if own is None else [own]
+
+
+def own_merges(body: Mapping[str, Any]) -> Merges | None:
+    """What the core's own engine is made of; None where it may not be used."""
+    is_own = splitting_pattern(body) == GPT2_PATTERN and _is_usual(body["model"]) and may_use_own()
+    return merges_of(body["model"], byte_alphabet()) if is_own else None
+
+
+def own_engine(merges: Merges, vocab_size: int, end: int, body: Callable[[], Mapping[str, Any]]) -> MergeEngine | None:
+    """The core's own engine; ``body`` is asked for where a document is left to another."""
+    dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+    most = max(int(array.max(initial=0)) for array in merges)
+    try:
+        ranks_package()
+    except ImportError:
+        return None
+    if max(most, end) >= min(MAX_ID, 1 << 8 * dtype.itemsize) or len(merges.merges) >= MAX_ID:
+        return None
+    return MergeEngine(merges, end, dtype, lambda: _sure(_rank_engine(body())))
+
+
+def may_use_own() -> bool:
+    return bool(core) and _is_allowed(MergeEngine)
 
 
 def slower_engines(body: Mapping[str, Any], vocab_size: int) -> list[Engine]:

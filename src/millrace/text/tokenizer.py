@@ -17,7 +17,7 @@ from millrace.errors import ConfigError, SourceError
 from millrace.identity import digest
 from millrace.native import core
 from millrace.ragged import Array, Int64s
-from millrace.text.lump import for_core
+from millrace.text.lump import Lump, for_core, lengths_of
 
 
 class UnknownCharacter(SourceError):
@@ -51,9 +51,9 @@ class Tokenizer(ABC):
         return with_ends(*self.encode_documents(documents), self.dtype, self.end)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """Ids with room for the end behind each document, in as few bytes as they need: what preparation keeps meanwhile.
+        """Ids with the end behind each document, in as few bytes as they need: what preparation keeps meanwhile.
 
-        The next call may write over them.
+        Where these are fewer than in a store, there is only room for the end. The next call may write over them.
         """
         return self.encode_with_ends(documents)
 
@@ -142,6 +142,8 @@ def with_ends(ids: Array, lengths: Int64s, dtype: np.dtype[Any], end: int) -> tu
 
 def measured(documents: Sequence[bytes]) -> tuple[Int64s, Int64s]:
     """How many bytes, and how many characters, each document has."""
+    if isinstance(documents, Lump) and documents.text.isascii():
+        return lengths_of(documents), lengths_of(documents)
     if core:
         found = core.measured(for_core(documents))
         return np.frombuffer(found[0], np.int64), np.frombuffer(found[1], np.int64)

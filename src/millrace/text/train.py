@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from millrace.errors import ConfigError
 from millrace.text.bpe import HuggingFaceTokenizer
-from millrace.text.ranks import GPT2_PATTERN
+from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.words import character, words_of
 
 PIECE_BYTES = 64 << 10  # given to the trainer at once: it buffers 256, and needs 140 bytes for every byte it splits

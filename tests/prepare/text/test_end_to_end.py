@@ -10,7 +10,7 @@ import xxhash
 
 import millrace as mr
 from millrace.cli import run
-from millrace.prepare.text import part, prepare
+from millrace.prepare.text import loaded, prepare
 from millrace.store.verify import verify_store
 
 SMALL = {"part_bytes": 20_000, "workers": 1}
@@ -177,7 +177,7 @@ def test_a_text_that_spells_the_end_token_is_text(tmp_path, tools):
 
 
 def test_parts_that_are_made_here_take_the_tokenizer_that_is_loaded(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(part, "load_tokenizer", lambda *_: pytest.fail("it was loaded again"))
+    monkeypatch.setattr(loaded, "load_tokenizer", lambda *_: pytest.fail("it was loaded again"))
     report = mr.prepare_text(str(corpus), tmp_path / "out", val=0, workers=1)
     assert report.engine == "millrace"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.prepare.text import long
-from millrace.prepare.text.clean import clean
+from millrace.prepare.text.clean import EMPTY_LINES, clean, clean_block, plain_characters, single_spaces
 from millrace.testing import tree_digest
 from millrace.text import breaks, words
 
@@ -35,6 +35,14 @@ def small():
 def test_blocks_are_cleaned_as_the_whole(text):
     assert b"".join(block for block, _ in long.blocks(text.encode())) == text.encode()
     assert long.clean_long(text.encode()).decode() == clean(text)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@given(text=texts | st.text(" \t\nab~", max_size=60))
+@settings(max_examples=600, deadline=None)
+def test_a_block_is_cleaned_by_the_core_as_by_python(text, is_told):
+    plain_characters() if is_told else plain_characters.cache_clear()
+    assert clean_block(text.encode()).decode() == EMPTY_LINES.sub("\n\n", single_spaces(text))
 
 
 @given(texts | st.binary(max_size=300))

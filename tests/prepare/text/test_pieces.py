@@ -139,7 +139,8 @@ def test_the_store_is_the_same_for_any_workers_and_steps(tmp_path, monkeypatch):
     mr.prepare_text(paths, tmp_path / "two", **{**options, "workers": 2})
     monkeypatch.setattr(spill, "REVISED", 3)
     for step in (1, 7):
-        monkeypatch.setattr("millrace.prepare.text.shards.STEP", step)
+        for module in ("assignment", "shards"):
+            monkeypatch.setattr(f"millrace.prepare.text.{module}.STEP", step)
         mr.prepare_text(paths, tmp_path / f"small{step}", **options)
     (tmp_path / "small7").rename(tmp_path / "small")
     reports = [mr.open_store(tmp_path / name).meta["report"] for name in ("one", "small", "small1")]

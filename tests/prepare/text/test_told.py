@@ -180,7 +180,8 @@ def test_near_duplicates_are_counted_apart_from_equal_ones(tmp_path):
         assert report.dropped == {
             "duplicate": 2, "duplicate bytes": len(first) + len(near), "near-duplicate": 1, "near-duplicate bytes": len(near),
         }  # fmt: skip
-    report = mr.prepare_text(str(tmp_path / "a.txt"), path, append=True, **options)
+    (tmp_path / "b.txt").write_text("\n\n".join(texts))
+    report = mr.prepare_text(str(tmp_path / "b.txt"), path, append=True, **options)
     assert (report.dropped["duplicate"], report.dropped["near-duplicate"]) == (4, 1)
 
 
@@ -321,7 +322,7 @@ def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
     parts = cut_parts(sources, options.part_bytes)
     without = [part.number for part in parts if not list(read_documents(sources[0], part.units[0], options))]
     assert without == list(range(1, len(parts) - 1))
-    done = [PartDone(k, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
+    done = [PartDone(k, 0, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
     rng = np.random.default_rng(5)
     for _ in range(50):
         tally, seen = Tally(sources, parts), []

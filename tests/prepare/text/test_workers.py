@@ -1,9 +1,11 @@
 """Workers that raise, die or are killed, a parent that dies, Ctrl-C: an error that says where, and nothing left."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -180,3 +182,65 @@ def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(source, out,
         assert tools.shell(*arguments[:3], "--out", tmp_path / "undisturbed", *arguments[5:]).returncode == 0
         assert tree_digest(out) == tree_digest(tmp_path / "undisturbed")
         assert not out.with_name("out.partial").exists()
+
+
+MARKING = """
+from pathlib import Path
+
+def mark(path):
+    Path(path).touch()
+    return path
+"""
+
+
+def test_tasks_are_given_and_results_held_while_the_parent_does_something_else(tmp_path, monkeypatch):
+    (tmp_path / "marking_task.py").write_text(MARKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    mark = importlib.import_module("marking_task").mark
+    paths, given, has_ended = [str(tmp_path / f"{k}.mark") for k in range(8)], [], []
+
+    def meanwhile():
+        deadline = time.monotonic() + 60
+        while not all(map(os.path.exists, paths)):  # more than one for each worker
+            assert time.monotonic() < deadline, "the tasks wait for this to end"
+            time.sleep(0.01)
+        assert not given
+        has_ended.append(True)
+
+    workers = local.Workers(2)
+    try:
+        for number, result in workers.run(mark, paths, meanwhile=meanwhile):
+            assert has_ended
+            given.append((number, result))
+    finally:
+        workers.close()
+    assert sorted(given) == list(enumerate(paths))
+
+
+def test_what_the_parent_raises_meanwhile_ends_the_run(tmp_path, monkeypatch):
+    (tmp_path / "marking_task.py").write_text(MARKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    mark = importlib.import_module("marking_task").mark
+
+    def meanwhile():
+        raise LookupError("another engine")
+
+    workers = local.Workers(2)
+    with pytest.raises(LookupError, match="another engine"):
+        list(workers.run(mark, [str(tmp_path / f"{k}.mark") for k in range(4)], meanwhile=meanwhile))
+    assert not workers._workers
+
+
+def test_a_run_that_fails_does_not_wait_for_what_is_done_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / "marking_task.py").write_text(MARKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    mark = importlib.import_module("marking_task").mark
+    may_end = threading.Event()
+    workers = local.Workers(2)
+    try:
+        with pytest.raises(RuntimeError, match="FileNotFoundError"):
+            list(workers.run(mark, [str(tmp_path / "none" / f"{k}.mark") for k in range(4)], meanwhile=may_end.wait))
+        assert not may_end.is_set()
+        assert not workers._workers
+    finally:
+        may_end.set()

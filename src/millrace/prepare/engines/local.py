@@ -14,22 +14,20 @@ import sys
 import threading
 import time
 import traceback
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from millrace.errors import ConfigError, MillraceError, SourceError, StoreError
 from millrace.prepare import engines
+from millrace.prepare.engines.starting import quiet_start
 
 Task = TypeVar("Task")
 Moved = Callable[[int, Mapping[str, int]], None]
 RETRIES = 2
 EVERY_S = 1.0  # seconds between what a task says of itself
-BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
 
 
@@ -42,7 +40,7 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         # The function goes along so that what it needs is imported before the first task comes.
         self.process = context.Process(target=_serve, args=(theirs, os.getpid(), function), daemon=True)
-        with _quiet_start():
+        with quiet_start():
             self.process.start()
         theirs.close()
         self.task: int | None = None
@@ -96,16 +94,17 @@ class Workers:
         *,
         apart: bool = False,
         moved: Moved | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """(number of the task, result) as they finish; ``moved`` is told how far one is, about once a second.
 
         With one worker everything happens in this process, and so does a single task, unless it must run ``apart``.
-        ``meanwhile`` is called once, while the first tasks are being done, and before any result is given.
+        ``meanwhile`` is called once, by a thread while the first tasks are being done; no result is given before it has ended.
         """
         moved = moved or (lambda number, counts: None)
         if not self.start(function, len(tasks), apart=apart):
-            meanwhile()
+            if meanwhile is not None:
+                meanwhile()
             yield from _run_here(function, tasks, moved)
             return
         try:
@@ -115,15 +114,15 @@ class Workers:
             raise
 
     def _run(
-        self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None]
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
     ) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
+        held: list[tuple[int, Any]] = []  # until ``meanwhile`` has ended
         self._give(function, tasks, waiting)
-        meanwhile()
+        beside = None if meanwhile is None else _Beside(meanwhile)
         while left:
-            self._give(function, tasks, waiting)
             for worker in self._ready(tasks):
                 number = worker.task
                 assert number is not None
@@ -143,7 +142,11 @@ class Workers:
                 if outcome == "error":
                     raise _error(result)
                 left -= 1
-                yield number, result
+                held.append((number, result))
+            self._give(function, tasks, waiting)
+            if beside is None or beside.has_ended(wait=not left):
+                yield from held
+                held.clear()
 
     def _give(self, function: Callable[[Any], Any], tasks: Sequence[Any], waiting: list[int]) -> None:
         """To every worker that has none the next task."""
@@ -184,6 +187,31 @@ class Workers:
         self._workers = []
 
 
+class _Beside(threading.Thread):
+    """Does something while workers are at work; nobody waits for it where the run ends early."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        super().__init__(name="millrace-beside", daemon=True)
+        self._function = function
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks
+            self._error = error
+
+    def has_ended(self, *, wait: bool) -> bool:
+        if wait:
+            self.join()
+        if self.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+
 def _run_here(function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved) -> Iterator[tuple[int, Any]]:
     for number, task in enumerate(tasks):
         engines.on_alive = _Alive(partial(moved, number))
@@ -192,51 +220,6 @@ def _run_here(function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved
         finally:
             engines.on_alive = None
         yield number, result
-
-
-@contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
-    """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
-
-    Spawn imports the main module anew, which fails in a script without a guard, in a notebook and from standard
-    input; our tasks never live there. Nor does numpy start threads in it, which spin for a while: it is one of many.
-    """
-    main = sys.modules.get("__main__")
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    is_set = BLAS_THREADS in os.environ
-    os.environ.setdefault(BLAS_THREADS, "1")
-    try:
-        with _without_interrupt():
-            yield
-    finally:
-        if main is not None:
-            sys.modules["__main__"] = main
-        if not is_set:
-            del os.environ[BLAS_THREADS]
-
-
-@contextlib.contextmanager
-def _without_interrupt() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block; a process started within never sees the former."""
-    resource_tracker.ensure_running()  # started within, it would unblock the signal
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    if threading.current_thread() is not threading.main_thread() or None in before.values():
-        yield
-        return
-    arrived: list[int] = []
-    # Blocked for the worker, which inherits that; held back here too, since any thread may be given the signal.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
-    for number in before:
-        signal.signal(number, lambda number, frame: arrived.append(number))
-    try:
-        yield
-    finally:
-        if blocked is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if arrived:
-            signal.raise_signal(arrived[0])
 
 
 def _died(worker: _Worker, task: Any) -> WorkerFailed:

@@ -19,6 +19,7 @@ LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u2028\u2029]")
 EMPTY_LINES = re.compile("\n{3,}")
 _EMPTY_LINES = re.compile(b"\n{3,}")
+BLANKS = b" \t\n"
 NUM_POINTS = 0x20000  # code points that the core is told of
 MANY = 8  # documents of one stretch for which that is worth its while
 
@@ -46,6 +47,19 @@ def single_spaces(text: str) -> str:
     return "\n".join([" ".join(line.split()) for line in text.split("\n")])
 
 
+def clean_block(block: bytes) -> bytes:
+    """The same of a part as bytes, at most one empty line in it; UnicodeDecodeError where it is invalid."""
+    if core:
+        text: bytes
+        text, _, _, others = core.cleaned([block], _plain_if_made())
+        if not others:
+            # The core leaves out the white space at both ends.
+            first, last = len(block) - len(block.lstrip(BLANKS)), len(block.rstrip(BLANKS))
+            before, behind = (b"\n" * min(2, edge.count(b"\n")) for edge in (block[:first], block[max(first, last) :]))
+            return before + text + behind
+    return EMPTY_LINES.sub("\n\n", single_spaces(block.decode())).encode()
+
+
 def is_utf8(data: bytes, first: int, last: int) -> bool:
     """Whether ``data[first:last]`` is valid."""
     if core:
@@ -71,9 +85,9 @@ def clean_many(data: bytes, starts: Int64s, ends: Int64s) -> Sequence[bytes]:
 
 
 def _cleaned_by_core(documents: Lump) -> Lump:
-    is_made = plain_characters.cache_info().currsize > 0
-    found = core.cleaned(for_core(documents), plain_characters() if is_made else None)
-    if not is_made and len(found[3]) >= MANY:
+    table = _plain_if_made()
+    found = core.cleaned(for_core(documents), table)
+    if table is None and len(found[3]) >= MANY:
         found = core.cleaned(for_core(documents), plain_characters())
     text, others = found[0], found[3]
     starts, stops = np.frombuffer(found[1], np.int64), np.frombuffer(found[2], np.int64)
@@ -82,6 +96,10 @@ def _cleaned_by_core(documents: Lump) -> Lump:
         starts, stops, ends = starts.copy(), stops.copy(), len(text) + np.cumsum(lengths_of(more))
         starts[others], stops[others], text = ends - lengths_of(more), ends, b"".join((text, *more))
     return Lump(text, starts, stops)
+
+
+def _plain_if_made() -> bytes | None:
+    return plain_characters() if plain_characters.cache_info().currsize > 0 else None
 
 
 @lru_cache(maxsize=1)

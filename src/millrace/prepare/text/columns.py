@@ -10,6 +10,7 @@ text where there are too many files for one.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.native import core
 from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.lines import as_keys
 from millrace.prepare.text.near import BANDS
@@ -103,25 +105,39 @@ def check_continues(options: ReadOptions, columns: Mapping[str, Any], out: Path)
 
 
 def extra_arrays(
-    folder: Path, names: Collection[str], first: int, is_mine: Array, token_bounds: Int64s
+    folder: Path, names: Collection[str], documents: slice, edges: Int64s, token_edges: Int64s
 ) -> tuple[dict[str, Array], dict[str, Int64s]]:
-    """Arrays and offsets of those documents of a part, counted from ``first``, that are mine."""
+    """Arrays and offsets of runs of documents of a part; ``edges`` count from the first of ``documents``."""
     arrays: dict[str, Array] = {}
     offsets: dict[str, Int64s] = {}
-    last = first + len(is_mine)
     if "bands" in names:
-        arrays["bands"] = mapped(folder / "signatures.bin", "<u8").reshape(-1, BANDS)[first:last][is_mine]
+        bands = mapped(folder / "signatures.bin", "<u8").reshape(-1, BANDS)
+        arrays["bands"] = joined_runs(bands[documents], edges)
     if "line" in names:
         counts = mapped(folder / "line_counts.bin", "<i8")
-        bounds = int(counts[:first].sum()) + np.concatenate(([0], np.cumsum(counts[first:last])))
-        arrays["line"] = _runs(as_keys(mapped(folder / "lines.bin", np.uint8)), bounds, is_mine)
-        offsets[LINES] = np.concatenate(([0], np.cumsum(counts[first:last][is_mine])))
+        bounds = int(counts[: documents.start].sum()) + offsets_of(counts[documents])
+        arrays["line"] = joined_runs(as_keys(mapped(folder / "lines.bin", np.uint8)), bounds[edges])
+        offsets[LINES] = offsets_of(joined_runs(counts[documents], edges))
     if "mask" in names:
-        arrays["mask"] = _runs(mapped(folder / "mask.bin", np.uint8), token_bounds, is_mine)
+        arrays["mask"] = joined_runs(mapped(folder / "mask.bin", np.uint8), token_edges)
     return arrays, offsets
 
 
-def _runs(values: Array, bounds: Int64s, is_mine: Array) -> Array:
-    """Values of the documents that are mine, by runs of them."""
-    edges = np.flatnonzero(np.diff(is_mine, prepend=False, append=False))
-    return np.concatenate([values[first:last] for first, last in bounds[edges].reshape(-1, 2).tolist()])
+def joined_runs(values: Array, edges: Int64s, dtype: np.dtype[Any] | None = None) -> Array:
+    """The values in [first, last) of each run, one behind the other: by runs, since a slice for each document is large itself.
+
+    A ``dtype`` of their own may be wider: uint16 for uint8.
+    """
+    dtype = dtype or values.dtype
+    if not core:
+        return np.concatenate([values[first:last] for first, last in edges.tolist()], dtype=dtype)
+    tail = values.shape[1:]
+    joined = np.empty((int((edges[:, 1] - edges[:, 0]).sum()), *tail), dtype)
+    core.copy_runs(values, values.itemsize * math.prod(tail), edges, joined, dtype.itemsize * math.prod(tail))
+    return joined
+
+
+def offsets_of(lengths: Int64s) -> Int64s:
+    found = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=found[1:])
+    return found

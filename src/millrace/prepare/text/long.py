@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from millrace.prepare.text.clean import EMPTY_LINES, single_spaces
+from millrace.native import core
+from millrace.prepare.text.clean import clean_block, is_utf8
 from millrace.text.breaks import is_long
 from millrace.text.words import character
 
@@ -28,7 +29,7 @@ def clean_long(document: bytes) -> bytes:
     found = bytearray()
     is_apart = False  # by a space from the words to come, if those are of the same line
     for block, ends_in_space in blocks(document):
-        text = EMPTY_LINES.sub("\n\n", single_spaces(block.decode())).encode()
+        text = clean_block(block)
         if text:
             if is_apart and found and not found.endswith(b"\n") and not text.startswith(b"\n"):
                 found += b" "
@@ -71,6 +72,8 @@ def _cut(document: bytes, start: int) -> tuple[int, bool]:
 
 def check_utf8(document: bytes) -> None:
     """UnicodeDecodeError where it is not utf-8, at a place within some block."""
+    if core and is_utf8(document, 0, len(document)):
+        return
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(document), BLOCK):
         decoder.decode(document[start : start + BLOCK], final=start + BLOCK >= len(document))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError
+from millrace.prepare.text.kept import file_of
 
 MIN_CUT = 4  # bytes of a piece: those of the longest character
 
@@ -29,7 +30,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_ratio: int = 1000
     dedup: str = "exact"
     dedup_unit: str = "document"
-    part_bytes: int = 8 << 20
+    part_bytes: int = 16 << 20
 
     def check(self) -> None:
         _one_of("format", self.format, (None, "text", "jsonl", "csv", "parquet"))
@@ -75,11 +76,18 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.dedup != "none" and self.dedup_unit == "document"
 
     @property
-    def extra_files(self) -> tuple[str, ...]:
-        """Files that parts have besides tokens and documents."""
-        lines = ("lines.bin", "line_counts.bin") if self.dedup_unit == "line" else ()
-        masks = ("mask.bin",) if self.mask_field is not None else ()
-        return (*(("signatures.bin",) if self.dedup == "near" else ()), *lines, *masks)
+    def cuts_documents(self) -> bool:
+        return self.long_documents == "split"
+
+    @property
+    def part_files(self) -> tuple[str, ...]:
+        """The files of every part."""
+        found = ["tokens.bin", *map(file_of, ("hash", "source", "offset", "length"))]
+        found += [file_of("size")] if self.dedups_documents else []
+        found += [file_of("goes_on")] if self.cuts_documents else []
+        found += ["signatures.bin"] if self.dedup == "near" else []
+        found += ["lines.bin", "line_counts.bin"] if self.dedup_unit == "line" else []
+        return (*found, *(["mask.bin"] if self.mask_field is not None else []))
 
 
 def loosened(old: Mapping[str, Any], new: Mapping[str, Any], *, has_records: bool) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,34 +16,22 @@ from millrace.native import core
 from millrace.prepare.engines import alive
 from millrace.prepare.parts import make_part
 from millrace.prepare.spill import Spill, mapped
+from millrace.prepare.text.kept import file_of
 from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
+from millrace.prepare.text.loaded import tokenizer_of
 from millrace.prepare.text.long import is_long, num_characters
 from millrace.prepare.text.masks import Masked, ends_counting, token_mask
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.pieces import CutDocument, Piece
-from millrace.prepare.text.reading import Offsets, Reader
+from millrace.prepare.text.reading import Offsets, Reader, those_of
 from millrace.prepare.text.seen import Seen
 from millrace.prepare.text.sources import Part, Source
 from millrace.ragged import Array, Int64s
-from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.breaks import Uncuttable
-from millrace.text.load import load_tokenizer
 from millrace.text.lump import for_core, num_bytes, take
-from millrace.text.tokenizer import Tokenizer, UnknownCharacter, measured
+from millrace.text.tokenizer import UnknownCharacter, measured
 
 QUARANTINE = "quarantine.jsonl"  # of a part, and of the store
-# Of every document that stays: the two halves of its hash, its source, its place there, and what it counts (tokens with the end).
-DOCUMENT = np.dtype(
-    [
-        ("hash", "<u8", 2),
-        ("source", "<i4"),
-        ("offset", "<i8"),
-        ("tokens", "<i8"),
-        ("bytes", "<i8"),
-        ("characters", "<i8"),
-        ("goes_on", "?"),  # with the document before it, of which it is another piece
-    ]
-)
 
 
 class PartTask(msgspec.Struct, frozen=True):
@@ -70,6 +56,7 @@ class PartDone(msgspec.Struct, frozen=True):
     number: int
     documents: int
     tokens: int
+    characters: int
     bytes_read: int
     dropped: dict[str, int]
     sizes: dict[str, int]
@@ -94,7 +81,7 @@ class _Maker:
         self._spills: dict[str, Spill] = {}
         self._reader = Reader(task.options, lambda line: self._spill(QUARANTINE).write_bytes(line), task.folder)
         self._dropped = self._reader.dropped
-        self._num_documents = self._num_tokens = self._num_pieces = 0
+        self._num_documents = self._num_tokens = self._num_characters = self._num_pieces = 0
         self._cut: CutDocument | None = None  # of which pieces were stored last
         self._seen = Seen()
         self._lines = self._repeated_lines()
@@ -113,7 +100,7 @@ class _Maker:
         return RepeatedLines(repeats, is_clean=self._options.normalize, dropped=self._dropped)
 
     def run(self) -> PartDone:
-        for name in ("tokens.bin", "documents.bin", *self._options.extra_files):
+        for name in self._options.part_files:
             self._spill(name)
         for number, offsets, texts in self._reader.chunks(self._task.part, self._task.sources):
             self._add(number, offsets, texts)
@@ -123,8 +110,8 @@ class _Maker:
         sizes = {name: spill.finish() for name, spill in self._spills.items()}
         dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
         return PartDone(
-            self._task.part.number, self._num_documents, self._num_tokens, self._reader.bytes_read, dropped, sizes,
-            self._num_pieces, tuple(self._reader.without),
+            self._task.part.number, self._num_documents, self._num_tokens, self._num_characters, self._reader.bytes_read,
+            dropped, sizes, self._num_pieces, tuple(self._reader.without),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -173,9 +160,8 @@ class _Maker:
     def _finish_cut(self) -> None:
         if self._cut is not None:
             signatures = self._spill("signatures.bin") if self._options.dedup == "near" else None
-            self._num_pieces += self._cut.finish(
-                self._num_documents, self._spill("documents.bin"), DOCUMENT, signatures
-            )
+            columns = self._spill(file_of("hash")), self._spill(file_of("goes_on"))
+            self._num_pieces += self._cut.finish(self._num_documents, *columns, signatures)
             self._cut = None
 
     def _without_repeats(
@@ -191,7 +177,7 @@ class _Maker:
         texts = take(texts, kept)
         self._dropped["duplicate bytes"] -= num_bytes(texts)
         digests = np.frombuffer(hashes, f"V{HASH_BYTES}")[kept].tobytes()
-        return [offsets[k] for k in kept.tolist()], texts, digests
+        return those_of(offsets, kept), texts, digests
 
     def _store(self, number: int, offsets: Offsets, texts: Sequence[bytes], hashes: bytes) -> None:
         try:
@@ -200,15 +186,25 @@ class _Maker:
             which = next(k for k, text in enumerate(texts) if error.character.encode() in text)
             raise self._refused(number, offsets[which], f"cannot be encoded: {error}") from error
         self._spill("tokens.bin").write(tokens)
-        documents = np.zeros(len(texts), DOCUMENT)
-        documents["hash"] = np.frombuffer(hashes, "<u8").reshape(-1, 2)
-        documents["source"], documents["offset"], documents["tokens"] = number, np.asarray(offsets), lengths
-        documents["bytes"], documents["characters"] = measured(texts)
-        self._spill("documents.bin").write(documents)
-        self._num_documents += len(documents)
-        self._num_tokens += len(tokens)
-        alive(documents=len(documents), tokens=len(tokens))
+        self._keep(number, np.asarray(offsets, "<i8"), hashes, lengths, *measured(texts))
+        alive(documents=len(texts), tokens=len(tokens))
         self._store_extras(texts, tokens, lengths)
+
+    def _keep(
+        self, number: int, offsets: Int64s, hashes: bytes, lengths: Int64s, num_bytes: Int64s, characters: Int64s
+    ) -> None:
+        """What is kept of documents beside their tokens."""
+        self._spill(file_of("hash")).write_bytes(hashes)
+        self._spill(file_of("source")).write(np.full(len(offsets), number, "<i4"))
+        self._spill(file_of("offset")).write(offsets)
+        self._spill(file_of("length")).write(lengths)
+        if self._options.dedups_documents:
+            self._spill(file_of("size")).write(np.column_stack((num_bytes, characters)))
+        if self._options.cuts_documents:
+            self._spill(file_of("goes_on")).write(np.zeros(len(offsets), bool))
+        self._num_documents += len(offsets)
+        self._num_tokens += int(lengths.sum())
+        self._num_characters += int(characters.sum())
 
     def _store_long(self, number: int, offset: int, text: bytes, found: bytes, hashed_lines: list[bytes]) -> None:
         """One document by its pieces: neither its ids nor its mask are ever in memory together."""
@@ -226,13 +222,11 @@ class _Maker:
             raise self._refused(number, offset, problem) from error
         except UnknownCharacter as error:
             raise self._refused(number, offset, f"cannot be encoded: {error}") from error
-        self._spill("tokens.bin").write(np.zeros(1, dtype))  # room for the end
+        self._spill("tokens.bin").write(self._tokenizer.encode_spaced([b""])[0])  # the end
         if isinstance(text, Masked):
             self._spill("mask.bin").write_bytes(bytes([ends_counting(text)]))
-        document = (np.frombuffer(found, "<u8"), number, offset, num_tokens, len(text), num_characters(text), False)
-        self._spill("documents.bin").write(np.array([document], DOCUMENT))
-        self._num_documents += 1
-        self._num_tokens += num_tokens
+        counts = (num_tokens, len(text), num_characters(text))
+        self._keep(number, np.array([offset], "<i8"), found, *(np.array([count], "<i8") for count in counts))
         alive(documents=1)
         self._hashed_lines = hashed_lines
         self._store_kept([text])
@@ -271,35 +265,3 @@ class _Maker:
             self._spill("lines.bin").write_bytes(b"".join(self._hashed_lines))
             counts = np.array([len(hashes) // HASH_BYTES for hashes in self._hashed_lines], "<i8")
             self._spill("line_counts.bin").write(counts)
-
-
-def tokenizer_of(folder: str, described: dict[str, Any], engine: str) -> Tokenizer:
-    """The tokenizer of a preparation, on the engine the run decided on."""
-    tokenizer = _loaded(folder, json.dumps(described))
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        tokenizer.use(engine)
-    return tokenizer
-
-
-def load_early(what: tuple[str, dict[str, Any]]) -> None:
-    """Loads the tokenizer (of a folder, as described) while the run is still looking at its engines."""
-    _loaded(what[0], json.dumps(what[1]))
-    gc.freeze()  # a vocabulary is a hundred thousand objects that stay
-
-
-def keep_loaded(folder: str, tokenizer: Tokenizer) -> None:
-    """The tokenizer of a run whose parts are made in this process, which has loaded it."""
-    _kept.clear()
-    _kept[folder, json.dumps(tokenizer.describe())] = tokenizer
-
-
-_kept: dict[tuple[str, str], Tokenizer] = {}  # that of the run whose parts are made here
-
-
-def _loaded(folder: str, described: str) -> Tokenizer:
-    """Once per worker."""
-    if (folder, described) not in _kept:
-        path = Path(folder) / "vocabulary.json"
-        _kept.clear()
-        _kept[folder, described] = load_tokenizer(json.loads(described), path.read_bytes(), str(path))
-    return _kept[folder, described]

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from millrace.prepare.spill import Spill
+from millrace.prepare.text.kept import COLUMNS
 from millrace.prepare.text.lines import HASH_BYTES
 from millrace.ragged import Array
 
@@ -46,14 +47,18 @@ class CutDocument:
         least = signatures.min(axis=0)
         self._signature = least if self._signature is None else np.minimum(self._signature, least)
 
-    def finish(self, stop: int, documents: Spill, dtype: np.dtype[np.void], signatures: Spill | None) -> int:
+    def finish(self, stop: int, hashes: Spill, goes_on: Spill, signatures: Spill | None) -> int:
         """Tells the records up to ``stop`` what they are pieces of; how many go on with the first."""
         found = np.frombuffer(self._hash.digest(), "<u8")
 
         def tell(records: Array, first: int) -> None:
-            records["hash"], records["goes_on"] = found, np.arange(first, first + len(records)) > self._first
+            records[:] = found
 
-        documents.revise(self._first, stop, dtype, tell)
+        def mark(records: Array, first: int) -> None:
+            records[:] = np.arange(first, first + len(records)) > self._first
+
+        hashes.revise(self._first, stop, COLUMNS["hash"], tell)
+        goes_on.revise(self._first, stop, COLUMNS["goes_on"], mark)
         if signatures is not None and self._signature is not None:
             from millrace.prepare.text.near import BANDS, bands
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from millrace.prepare.functions import source_digest
+from millrace.prepare.plan import differences
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
 from millrace.prepare.text.sources import Source
 from millrace.prepare.text.vocabulary import file_identity
 
-VERSION = 3  # of what parts hold: another one does not continue them
+VERSION = 4  # of what parts hold: another one does not continue them
 
 
 class TextPlan:
@@ -44,13 +45,20 @@ class TextPlan:
     def whole(self, sources: Sequence[Source]) -> dict[str, Any]:
         return {**self.of_parts(sources), "shards": self.of_shards}
 
+    def changed(self, made: Mapping[str, Any], sources: Sequence[Source]) -> list[str]:
+        """How this plan differs from that of a finished store, which does not depend on how its parts were cut and kept."""
+        return differences(_of_store(made), _of_store(self.whole(sources)))
+
     def allowed(self, sources: Sequence[Source]) -> Callable[[Any, Any], Any]:
         """(old, new) -> the old plan with those changes of the new one that leave finished parts as they are."""
         has_records = any(source.format != "text" for source in sources)
 
         def allow(old: Any, new: Any) -> Any:
-            if old.get("version") != VERSION:
-                return old
             return {**old, "options": loosened(old["options"], new["options"], has_records=has_records)}
 
         return allow
+
+
+def _of_store(plan: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: value for name, value in plan.get("options", {}).items() if name != "part_bytes"}
+    return {name: value for name, value in plan.items() if name != "version"} | {"options": options}

@@ -20,14 +20,16 @@ from millrace.native import num_cores
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
 from millrace.prepare.parts import read_done
-from millrace.prepare.plan import check_plan, differences
+from millrace.prepare.plan import check_plan
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
+from millrace.prepare.text.assignment import SPLITS, Assignment
 from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
+from millrace.prepare.text.loaded import keep_loaded, load_early, outlined
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
-from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, keep_loaded, load_early, prepare_part
+from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, prepare_part
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.report import Tally, TextReport, joined, summary
@@ -45,7 +47,7 @@ from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
     *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
-    *("names.bin", "name_ends.bin", "alone", "unpacked"),
+    *("merges.bin", "names.bin", "name_ends.bin", "alone", "unpacked"),
 )
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
@@ -135,8 +137,7 @@ class _Preparation:
         made = next(iter(runs(self._out)), {})
         before = made.get("plan") or {}
         stdin = read_through(before.get("sources", {}).get(STDIN)) if STDIN in self._paths else None
-        plan = {**self._plan.whole(self._find(stdin)), "version": before.get("version")}  # of parts, which are no more
-        changed = differences(before, plan)
+        changed = self._plan.changed(before, self._find(stdin))
         if changed:
             raise ConfigError(
                 f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "
@@ -150,7 +151,7 @@ class _Preparation:
         if existing is not None:
             made = next(iter(runs(self._out)[::-1]), {})
             is_current = made.get("fingerprint") == existing.manifest.fingerprint
-            if is_current and not differences(made.get("plan") or {}, self._plan.whole(sources)):
+            if is_current and not self._plan.changed(made.get("plan") or {}, sources):
                 return self._already(existing, made["report"])  # also where it was killed at its very end
         planned = self._plan.of_parts(sources, existing)
         check_plan(folder / "plan.json", planned, folder, self._plan.allowed(sources))
@@ -170,7 +171,7 @@ class _Preparation:
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
         done = self._read(sources, parts, tokenizer, existing)
         self._notes += notes_after(sources, parts, done)
-        assignment = sharding.Assignment(folder, done, self._cutting)
+        assignment = Assignment(folder, done, self._cutting)
         compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
         with platform.writing(folder):
             assignment.make(sharding.repeated(folder, done, self._reading, *compared))
@@ -195,7 +196,7 @@ class _Preparation:
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
         with platform.writing(path):
             platform.write_file(path, tokenizer.to_file(), mode=0o644)
-        self._workers.warm(load_early, (str(self._partial.folder), tokenizer.describe()))
+            self._workers.warm(load_early, (str(path.parent), tokenizer.describe(), outlined(path.parent, tokenizer)))
         return tokenizer
 
     def _read(
@@ -265,7 +266,7 @@ class _Preparation:
         function: Callable[[Any], Any],
         tasks: Sequence[Any],
         moved: local.Moved | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Iterator[tuple[int, Any]]:
         apart = self._reading.filter is not None
         return self._workers.run(function, tasks, apart=apart, moved=moved, meanwhile=meanwhile)
@@ -274,7 +275,7 @@ class _Preparation:
         self,
         sources: list[Source],
         done: list[PartDone],
-        assignment: sharding.Assignment,
+        assignment: Assignment,
         tokenizer: Tokenizer,
         columns: Mapping[str, Column],
         existing: Existing | None,
@@ -298,7 +299,7 @@ class _Preparation:
             self._progress("write", finished, len(missing), {})
         self._workers.stop()
         report = summary(done, assignment, planned, tokenizer)
-        splits = tuple(split for split in sharding.SPLITS if assignment.documents[split])
+        splits = tuple(split for split in SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
         fields = {
             "kind": "text", "columns": columns, "splits": tuple(dict.fromkeys((*known, *splits))),

@@ -26,6 +26,7 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
+from millrace.ragged import Array
 from millrace.text.lump import Lump, lengths_of, take
 
 REPLACED = "documents with invalid characters replaced"  # counted among those that go, though they stay
@@ -124,7 +125,7 @@ class Reader:
         if len(kept) == len(texts):
             return offsets, texts
         self.dropped["empty"] += len(texts) - len(kept)
-        return [offsets[k] for k in kept.tolist()], take(texts, kept)
+        return those_of(offsets, kept), take(texts, kept)
 
     def _together(self, stretch: Stretch) -> Sequence[bytes] | None:
         """The documents as they are tokenised; None where one is not utf-8: then it is looked for."""
@@ -230,6 +231,13 @@ class Reader:
             "start": base64.b64encode(bad.data[:1024]).decode(),
         }
         self._quarantine(json.dumps(line).encode() + b"\n")
+
+
+def those_of(offsets: Offsets, kept: Array) -> Offsets:
+    """Those of these numbers."""
+    if isinstance(offsets, array):
+        return array("q", np.frombuffer(offsets, np.int64)[kept].tobytes())
+    return [offsets[k] for k in kept.tolist()]
 
 
 def _document(offsets: Offsets) -> int | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from millrace.prepare.text.assignment import Assignment
 from millrace.prepare.text.part import PartDone
-from millrace.prepare.text.shards import Assignment
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.text.tokenizer import Tokenizer
 

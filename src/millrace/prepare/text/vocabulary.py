@@ -12,7 +12,7 @@ from millrace.prepare.text.clean import clean
 from millrace.prepare.text.documents import Bad, read_documents
 from millrace.prepare.text.long import check_utf8, clean_long, is_long
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Part, Source
+from millrace.prepare.text.sources import Part, Source, cut_parts
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.load import tokenizer_by_name, tokenizer_from_file
 from millrace.text.simple import CharTokenizer
@@ -24,7 +24,8 @@ CHECK_DOCUMENTS = 200  # on which a fast engine must give the ids of the slow on
 CHECK_PARTS = 50  # from the beginnings of about this many parts
 CHECK_CHARS = 10_000  # of each; the slow engine needs 200 bytes of memory per byte
 SHORT = 1 << 20  # a document of which less is left of what is asked for is taken whole
-TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of parts spread over the corpus, this much in all
+TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of slices spread over the corpus, this much in all
+SLICE_BYTES = 8 << 20
 
 
 def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> Tokenizer:
@@ -39,7 +40,7 @@ def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part
     if name.startswith("train:"):
         if kept.exists():
             return HuggingFaceTokenizer(kept.read_bytes(), name, plain_special=True)  # as train_bpe makes it
-        return train_bpe(sample(sources, parts, options), _vocab_size(name))
+        return train_bpe(sample(sources, options), _vocab_size(name))
     return tokenizer_by_name(name)
 
 
@@ -113,8 +114,9 @@ def _usable(document: bytes, options: ReadOptions) -> bytes:
     return (clean(text) if options.normalize else text).encode()
 
 
-def sample(sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> Iterator[bytes]:
-    """Documents from the beginning of every part, or of evenly spread ones where there are many."""
+def sample(sources: Sequence[Source], options: ReadOptions) -> Iterator[bytes]:
+    """Documents from the beginnings of slices, of evenly spread ones where there are many; however parts are cut."""
+    parts = cut_parts(sources, SLICE_BYTES)
     share = max(64 << 10, TRAIN_BYTES // max(1, len(parts)))
     step = max(1, len(parts) * share // TRAIN_BYTES)
     # In an order of which every beginning is spread over the corpus, since training may have enough before its end.

@@ -1,0 +1,59 @@
+"""How worker processes are started, whatever the process is that starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
+
+    Spawn imports the main module anew, which fails in a script without a guard, in a notebook and from standard
+    input; our tasks never live there. Nor does numpy start threads in it, which spin for a while: it is one of many.
+    """
+    main = sys.modules.get("__main__")
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    is_set = BLAS_THREADS in os.environ
+    os.environ.setdefault(BLAS_THREADS, "1")
+    try:
+        with _without_interrupt():
+            yield
+    finally:
+        if main is not None:
+            sys.modules["__main__"] = main
+        if not is_set:
+            del os.environ[BLAS_THREADS]
+
+
+@contextlib.contextmanager
+def _without_interrupt() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block; a process started within never sees the former."""
+    resource_tracker.ensure_running()  # started within, it would unblock the signal
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if threading.current_thread() is not threading.main_thread() or None in before.values():
+        yield
+        return
+    arrived: list[int] = []
+    # Blocked for the worker, which inherits that; held back here too, since any thread may be given the signal.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    for number in before:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        if blocked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])

@@ -1,0 +1,74 @@
+"""A ``.tiktoken`` vocabulary: ranks and the pattern that belongs to them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from millrace.errors import ConfigError
+from millrace.lazy import cached_property
+from millrace.ragged import Array, Int64s
+from millrace.text import breaks
+from millrace.text.bpe import END_NAMES, as_lists, in_windows
+from millrace.text.ranks import RankEngine, joined
+from millrace.text.tokenizer import Encoded, Tokenizer
+
+
+class TiktokenTokenizer(Tokenizer):
+    """Encodes by tiktoken's core."""
+
+    kind = "tiktoken"
+
+    def __init__(self, name: str, pattern: str, ranks: Mapping[bytes, int], special: Mapping[str, int]) -> None:
+        self.name, self._pattern, self._ranks, self._special = name, pattern, dict(ranks), dict(special)
+        end = next((special[candidate] for candidate in END_NAMES if candidate in special), None)
+        top = max([*self._ranks.values(), *special.values()])
+        self.end = top + 1 if end is None else end
+        self.vocab_size = max(top, self.end) + 1
+        self._bytes = {rank: token for token, rank in self._ranks.items()}
+        self._bytes |= {number: token.encode() for token, number in special.items()}
+
+    @cached_property
+    def _engine(self) -> RankEngine:
+        return RankEngine(self._pattern, self._ranks)
+
+    def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        if breaks.any_long(documents):
+            return joined([self._whole(document) for document in documents])
+        return self._encode(documents)
+
+    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+        def lists(texts: list[str]) -> list[list[int]]:
+            return as_lists(*self._encode([text.encode() for text in texts]))
+
+        for start, stop, is_word in breaks.cut(document, lists, self._pattern):
+            if is_word:
+                yield from in_windows(start, self._engine.encode_word(document[start:stop]))
+            else:
+                yield Encoded(start, stop, self._encode([document[start:stop]])[0])
+
+    def _encode(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        try:
+            return self._engine.encode_documents(documents)
+        except ImportError as error:
+            raise ConfigError(f"tokenizer {self.name} needs tiktoken; pip install millrace[text]") from error
+        except ValueError as error:
+            raise ConfigError(f"tokenizer {self.name} cannot encode this: {error}") from error
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self._bytes.get(token, b"") for token in ids)
+
+    def to_file(self) -> bytes:
+        lines = "\n".join(
+            f"{base64.b64encode(token).decode()} {rank}"
+            for token, rank in sorted(self._ranks.items(), key=lambda item: item[1])
+        )
+        body = {
+            "millrace_tokenizer": "tiktoken",
+            "name": self.name,
+            "pattern": self._pattern,
+            "special": self._special,
+            "ranks": lines,
+        }
+        return json.dumps(body).encode()
