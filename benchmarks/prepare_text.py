@@ -212,9 +212,9 @@ def _encoder(vocabulary: str, engine: str) -> Callable[[list[bytes]], int]:
             )
         )
     if engine == "millrace":
-        from millrace.text.ranks import fast_engines
+        from millrace.text.ranks import fast_engines, own_merges
 
-        own: Any = fast_engines(body, 50257, 50256)[0]
+        own: Any = fast_engines(own_merges(body), 50257, 50256, lambda: body)[0]
         return lambda documents: len(own.encode_spaced(documents)[0])
     from gigatoken.gigatoken_rs import load_hf_json
 

@@ -16,7 +16,7 @@ from millrace.text.giga import PROBES, GigatokenEngine
 from millrace.text.kinds import NUM_KINDS, UNKNOWN, asked, kinds
 from millrace.text.load import gpt2
 from millrace.text.merges import MergeEngine, merges_of
-from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, slower_engines
+from millrace.text.ranks import RankEngine, byte_alphabet, fast_engines, own_merges, slower_engines
 from millrace.text.tokenizer import with_ends
 
 pytestmark = pytest.mark.needs_core
@@ -187,8 +187,15 @@ def test_a_check_that_finds_a_difference_goes_to_the_next_engine(monkeypatch, wa
 
 @pytest.mark.parametrize("change", [{"dropout": 0.1}, {"merges": [["a", "zzzz"]]}, {"ignore_merges": True}])
 def test_a_model_that_is_more_than_its_merges_is_left_to_others(body, change):
-    found = fast_engines({**body, "model": {**body["model"], **change}}, 50257, 50256)
+    changed = {**body, "model": {**body["model"], **change}}
+    found = fast_engines(own_merges(changed), 50257, 50256, lambda: changed)
     assert not any(isinstance(engine, MergeEngine) for engine in found)
+
+
+def test_a_vocabulary_that_is_too_large_is_left_to_others(body):
+    merges = own_merges(body)
+    large = merges._replace(merges=merges.merges + (1 << 21))
+    assert [engine.name for engine in fast_engines(large, 1 << 22, 50256, lambda: body)] == ["gigatoken", "tiktoken"]
 
 
 def test_the_core_refuses_what_does_not_fit(body):

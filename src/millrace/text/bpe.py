@@ -21,14 +21,7 @@ from millrace.text import breaks
 from millrace.text.giga import Engine, GigatokenEngine
 from millrace.text.lump import Lump
 from millrace.text.merges import MergeEngine, Merges
-from millrace.text.ranks import (
-    byte_alphabet,
-    joined,
-    own_engine,
-    own_merges,
-    slower_engines,
-    splitting_pattern,
-)
+from millrace.text.ranks import byte_alphabet, fast_engines, joined, own_merges, slower_engines, splitting_pattern
 from millrace.text.tokenizer import Encoded, Tokenizer, byte_places, with_ends
 from millrace.text.words import LONG_WORD, word_ids
 
@@ -101,10 +94,7 @@ class HuggingFaceTokenizer(Tokenizer):
             self._backend  # noqa: B018 - what is wrong with it is said here
         self.outline = outline = self._outlined(end) if outline is None else outline
         self.end, self.vocab_size, self._added = outline.end, outline.vocab_size, outline.added
-        own = None
-        if outline.merges is not None:
-            own = own_engine(outline.merges, self.vocab_size, self.end, lambda: self._body)
-        self._engines = slower_engines(self._body, self.vocab_size) if own is None else [own]  # fastest first
+        self._engines = fast_engines(outline.merges, self.vocab_size, self.end, lambda: self._body)
         if os.environ.get("MILLRACE_BPE"):
             self.use(os.environ["MILLRACE_BPE"])
 

@@ -21,7 +21,7 @@ from millrace.text.kinds import UNKNOWN, asked, kinds
 from millrace.text.lump import for_core, num_bytes
 from millrace.text.tokenizer import with_ends
 
-BEYOND, MAX_ID = 384, 1 << 21  # as in bpe.c
+BEYOND = 384  # as in bpe.c
 
 
 class Merges(NamedTuple):
@@ -41,19 +41,18 @@ def merges_from(data: bytes) -> Merges:
 
 
 class MergeEngine:
-    """The merges of a byte-level ``tokenizer.json``; ``others`` makes the engine for what is left."""
+    """The merges of a byte-level ``tokenizer.json``; ``others`` makes the engine for what is left.
+
+    ValueError where the vocabulary is larger than the core takes.
+    """
 
     name = "millrace"
 
     def __init__(self, merges: Merges, end: int, dtype: np.dtype[Any], others: Callable[[], Engine]) -> None:
-        self.merges, self._dtype, self._end, self._make_others = merges, dtype, end, others
+        self._dtype, self._end, self._make_others = dtype, end, others
+        self._core = core.Bpe(merges.byte_ids, merges.merges, end, dtype.itemsize)
         self._kinds: Array | None = None  # of characters, as the core knows them
         self._space = np.empty(1 << 20, dtype)
-
-    @cached_property
-    def _core(self) -> Any:
-        """Made when it is first needed: its tables take their time."""
-        return core.Bpe(self.merges.byte_ids, self.merges.merges, self._end, self._dtype.itemsize)
 
     @cached_property
     def _others(self) -> Engine:

@@ -18,7 +18,7 @@ from millrace.native import core
 from millrace.ragged import Array, Int64s
 from millrace.text.giga import Engine, GigatokenEngine
 from millrace.text.kinds import GPT2_PATTERN, ranks_package
-from millrace.text.merges import MAX_ID, MergeEngine, Merges, merges_of
+from millrace.text.merges import MergeEngine, Merges, merges_of
 from millrace.text.words import word_ids
 
 # Stands between documents; contains non-characters, and a document that holds it is encoded alone.
@@ -107,30 +107,27 @@ def splitting_pattern(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def fast_engines(body: Mapping[str, Any], vocab_size: int, end: int) -> list[Engine]:
-    """What may encode instead of Hugging Face's tokenizers, fastest first; what stands behind the core's own is made later."""
-    merges = own_merges(body)
-    own = None if merges is None else own_engine(merges, vocab_size, end, lambda: body)
-    return slower_engines(body, vocab_size) if own is None else [own]
+def fast_engines(
+    merges: Merges | None, vocab_size: int, end: int, body: Callable[[], Mapping[str, Any]]
+) -> list[Engine]:
+    """What may encode instead of Hugging Face's tokenizers, fastest first.
+
+    The core's own stands alone: what comes after it is made where it is needed, and only then ``body`` asked for.
+    """
+    if merges is not None:
+        dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+        try:
+            ranks_package()
+            return [MergeEngine(merges, end, dtype, lambda: _sure(_rank_engine(body())))]
+        except (ImportError, ValueError):
+            pass
+    return slower_engines(body(), vocab_size)
 
 
 def own_merges(body: Mapping[str, Any]) -> Merges | None:
     """What the core's own engine is made of; None where it may not be used."""
     is_own = splitting_pattern(body) == GPT2_PATTERN and _is_usual(body["model"]) and may_use_own()
     return merges_of(body["model"], byte_alphabet()) if is_own else None
-
-
-def own_engine(merges: Merges, vocab_size: int, end: int, body: Callable[[], Mapping[str, Any]]) -> MergeEngine | None:
-    """The core's own engine; ``body`` is asked for where a document is left to another."""
-    dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-    most = max(int(array.max(initial=0)) for array in merges)
-    try:
-        ranks_package()
-    except ImportError:
-        return None
-    if max(most, end) >= min(MAX_ID, 1 << 8 * dtype.itemsize) or len(merges.merges) >= MAX_ID:
-        return None
-    return MergeEngine(merges, end, dtype, lambda: _sure(_rank_engine(body())))
 
 
 def may_use_own() -> bool:

@@ -83,4 +83,3 @@ def test_a_part_keeps_what_the_store_and_the_report_need(tmp_path, monkeypatch, 
     if "size" in found:
         assert int(found["size"][:, 1].sum()) == part.characters
         assert int(found["size"][:, 0].sum()) == int((found["length"] - 1).sum())
-    assert columns.LINES not in found
