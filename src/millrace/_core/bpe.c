@@ -6,13 +6,9 @@
 #include "core.h"
 
 #include <stdlib.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #define MAX_WORD 4096  /* bytes: merges of a word take time by the square of its length */
 #define MAX_KEY 128   /* bytes of a word that is kept */
-#define LARGE_PAGE (2 << 20)
 #define MAX_ID (1 << 21)
 #define PAD MAX_KEY /* bytes behind a text that may be read */
 
@@ -225,31 +221,18 @@ static void bpe_dealloc(PyObject *object) {
     core_free(object);
 }
 
-/* Zeros that are reached at random: in large pages where the system has them, since finding small ones takes its time. */
-static void *table(size_t size) {
-    void *found = NULL;
-#ifdef MADV_HUGEPAGE
-    if (posix_memalign(&found, LARGE_PAGE, size) != 0) return NULL;
-    madvise(found, size, MADV_HUGEPAGE);
-    memset(found, 0, size);
-#else
-    found = calloc(size, 1);
-#endif
-    return found;
-}
-
 static int bpe_fill(Bpe *bpe, const uint32_t *bytes, const uint32_t *merges, int64_t count) {
     uint64_t room = 1024;
     while (room < (uint64_t)count * 2) room *= 2;
     bpe->merge_mask = room - 1;
-    bpe->merges = table(room * 8), bpe->some = table(room / 2), bpe->pairs = table(65536 * 4);
+    bpe->merges = core_table(room * 8), bpe->some = core_table(room / 2), bpe->pairs = core_table(65536 * 4);
     bpe->made = malloc((size_t)(count + 1) * 4);
     if (!bpe->merges || !bpe->some || !bpe->pairs || !bpe->made) return -1;
     /* Of Python sources 90 in 100 words have up to 8 bytes, and all but 7 in 10,000 up to 32: 8, 16 and 2 MiB. */
     static const int PLACE_BITS[] = {18, 17, 12}, KEY_BYTES[] = {8, 32, MAX_KEY};
     for (int k = 0; k < 3; k++) {
         bpe->kept[k].shift = 64 - PLACE_BITS[k];
-        if ((bpe->kept[k].places = table(((size_t)KEY_BYTES[k] * 4) << PLACE_BITS[k])) == NULL) return -1;
+        if ((bpe->kept[k].places = core_table(((size_t)KEY_BYTES[k] * 4) << PLACE_BITS[k])) == NULL) return -1;
     }
     memcpy(bpe->bytes, bytes, sizeof bpe->bytes);
     for (int64_t k = 0; k < count; k++) {

@@ -2,6 +2,11 @@
 #include "ring.h"
 
 #include <stdlib.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#define LARGE_PAGE (2 << 20)
 
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept) {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -17,6 +22,18 @@ void core_free(PyObject *object) {
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
+}
+
+void *core_table(size_t size) {
+    void *found = NULL;
+#ifdef MADV_HUGEPAGE
+    if (posix_memalign(&found, LARGE_PAGE, size) != 0) return NULL;
+    madvise(found, size, MADV_HUGEPAGE);
+    memset(found, 0, size);
+#else
+    found = calloc(size, 1);
+#endif
+    return found;
 }
 
 const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count) {

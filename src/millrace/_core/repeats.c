@@ -40,7 +40,7 @@ static PyObject *repeated(PyObject *module, PyObject *args) {
     while (room < (uint64_t)count * 2) room *= 2;
     if (entries.len % (Py_ssize_t)sizeof(Entry) != 0 || count >= UINT32_MAX || numbers.len < count * 8)
         PyErr_SetString(PyExc_ValueError, "repeated: entries of 24 bytes, and room for a number of each");
-    else if ((places = calloc(room, 8)) == NULL)
+    else if ((places = core_table(room * 8)) == NULL)
         PyErr_NoMemory();
     else {
         Py_BEGIN_ALLOW_THREADS
@@ -100,8 +100,12 @@ static PyObject *seen_add(PyObject *object, PyObject *given) {
     else found = PyBytes_FromStringAndSize(NULL, keys.len / 16);
     char *is_new = found == NULL ? NULL : PyBytes_AsString(found);
     for (Py_ssize_t k = 0; is_new != NULL && k < keys.len / 16; k++) {
-        uint64_t key[2];
+        uint64_t key[2], ahead;
         memcpy(key, (const char *)keys.buf + 16 * k, 16);
+        if (k + AHEAD < keys.len / 16 && seen->places != NULL) {
+            memcpy(&ahead, (const char *)keys.buf + 16 * (k + AHEAD), 8);
+            __builtin_prefetch(seen->places[ahead & seen->mask], 1);
+        }
         int status = seen_key(seen, key);
         if (status < 0) {
             Py_CLEAR(found);

@@ -11,6 +11,7 @@ import numpy as np
 
 from millrace.native import core
 from millrace.ragged import Array, Int64s
+from millrace.text.kinds import KINDS
 from millrace.text.lump import Lump, for_core, lengths_of
 
 # Control characters but tab and newline, and the byte order mark; other line ends become newlines.
@@ -21,6 +22,7 @@ EMPTY_LINES = re.compile("\n{3,}")
 _EMPTY_LINES = re.compile(b"\n{3,}")
 BLANKS = b" \t\n"
 NUM_POINTS = 0x20000  # code points that the core is told of
+USUAL = frozenset(kind for kind in KINDS if kind[0] in "LNPS" or kind in ("Cf", "Co"))  # neither blanks nor marks
 MANY = 8  # documents of one stretch for which that is worth its while
 
 
@@ -108,19 +110,17 @@ def plain_characters() -> bytes:
 
     It is no white space, no control, and NFC neither changes it nor joins it to another.
     """
-    found = bytearray(NUM_POINTS)
-    for point in range(0x80, NUM_POINTS):
-        character = chr(point)
-        category = unicodedata.category(character)
-        if category[0] not in "MZ" and category not in ("Cc", "Cn", "Cs"):
-            found[point] = unicodedata.is_normalized("NFC", character)
-    for point in range(0x80, NUM_POINTS):  # what may be the second of two that become one
-        parts = unicodedata.decomposition(chr(point)).split()
-        if len(parts) == 2 and not parts[0].startswith("<"):
-            found[int(parts[1], 16)] = 0
-    found[0x1100:0x1200] = bytes(0x100)  # letters of which Hangul is joined, by a rule
-    found[0xFEFF] = 0
-    return bytes(found)
+    characters = list(map(chr, range(NUM_POINTS)))
+    found = np.fromiter(map(USUAL.__contains__, map(unicodedata.category, characters)), bool, NUM_POINTS)
+    for point, decomposed in enumerate(map(unicodedata.decomposition, characters)):
+        if decomposed and not decomposed.startswith("<"):
+            found[point] &= unicodedata.is_normalized("NFC", characters[point])
+            for second in decomposed.split()[1:]:  # of two that become one
+                found[int(second, 16)] = False
+    found[:0x80] = False
+    found[0x1100:0x1200] = False  # letters of which Hangul is joined, by a rule
+    found[0xFEFF] = False
+    return found.tobytes()
 
 
 def _cleaned(data: bytes, starts: Int64s, ends: Int64s) -> tuple[list[bytes], list[int]]:
