@@ -6,7 +6,7 @@ agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,17 +21,18 @@ def part_folder(folder: str | Path, number: int) -> Path:
     return Path(folder) / "parts" / f"{number:06d}"
 
 
-def read_done(folder: str | Path, number: int, kind: type[Done]) -> Done | None:
-    """The report of a part that is whole on disk, with its ``sizes``.
+def read_done(folder: str | Path, number: int, kind: type[Done], spent: Collection[str] = ()) -> Done | None:
+    """The report of a part that is whole on disk, with its ``sizes``; files that may be ``spent`` may be empty too.
 
     Parts that are not synced say at which start of the machine they were made (``boot``): of an earlier one they are none.
     """
     path = part_folder(folder, number)
     try:
         done: Any = msgspec.json.decode((path / "done.json").read_bytes(), type=kind)
-        is_whole = all((path / name).stat().st_size == size for name, size in done.sizes.items())
+        found = {name: (path / name).stat().st_size for name in done.sizes}
     except (OSError, msgspec.DecodeError):
         return None
+    is_whole = all(found[name] == size or (name in spent and not found[name]) for name, size in done.sizes.items())
     return done if is_whole and getattr(done, "boot", platform.boot_id()) == platform.boot_id() else None
 
 

@@ -108,6 +108,12 @@ def _named(path: str | Path) -> Iterator[None]:
         raise
 
 
+def truncate(path: str | Path) -> None:
+    """Gives back the room of a file that is read no more; its name stays."""
+    _step("truncate", path)
+    os.truncate(path, 0)
+
+
 def sync_dir(path: str | Path) -> None:
     """Makes the names in a folder durable."""
     _step("fsync", path)

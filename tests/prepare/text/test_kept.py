@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
-from millrace.prepare.text import columns, prepare
+from millrace.prepare.text import prepare
 from millrace.prepare.text.columns import joined_runs, offsets_of
 from millrace.prepare.text.kept import COLUMNS, kept
 from millrace.prepare.text.options import parted

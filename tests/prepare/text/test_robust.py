@@ -184,8 +184,8 @@ def test_a_disk_that_cannot_hold_it_is_refused_before_anything_is_read(tmp_path)
     options = {"tokenizer": "bytes", "val": 0, "workers": 1, "normalize": False, "dedup": "none"}
     said = []
     try:
-        with small_disk(1_000_000) as disk:
-            with pytest.raises(mr.StoreWriteFailed, match=r"needs at least 1,600,000 bytes, [\d,]+ are free"):
+        with small_disk(700_000) as disk:
+            with pytest.raises(mr.StoreWriteFailed, match=r"needs at least 800,000 bytes, [\d,]+ are free"):
                 mr.prepare_text(str(tmp_path / "a.py"), disk / "out", **options)
             assert os.listdir(disk) == []
             options["dedup"] = "exact"  # it may all be one document

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.prepare.parts import part_folder
 from millrace.prepare.text.dedup import EXACT, NEAR, Repeats
 from millrace.prepare.text.kept import kept
 from millrace.prepare.text.options import ShardOptions
@@ -18,14 +17,21 @@ from millrace.prepare.text.part import QUARANTINE, PartDone
 from millrace.prepare.text.pieces import spread
 from millrace.prepare.text.reading import REPLACED
 from millrace.ragged import Array, Int64s
+from millrace.store import platform
 
 SPLITS = ("train", "val", "test")
+SPLITS_FOLDER = "splits"
 DROPPED = 255
 STEP = 1 << 20  # documents or tokens looked at in one go: a large compressed file makes a part of many millions
 
 
+def splits_file(folder: str | Path, number: int) -> Path:
+    """Of a part, one byte for each of its documents."""
+    return Path(folder) / SPLITS_FOLDER / f"{number:06d}.bin"
+
+
 class Assignment:
-    """Which split each document of each part goes to, in files of one byte per document."""
+    """Which split each document of each part goes to (``splits_file``)."""
 
     def __init__(self, folder: Path, parts: Sequence[PartDone], options: ShardOptions) -> None:
         self._folder, self._parts, self._options = folder, parts, options
@@ -35,20 +41,18 @@ class Assignment:
         self.characters = 0
         self.dropped: Counter[str] = Counter()
 
-    def path(self, number: int) -> Path:
-        return part_folder(self._folder, number) / "splits.bin"
-
     def make(self, repeats: Repeats) -> None:
         """Writes the splits of all parts; ``repeats`` marks the documents that go."""
         num_kept, self.characters = 0, sum(part.characters for part in self._parts)
         total = repeats.num_others - sum(part.pieces for part in self._parts)
         first, last_why = 0, 0
+        platform.make_dir(self._folder / SPLITS_FOLDER)
         for part in self._parts:
             hashes, lengths = (kept(self._folder, part.number, column) for column in ("hash", "length"))
             all_goes_on = np.broadcast_to(False, part.documents)
             if part.pieces:
                 all_goes_on = kept(self._folder, part.number, "goes_on")
-            with open(self.path(part.number), "wb") as file:
+            with open(splits_file(self._folder, part.number), "wb") as file:
                 for start in range(0, part.documents, STEP):
                     some = slice(start, min(start + STEP, part.documents))
                     goes_on, mine = all_goes_on[some], slice(first, first + some.stop - start)

@@ -23,6 +23,7 @@ from millrace.prepare.parts import read_done
 from millrace.prepare.plan import check_plan
 from millrace.prepare.room import check_room
 from millrace.prepare.text import shards as sharding
+from millrace.prepare.text import spent
 from millrace.prepare.text.assignment import SPLITS, Assignment
 from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
@@ -46,7 +47,7 @@ from millrace.store.publish import Partial
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
-    *("parts", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
+    *("parts", "splits", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
     *("merges.bin", "names.bin", "name_ends.bin", "alone", "unpacked"),
 )
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
@@ -93,6 +94,7 @@ class _Preparation:
         self._partial = Partial(out, append=append, scratch=SCRATCH)
         self._started = time.monotonic()
         self._notes: list[str] = []
+        self._tasks: list[PartTask] = []  # by the numbers of their parts
         self._is_mine = False  # what lies in the folder was begun with this plan
 
     def run(self) -> TextReport:
@@ -168,7 +170,7 @@ class _Preparation:
             keep_loaded(str(folder), tokenizer)
         known = None if existing is None else existing.sources
         columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
-        self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading)), {})
+        self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading, self._cutting)), {})
         done = self._read(sources, parts, tokenizer, existing)
         self._notes += notes_after(sources, parts, done)
         assignment = Assignment(folder, done, self._cutting)
@@ -213,8 +215,10 @@ class _Preparation:
         ]  # fmt: skip
         if self._reading.dedup_unit == "line":
             tasks = self._with_repeats(tasks, existing)
+        self._tasks = tasks
         tally = Tally(sources, parts)
-        done = {part.number: known for part in parts if (known := read_done(folder, part.number, PartDone)) is not None}
+        found = (read_done(folder, part.number, PartDone, spent.FILES) for part in parts)
+        done = {known.number: known for known in found if known is not None}
         missing = [task for task in tasks if task.part.number not in done]
         if done:
             self._notes.append(f"{len(done):,} of {len(parts):,} parts came from an earlier run of this command")
@@ -288,14 +292,19 @@ class _Preparation:
         self._partial.begin(plan, Layout(columns), base, resume=True)
         if base is not None:
             gc.sweep(self._out, spare=self._partial.entries)
-        planned = sharding.cut_shards(assignment, self._partial.folder, done, self._cutting)
+        planned = sharding.cut_shards(self._partial.folder, done, self._cutting)
         with platform.writing(self._partial.folder):
             names = [source.path for source in sources]
             tasks = sharding.shard_tasks(planned, self._partial.folder, names, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         missing.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
-        for finished, (_, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
+        spending = spent.Spending(self._partial.folder, done, missing)
+        for _ in self._run(prepare_part, [self._tasks[number] for number in spending.missing()]):
+            pass
+        for finished, (number, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
+            with platform.writing(self._partial.folder):
+                spending.after(missing[number])
             self._progress("write", finished, len(missing), {})
         self._workers.stop()
         report = summary(done, assignment, planned, tokenizer)

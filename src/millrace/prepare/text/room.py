@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.sources import Source
 from millrace.text.tokenizer import Tokenizer
 
-COPIES = 2  # of every token: in its part, and in its shard
+IN_HAND = 4  # shards that are written while their parts are still there
 EXPANSION = 3  # of compressed files, about
 TOKEN_BYTES = 3  # of text that a token of a vocabulary stands for, at least on most corpora
 LINE_BYTES = 50  # of text in a line, about; 16 bytes of hash are kept of each, in three places
 
 
-def estimate(sources: Sequence[Source], tokenizer: Tokenizer, options: ReadOptions) -> tuple[int, int]:
+def estimate(
+    sources: Sequence[Source], tokenizer: Tokenizer, options: ReadOptions, cutting: ShardOptions
+) -> tuple[int, int]:
     """Bytes of disk that are likely needed, and that are needed for certain."""
     text = sum(source.size * (EXPANSION if source.compression else 1) for source in sources)
     each = 1 if tokenizer.kind in ("bytes", "char") else TOKEN_BYTES
-    size = COPIES * tokenizer.dtype.itemsize + (COPIES if options.mask_field is not None else 0)
+    size = tokenizer.dtype.itemsize + (options.mask_field is not None)
     likely = text * size // each
+    # Twice lie tokens of shards in hand, and of those that are made of many parts.
+    likely += min(likely, IN_HAND * cutting.shard_tokens * size + int(likely * (cutting.val + cutting.test)))
     if options.dedup_unit == "line":
         likely += text // LINE_BYTES * 16 * 3
     # Certain is only what nothing can drop: bytes of whole files that are neither cleaned, compared nor filtered.

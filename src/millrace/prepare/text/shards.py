@@ -15,7 +15,7 @@ import numpy as np
 
 from millrace.prepare.parts import part_folder
 from millrace.prepare.spill import mapped
-from millrace.prepare.text.assignment import SPLITS, STEP, Assignment
+from millrace.prepare.text.assignment import SPLITS, STEP, splits_file
 from millrace.prepare.text.columns import extra_arrays, joined_runs, names_of, offsets_of, write_names
 from millrace.prepare.text.dedup import Repeats, find_repeats
 from millrace.prepare.text.kept import kept
@@ -42,6 +42,10 @@ class ShardTask(msgspec.Struct, frozen=True):
     token_bytes: int  # in the parts
     end: int
     codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, where they are not their numbers
+
+    @property
+    def parts(self) -> set[int]:
+        return {number for number, _, _ in self.pieces}
 
     def __str__(self) -> str:
         return f"shard {self.split}-{self.number:05d} (parts {self.pieces[0][0]} to {self.pieces[-1][0]})"
@@ -97,14 +101,14 @@ def _keys(values: Array, first: int | None, goes_on: Array | None = None) -> Ite
 
 
 def cut_shards(
-    assignment: Assignment, folder: Path, parts: Sequence[PartDone], options: ShardOptions
+    folder: Path, parts: Sequence[PartDone], options: ShardOptions
 ) -> dict[str, list[list[tuple[int, int, int]]]]:
     """For every split its shards, each a list of (part, first, last): cut before the document that would pass the limit."""
     shards: dict[str, list[list[tuple[int, int, int]]]] = {split: [] for split in SPLITS}
     filled = dict.fromkeys(SPLITS, 0)
     for part in parts:
         lengths = kept(folder, part.number, "length")
-        splits = mapped(assignment.path(part.number), np.uint8)
+        splits = mapped(splits_file(folder, part.number), np.uint8)
         for start, (k, split) in product(range(0, part.documents, STEP), enumerate(SPLITS)):
             mine = start + np.flatnonzero(splits[start : start + STEP] == k)
             ends = np.cumsum(lengths[mine])
@@ -164,7 +168,7 @@ def write_shard(task: ShardTask) -> ShardEntry:
             folder = part_folder(task.folder, number)
             lengths = kept(task.folder, number, "length")
             bounds = int(lengths[:first].sum()) + offsets_of(lengths[first:last])
-            is_mine = mapped(folder / "splits.bin", np.uint8)[first:last] == split
+            is_mine = mapped(splits_file(task.folder, number), np.uint8)[first:last] == split
             tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
             records = {name: kept(task.folder, number, name)[first:last] for name in RECORDS}
             for some in _steps(bounds, is_mine):
