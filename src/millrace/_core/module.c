@@ -27,6 +27,7 @@ void core_free(PyObject *object) {
 void *core_table(size_t size) {
     void *found = NULL;
 #ifdef MADV_HUGEPAGE
+    if (size < LARGE_PAGE) return calloc(size, 1);
     if (posix_memalign(&found, LARGE_PAGE, size) != 0) return NULL;
     madvise(found, size, MADV_HUGEPAGE);
     memset(found, 0, size);

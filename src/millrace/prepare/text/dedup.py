@@ -1,7 +1,7 @@
 """Which documents, or lines, are repeats of earlier ones: hashes partitioned on disk, so that memory is one partition.
 
-The first occurrence in source order stays, whatever the number of workers: units are numbered in that order, and
-within a partition the smallest number of each hash is kept.
+The first occurrence in source order stays, whatever the number of workers: units come in that order, and within a
+partition too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
 ENTRY = np.dtype([("key", "<u8", 2), ("number", "<i8")])
-PARTITION_ENTRIES = 4_000_000  # 96 MB in memory, and as much again while it is sorted
+PARTITION_ENTRIES = 3 << 20  # 72 MiB in memory, and 64 MiB for the core to find them by
+PIECE_ENTRIES = 1 << 16
 MASK_UNITS = 16_000_000  # numbers that are marked in one go: 16 MB, and 8 bytes for each repeat among them
 
 
@@ -42,23 +43,21 @@ class Repeats(NamedTuple):
 
 
 def find_repeats(keys: Iterable[tuple[Array, Array]], total: int, units: int, folder: Path) -> Array:
-    """A mask over units: True where an earlier number had the same key.
+    """A mask over units: True where an earlier one had the same key.
 
-    ``keys`` gives (keys of shape (n, 2), numbers) piece by piece, ``total`` how many there are at most. Negative
-    numbers are units of the store that is appended to: they are earlier than all others. Beyond one partition the
-    mask is a map of a file that has no name any more.
+    ``keys`` gives (keys of shape (n, 2), numbers of their units) piece by piece, equal keys in the order of their units;
+    ``total`` says how many there are at most. Negative numbers are units of the store that is appended to. Beyond one
+    partition the mask is a map of a file that has no name any more.
     """
     partitions = max(1, -(-total // PARTITION_ENTRIES))
     if partitions == 1:
-        repeats, entries, count = np.zeros(units, bool), np.empty(total, ENTRY), 0
-        for some, numbers in keys:
-            more = entries[count : count + len(numbers)]
-            more["key"], more["number"] = some, numbers
-            count += len(numbers)
-        repeats[_repeated(entries[:count])] = True
+        repeats = np.zeros(units, bool)
+        for numbers in _repeated(keys, total):
+            repeats[numbers] = True
         return repeats
     try:
-        found = (_repeated(entries) for entries in _partitioned(keys, partitions, folder))
+        groups = _partitioned(keys, partitions, folder)
+        found = (numbers for entries in groups for numbers in _repeated(_pieces(entries), len(entries)))
         return _mask(found, units, folder)
     finally:
         platform.remove(folder)
@@ -70,24 +69,33 @@ def _entries(keys: Array, numbers: Array) -> Array:
     return entries
 
 
-def _repeated(entries: Array) -> Int64s:
-    """The numbers whose key has a smaller number too."""
-    if core:
-        found: Int64s = np.empty(len(entries), np.int64)
-        return found[: core.repeated(entries, found)]
-    return _repeated_by_sorting(entries)
+def _pieces(entries: Array) -> Iterator[tuple[Array, Array]]:
+    """As they were given."""
+    for start in range(0, len(entries), PIECE_ENTRIES):
+        some = entries[start : start + PIECE_ENTRIES]
+        yield some["key"], some["number"]
+
+
+def _repeated(pieces: Iterable[tuple[Array, Array]], total: int) -> Iterator[Int64s]:
+    """The numbers whose key came before."""
+    if not core:
+        entries = [_entries(*piece) for piece in pieces]
+        yield _repeated_by_sorting(np.concatenate(entries) if entries else np.empty(0, ENTRY))
+        return
+    seen = core.Seen(total)
+    for keys, numbers in pieces:
+        again = numbers[~np.frombuffer(seen.add(np.ascontiguousarray(keys)), bool)]
+        yield again[again >= 0]
 
 
 def _repeated_by_sorting(entries: Array) -> Int64s:
     """The twin of the core's."""
     entries = _shared(entries)
-    order = np.lexsort((entries["number"], entries["key"][:, 1], entries["key"][:, 0]))
-    keys, numbers = entries["key"][order], entries["number"][order]
+    order = np.lexsort((entries["key"][:, 1], entries["key"][:, 0]))  # equal ones stay in their order
+    keys = entries["key"][order]
     again = np.zeros(len(order), bool)
     again[1:] = np.all(keys[1:] == keys[:-1], axis=1)
-    # A later band of one document may meet the same key again: that is no repeat of another document.
-    first = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
-    found: Int64s = numbers[again & (numbers != numbers[first])]
+    found: Int64s = entries["number"][order[again]]
     return found[found >= 0]
 
 
