@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import tracemalloc
 from pathlib import Path
@@ -22,7 +23,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 
 
 def index_bytes(lengths: list[int], itemsize: int, code: int, modes: bytes = b"", **changes: Any) -> bytes:
-    pointers = [sum(lengths[:k]) * itemsize for k in range(len(lengths))]
+    pointers = [end * itemsize for end in itertools.accumulate([0, *lengths[:-1]])][: len(lengths)]
     given_pointers = changes.get("pointers", pointers)
     documents = list(range(len(lengths) + 1))
     head = struct.pack(

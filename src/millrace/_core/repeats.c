@@ -15,8 +15,10 @@ typedef struct {
 
 static int is_free(const uint64_t *place) { return (place[0] | place[1]) == 0; }
 
+static uint64_t first_place(const Seen *seen, const uint64_t *key) { return (key[0] ^ key[1]) & seen->mask; }
+
 static uint64_t place_of(const Seen *seen, const uint64_t *key) {
-    uint64_t at = key[0] & seen->mask;
+    uint64_t at = first_place(seen, key);
     while (!is_free(seen->places[at]) && memcmp(seen->places[at], key, 16) != 0) at = (at + 1) & seen->mask;
     return at;
 }
@@ -55,11 +57,11 @@ static PyObject *seen_add(PyObject *object, PyObject *given) {
     else found = PyBytes_FromStringAndSize(NULL, keys.len / 16);
     char *is_new = found == NULL ? NULL : PyBytes_AsString(found);
     for (Py_ssize_t k = 0; is_new != NULL && k < keys.len / 16; k++) {
-        uint64_t key[2], ahead;
+        uint64_t key[2], ahead[2];
         memcpy(key, (const char *)keys.buf + 16 * k, 16);
         if (k + AHEAD < keys.len / 16) {
-            memcpy(&ahead, (const char *)keys.buf + 16 * (k + AHEAD), 8);
-            __builtin_prefetch(seen->places[ahead & seen->mask], 1);
+            memcpy(ahead, (const char *)keys.buf + 16 * (k + AHEAD), 16);
+            __builtin_prefetch(seen->places[first_place(seen, ahead)], 1);
         }
         int status = seen_key(seen, key);
         if (status < 0) {
