@@ -218,10 +218,13 @@ void core_documents_free(Documents *documents);
 /* xxh3.c: hashes of documents. */
 int core_add_hashes(PyObject *module);
 
-/* text.c: documents cut out of a text, or cleaned. */
-#define NUM_PLAIN 0x20000 /* code points that a table of plain characters speaks of */
-
+/* text.c: documents cut out of a text. */
 int core_add_text(PyObject *module);
+
+/* clean.c: documents cleaned. */
+#define NUM_PLAIN 0x20000 /* code points that a table speaks of */
+
+int core_add_clean(PyObject *module);
 
 /* tokens.c: documents joined for a tokenizer, and its ids taken apart. */
 int core_add_tokens(PyObject *module);

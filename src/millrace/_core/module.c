@@ -109,7 +109,8 @@ static int core_exec(PyObject *module) {
     if (core_add_map(module) < 0 || core_add_permute(module) < 0 || core_add_column(module) < 0) return -1;
     if (core_add_order(module) < 0 || core_add_gather(module) < 0) return -1;
     if (core_add_program(module) < 0) return -1;
-    if (core_add_table(module) < 0 || core_add_text(module) < 0 || core_add_tokens(module) < 0) return -1;
+    if (core_add_table(module) < 0 || core_add_text(module) < 0 || core_add_tokens(module) < 0 || core_add_clean(module) < 0)
+        return -1;
     if (core_add_hashes(module) < 0) return -1;
     if (core_add_bpe(module) < 0 || core_add_repeats(module) < 0) return -1;
     return core_add_ring(module);

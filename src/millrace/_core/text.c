@@ -1,4 +1,4 @@
-/* Documents of plain text, many at a time: cut out of a stretch as they are, or cleaned. */
+/* Documents of plain text, many at a time: where they begin and end, and whether they are valid. */
 #include "core.h"
 
 static const uint64_t HIGH = 0x8080808080808080u;
@@ -12,26 +12,6 @@ static __m128i loaded(const void *text) { return _mm_loadu_si128((const __m128i 
 
 static unsigned equal(__m128i bytes, char byte) { return (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte))); }
 
-/* How many of the next bytes clean() leaves as they are, behind one that is no blank: what is printable, and single spaces
-   between two of those. */
-static int64_t as_they_are(const unsigned char *from) {
-    __m128i bytes = loaded(from);
-    unsigned spaces = equal(bytes, ' '), others = equal(bytes, 127);
-    others = (unsigned)_mm_movemask_epi8(_mm_cmpgt_epi8(bytes, _mm_set1_epi8(' '))) & ~others;
-    unsigned fine = others | (spaces & (others << 1 | 1) & others >> 1);
-    return __builtin_ctz(~fine);
-}
-
-/* How many of the next bytes are blanks; ``newlines`` are none, one, or more. */
-static int64_t blanks_at(const unsigned char *from, int64_t *newlines) {
-    __m128i bytes = loaded(from);
-    unsigned lines = equal(bytes, '\n'), blanks = lines | equal(bytes, ' ') | equal(bytes, '\t');
-    int64_t count = __builtin_ctz(~blanks);
-    lines &= (1u << count) - 1;
-    *newlines += (lines != 0) + ((lines & (lines - 1)) != 0);
-    return count;
-}
-
 static int64_t first_gap(const char *text) {
     unsigned both = equal(loaded(text), '\n') & equal(loaded(text + 1), '\n');
     return both == 0 ? AT_ONCE : __builtin_ctz(both);
@@ -40,26 +20,6 @@ static int64_t first_gap(const char *text) {
 #define AT_ONCE 8
 
 static const uint64_t ONES = 0x0101010101010101u;
-
-/* All eight, if they are printable and single spaces; without the last if that is a space, since nobody knows yet what
-   follows; 0 where it is not as simple. */
-static int64_t as_they_are(const unsigned char *from) {
-    uint64_t word;
-    memcpy(&word, from, 8);
-    uint64_t low = word & ~HIGH;
-    uint64_t is_odd = (word | ((low + ONES * (127 - 126)) | ~(low + ONES * (128 - 32)))) & HIGH; /* > 126, < 32 */
-    uint64_t other = word ^ (ONES * ' ');
-    uint64_t is_space = ~(((other & ~HIGH) + ~HIGH) | other | ~HIGH);
-    if (is_odd || (is_space & (is_space << 8))) return 0;
-    return is_space >> 63 ? 7 : 8;
-}
-
-static int64_t blanks_at(const unsigned char *from, int64_t *newlines) {
-    int64_t count = 0;
-    for (; count < AT_ONCE && (from[count] == ' ' || from[count] == '\t' || from[count] == '\n'); count++)
-        *newlines += from[count] == '\n';
-    return count;
-}
 
 /* A byte of ``other`` is zero where both are there, and the lowest zero byte is the one that is found for certain. */
 static int64_t first_gap(const char *text) {
@@ -70,49 +30,6 @@ static int64_t first_gap(const char *text) {
     return zeros == 0 ? AT_ONCE : __builtin_ctzll(zeros) / 8;
 }
 #endif
-
-/* The bytes of the character at ``at`` that clean() leaves as it is, by a table of those beyond ASCII; 0 where it may not. */
-static int plain_bytes(const unsigned char *plain, const unsigned char *at, const unsigned char *end) {
-    unsigned first = *at, size = first < 0xC2 || first > 0xF4 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-    if (first > ' ' && first < 127) return 1;
-    if (plain == NULL || size == 0 || (size_t)(end - at) < size) return 0;
-    unsigned point = first & (0x7Fu >> size);
-    for (unsigned k = 1; k < size; k++) {
-        if ((at[k] & 0xC0) != 0x80) return 0;
-        point = point << 6 | (at[k] & 0x3Fu);
-    }
-    int is_short = point >= (size == 2 ? 0x80u : size == 3 ? 0x800u : 0x10000u); /* as short as it can be */
-    return is_short && point < NUM_PLAIN && plain[point] ? (int)size : 0;
-}
-
-/* White space as clean() leaves it; -1 where the text is more than plain characters, tabs and newlines. */
-static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to, const unsigned char *plain) {
-    const unsigned char *end = from + size;
-    unsigned char *at = to;
-    while (from < end) {
-        int64_t newlines = 0, count = AT_ONCE;
-        const unsigned char *blanks = from;
-        for (; count == AT_ONCE && end - from >= AT_ONCE; from += count) count = blanks_at(from, &newlines);
-        for (; from < end && (*from == ' ' || *from == '\t' || *from == '\n'); from++) newlines += *from == '\n';
-        if (from == end) break;
-        if (at != to && from != blanks) {
-            if (newlines == 0) *at++ = ' ';
-            if (newlines > 0) *at++ = '\n';
-            if (newlines > 1) *at++ = '\n';
-        }
-        do {
-            int bytes = plain_bytes(plain, from, end);
-            if (bytes == 0) return -1;
-            for (; bytes > 0; bytes--) *at++ = *from++;
-            for (int64_t same = AT_ONCE; same > 0 && end - from >= AT_ONCE; from += same, at += same) {
-                same = as_they_are(from);
-                memcpy(at, from, AT_ONCE);
-            }
-            for (; from < end && *from > ' ' && *from < 127; from++) *at++ = *from;
-        } while (from < end && *from != ' ' && *from != '\t' && *from != '\n');
-    }
-    return at - to;
-}
 
 static PyObject *documents(PyObject *module, PyObject *args) {
     (void)module;
@@ -128,56 +45,6 @@ static PyObject *documents(PyObject *module, PyObject *args) {
     }
     core_documents_free(&documents);
     return list;
-}
-
-static int note(PyObject *others, int64_t k) {
-    PyObject *number = PyLong_FromLongLong(k);
-    int failed = number == NULL || PyList_Append(others, number) < 0;
-    Py_XDECREF(number);
-    return failed ? -1 : 0;
-}
-
-/* The documents cleaned, one behind the other: as starts and stops in a text; those left to Python are empty. */
-static PyObject *all_cleaned(const Documents *documents, const unsigned char *plain) {
-    int64_t total = 0, at = 0, size;
-    const char *text;
-    for (int64_t k = 0; k < documents->count; k++) {
-        core_document(documents, k, &text, &size);
-        total += size;
-    }
-    char *room = PyMem_Malloc((size_t)total + 1);
-    PyObject *others = PyList_New(0), *starts = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)documents->count * 8);
-    PyObject *stops = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)documents->count * 8), *found = NULL;
-    int is_fine = room != NULL && others != NULL && starts != NULL && stops != NULL;
-    for (int64_t k = 0; k < documents->count && is_fine; k++) {
-        core_document(documents, k, &text, &size);
-        size = clean((const unsigned char *)text, size, (unsigned char *)room + at, plain);
-        if (size < 0) is_fine = note(others, k) == 0;
-        ((int64_t *)PyBytes_AsString(starts))[k] = at;
-        ((int64_t *)PyBytes_AsString(stops))[k] = at += size < 0 ? 0 : size;
-    }
-    if (is_fine) found = Py_BuildValue("(y#OOO)", room, (Py_ssize_t)at, starts, stops, others);
-    else if (room == NULL) PyErr_NoMemory();
-    PyMem_Free(room);
-    Py_XDECREF(others);
-    Py_XDECREF(starts);
-    Py_XDECREF(stops);
-    return found;
-}
-
-static PyObject *cleaned(PyObject *module, PyObject *args) {
-    (void)module;
-    Documents documents;
-    Py_buffer plain = {0};
-    PyObject *given, *table, *found = NULL;
-    if (!PyArg_ParseTuple(args, "OO", &given, &table) || core_documents_init(&documents, given) < 0) return NULL;
-    if (table == Py_None || PyObject_GetBuffer(table, &plain, PyBUF_SIMPLE) == 0) {
-        if (plain.buf != NULL && plain.len != NUM_PLAIN) PyErr_SetString(PyExc_ValueError, "cleaned: one byte for each character");
-        else found = all_cleaned(&documents, plain.buf);
-    }
-    if (plain.buf != NULL) PyBuffer_Release(&plain);
-    core_documents_free(&documents);
-    return found;
 }
 
 /* Pairs of places, as many as there turn out to be. */
@@ -273,9 +140,6 @@ static PyMethodDef text_functions[] = {
     {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
     {"between_gaps", between_gaps, METH_O, "Where documents between empty lines start and end."},
     {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
-    {"cleaned", cleaned, METH_VARARGS,
-     "(documents, table) -> text, starts, stops and others: documents cleaned, and the numbers of those that hold more than "
-     "printable ASCII, or than a table of characters says."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
-from millrace.prepare.text.clean import clean, clean_many, is_utf8, plain_characters
+from millrace.prepare.text.clean import clean, clean_all, clean_many, is_utf8, tables
 from millrace.prepare.text.documents import Stretch
 
 ODD = st.sampled_from(
@@ -135,7 +135,7 @@ def test_many_documents_are_cleaned_like_each(some, before):
         data += gap
     expected = [clean(text).encode() for text, _ in some]
     assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
-    with mock.patch("millrace.prepare.text.clean.MANY", 0):  # with the table of plain characters
+    with mock.patch("millrace.prepare.text.clean.MANY_BYTES", 0):  # with tables of characters
         assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
     with mock.patch("millrace.prepare.text.clean.core", None):
         assert list(clean_many(data, np.array(starts), np.array(ends))) == expected

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.prepare.text import long
-from millrace.prepare.text.clean import EMPTY_LINES, clean, clean_block, plain_characters, single_spaces
+from millrace.prepare.text.clean import EMPTY_LINES, clean, clean_block, single_spaces, tables
 from millrace.testing import tree_digest
 from millrace.text import breaks, words
 
@@ -41,7 +41,7 @@ def test_blocks_are_cleaned_as_the_whole(text):
 @given(text=texts | st.text(" \t\nab~", max_size=60))
 @settings(max_examples=600, deadline=None)
 def test_a_block_is_cleaned_by_the_core_as_by_python(text, is_told):
-    plain_characters() if is_told else plain_characters.cache_clear()
+    tables() if is_told else tables.cache_clear()
     assert clean_block(text.encode()).decode() == EMPTY_LINES.sub("\n\n", single_spaces(text))
 
 

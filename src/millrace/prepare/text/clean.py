@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from millrace.native import core
 from millrace.ragged import Array, Int64s
-from millrace.text.kinds import KINDS
 from millrace.text.lump import Lump, for_core, lengths_of
 
 # Control characters but tab and newline, and the byte order mark; other line ends become newlines.
@@ -20,10 +21,10 @@ LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u2028\u2029]")
 EMPTY_LINES = re.compile("\n{3,}")
 _EMPTY_LINES = re.compile(b"\n{3,}")
-BLANKS = b" \t\n"
-NUM_POINTS = 0x20000  # code points that the core is told of
-USUAL = frozenset(kind for kind in KINDS if kind[0] in "LNPS" or kind in ("Cf", "Co"))  # neither blanks nor marks
-MANY = 8  # documents of one stretch for which that is worth its while
+# What the core is told of characters beyond ASCII: up to 240 it is the combining class of a mark.
+NUM_POINTS = 0x20000  # code points of which it is told; what it is told of the first is for all others
+LEFT, MOST_CLASS, JOINING, DROPPED, NEWLINE, BLANK, PLAIN = 0, 240, 251, 252, 253, 254, 255  # as in clean.c
+MANY_BYTES = 1 << 16  # of documents that the core has left for which the tables are worth their while
 
 
 def clean(text: str) -> str:
@@ -51,15 +52,8 @@ def single_spaces(text: str) -> str:
 
 def clean_block(block: bytes) -> bytes:
     """The same of a part as bytes, at most one empty line in it; UnicodeDecodeError where it is invalid."""
-    if core:
-        text: bytes
-        text, _, _, others = core.cleaned([block], _plain_if_made())
-        if not others:
-            # The core leaves out the white space at both ends.
-            first, last = len(block) - len(block.lstrip(BLANKS)), len(block.rstrip(BLANKS))
-            before, behind = (b"\n" * min(2, edge.count(b"\n")) for edge in (block[:first], block[max(first, last) :]))
-            return before + text + behind
-    return EMPTY_LINES.sub("\n\n", single_spaces(block.decode())).encode()
+    # Between two stops, what stands at its ends is white space within a text.
+    return clean_all([b"." + block + b"."])[0][1:-1].strip(b" ")
 
 
 def is_utf8(data: bytes, first: int, last: int) -> bool:
@@ -74,53 +68,84 @@ def is_utf8(data: bytes, first: int, last: int) -> bool:
 
 
 def clean_many(data: bytes, starts: Int64s, ends: Int64s) -> Sequence[bytes]:
-    """``clean`` of every ``data[starts[k] : ends[k]]``, between which stand line ends; UnicodeDecodeError if one is invalid.
-
-    Documents of printable ASCII are done all at once, and where others are many, those of plain characters too.
-    """
+    """``clean`` of every ``data[starts[k] : ends[k]]``, between which stand line ends; UnicodeDecodeError if one is invalid."""
     if core:
-        return _cleaned_by_core(Lump(data, starts, ends))
+        return clean_all(Lump(data, starts, ends))
     documents, others = _cleaned(data, starts, ends)
     for k in others:
         documents[k] = clean(data[starts[k] : ends[k]].decode()).encode()
     return documents
 
 
-def _cleaned_by_core(documents: Lump) -> Lump:
-    table = _plain_if_made()
-    found = core.cleaned(for_core(documents), table)
-    if table is None and len(found[3]) >= MANY:
-        found = core.cleaned(for_core(documents), plain_characters())
-    text, others = found[0], found[3]
-    starts, stops = np.frombuffer(found[1], np.int64), np.frombuffer(found[2], np.int64)
-    if others:  # they come behind all
-        more = [clean(documents[k].decode()).encode() for k in others]
-        starts, stops, ends = starts.copy(), stops.copy(), len(text) + np.cumsum(lengths_of(more))
-        starts[others], stops[others], text = ends - lengths_of(more), ends, b"".join((text, *more))
-    return Lump(text, starts, stops)
+def clean_all(documents: Sequence[bytes]) -> Sequence[bytes]:
+    """``clean`` of each; UnicodeDecodeError if one is invalid."""
+    if not core:
+        return [clean(document.decode()).encode() for document in documents]
+    made = tables() if tables.cache_info().currsize else None
+    found = _by_core(documents, None if made is None else made[0])
+    if not found.others:
+        return found.texts
+    _left["bytes"] += sum(len(documents[k]) for k in found.others)
+    if made is None and _left["bytes"] >= MANY_BYTES:
+        made = tables()
+        found = _by_core(documents, made[0])
+    left = [documents[k].decode() for k in found.others]
+    return found.with_others([clean(text).encode() for text in left] if made is None else _in_nfc(left, made[1]))
 
 
-def _plain_if_made() -> bytes | None:
-    return plain_characters() if plain_characters.cache_info().currsize > 0 else None
+def _in_nfc(texts: Sequence[str], table: bytes) -> Sequence[bytes]:
+    """``clean`` of texts that NFC may change: after that the core can tell by a look at each character, with few exceptions."""
+    found = _by_core([unicodedata.normalize("NFC", text).encode() for text in texts], table)
+    return found.with_others([clean(texts[k]).encode() for k in found.others])
+
+
+_left: Counter[str] = Counter()  # by the core in this process
+
+
+class _Cleaned(NamedTuple):
+    texts: Lump
+    others: list[int]  # that are left, and empty among the texts
+
+    def with_others(self, cleaned: Sequence[bytes]) -> Lump:
+        """They come behind all."""
+        if not self.others:
+            return self.texts
+        text, starts, stops = self.texts.text, self.texts.starts.copy(), self.texts.stops.copy()
+        ends = len(text) + np.cumsum(lengths_of(cleaned))
+        starts[self.others], stops[self.others] = ends - lengths_of(cleaned), ends
+        return Lump(b"".join((text, *cleaned)), starts, stops)
+
+
+def _by_core(documents: Sequence[bytes], table: bytes | None) -> _Cleaned:
+    text, starts, stops, others = core.cleaned(for_core(documents), table)
+    return _Cleaned(Lump(text, np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64)), others)
 
 
 @lru_cache(maxsize=1)
-def plain_characters() -> bytes:
-    """1 for each character beyond ASCII that stays as it is, whatever stands beside it.
+def tables() -> tuple[bytes, bytes]:
+    """What characters are, to the core: in any text, and in one that is in NFC.
 
-    It is no white space, no control, and NFC neither changes it nor joins it to another.
+    A text is in NFC if it has no character that NFC changes or may join with the one before, and marks stand in the
+    order of their classes.
     """
     characters = list(map(chr, range(NUM_POINTS)))
-    found = np.fromiter(map(USUAL.__contains__, map(unicodedata.category, characters)), bool, NUM_POINTS)
+    found = np.fromiter(map(unicodedata.combining, characters), np.uint8, NUM_POINTS)
+    found[found == 0] = PLAIN
     for point, decomposed in enumerate(map(unicodedata.decomposition, characters)):
         if decomposed and not decomposed.startswith("<"):
-            found[point] &= unicodedata.is_normalized("NFC", characters[point])
+            if not unicodedata.is_normalized("NFC", characters[point]):
+                found[point] = LEFT
             for second in decomposed.split()[1:]:  # of two that become one
-                found[int(second, 16)] = False
-    found[:0x80] = False
-    found[0x1100:0x1200] = False  # letters of which Hangul is joined, by a rule
-    found[0xFEFF] = False
-    return found.tobytes()
+                found[int(second, 16)] = LEFT
+    found[0x1100:0x1200] = LEFT  # letters of which Hangul is joined, by a rule
+    normal = np.where(found <= MOST_CLASS, np.uint8(JOINING), found)
+    for table, beyond in ((found, LEFT), (normal, PLAIN)):
+        table[np.fromiter(map(str.isspace, characters), bool, NUM_POINTS)] = BLANK
+        table[0x80:0xA0] = table[0xFEFF] = DROPPED
+        table[[0x85, 0x2028, 0x2029]] = NEWLINE
+        table[0xD800:0xE000] = LEFT
+        table[0] = beyond
+    return found.tobytes(), normal.tobytes()
 
 
 def _cleaned(data: bytes, starts: Int64s, ends: Int64s) -> tuple[list[bytes], list[int]]:

@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from millrace.prepare.engines import alive
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
 from millrace.prepare.text.alone import alone, is_heavy
-from millrace.prepare.text.clean import clean, clean_many, is_utf8
+from millrace.prepare.text.clean import clean, clean_all, clean_many, is_utf8
 from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_stretches
 from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
 from millrace.prepare.text.masks import Masked
@@ -119,8 +120,11 @@ class Reader:
         offsets = stretch.offsets()
         texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
         if texts is None:
-            return self._usable_ones(source, zip(offsets, stretch.documents(), strict=True))
+            return self._usable_ones(source, list(zip(offsets, stretch.documents(), strict=True)))
         self.bytes_read += int((stretch.ends - stretch.starts).sum())
+        return self._not_empty(offsets, texts)
+
+    def _not_empty(self, offsets: Offsets, texts: Sequence[bytes]) -> Texts:
         kept = np.flatnonzero(lengths_of(texts))
         if len(kept) == len(texts):
             return offsets, texts
@@ -138,7 +142,24 @@ class Reader:
             return None
         return Lump(stretch.data, stretch.starts, stretch.ends) if core else stretch.documents()
 
-    def _usable_ones(self, source: Source, chunk: Iterable[tuple[int, bytes | Bad]]) -> Texts:
+    def _all_of(self, documents: Sequence[bytes | Bad]) -> Sequence[bytes] | None:
+        """The same of documents that lie anywhere; None also where one must be looked at for itself."""
+        if self._looks_at_each or any(type(document) is not bytes or is_long(document) for document in documents):
+            return None
+        found = cast(Sequence[bytes], documents)
+        if not self._options.normalize:
+            joined = b"\n".join(found)
+            return found if is_utf8(joined, 0, len(joined)) else None
+        try:
+            return clean_all(found)
+        except UnicodeDecodeError:
+            return None
+
+    def _usable_ones(self, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> Texts:
+        together = self._all_of([document for _, document in chunk])
+        if together is not None:
+            self.bytes_read += sum(len(document) for _, document in chunk if isinstance(document, bytes))
+            return self._not_empty([offset for offset, _ in chunk], together)
         offsets, texts = [], []
         for offset, document in chunk:
             self.bytes_read += len(document.data if isinstance(document, Bad) else document)
