@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
-from millrace.prepare.text.clean import clean, clean_all, clean_many, is_utf8, tables
+from millrace.prepare.text.clean import NUM_POINTS, clean, clean_all, clean_many, is_utf8, tables
 from millrace.prepare.text.documents import Stretch
 
 ODD = st.sampled_from(
@@ -188,33 +188,75 @@ def test_every_pair_of_first_bytes_is_valid_or_not_as_python_says():
         core.is_utf8(b"abc", 0, 4)
 
 
-def test_plain_characters_stay_as_they_are_beside_any_other():
-    plain = [chr(point) for point in np.flatnonzero(np.frombuffer(plain_characters(), np.uint8))]
-    assert len(plain) > 70_000
-    together = "".join(plain)
-    assert clean(together) == together
-    for neighbour in ("a", "e\u0301", "\u1112", "\u09c7", "\U0001611e", "日"):
-        text = "".join(neighbour + character for character in plain)
-        assert unicodedata.normalize("NFC", text) == "".join(unicodedata.normalize("NFC", neighbour) + c for c in plain)
-
-
-def cleaned(document, table):
-    """By the core: the document, and the numbers of those it leaves to Python."""
-    text, starts, stops, others = core.cleaned([document], table)
-    return text[int.from_bytes(starts, "little") : int.from_bytes(stops, "little")], others
+NEIGHBOURS = (
+    "{}",
+    "a{}b",
+    "e{}\u0301",
+    "e\u0301{}",
+    "\u1112{}\u11ab",
+    "\u09c7{}",
+    "q\u0323{}\u0301",
+    "q\u0301{}\u0323",
+    "q\x00{} x",
+    "\r{}\n",
+)
 
 
 @pytest.mark.needs_core
-def test_documents_of_plain_characters_are_cleaned_by_the_core():
-    text = "  größer  als\n\n\n\n“日本語” 🙂 ".encode()
-    assert cleaned(text, plain_characters()) == ("größer als\n\n“日本語” 🙂".encode(), [])
-    for other in ("e\u0301", "\xa0", "\ufeff", "\x7f", "\U0002f800"):
-        text = f"plain {other} é".encode()
-        assert cleaned(text, plain_characters()) == (b"", [0])
-    for invalid in (b"\xc3", b"\xe2\x82", b"\xc0\xaf", b"\xe0\x80\xaf", b"\xed\xa0\x80", b"\x80", b"\xf5\x80\x80\x80"):
-        assert cleaned(invalid, plain_characters()) == (b"", [0])
+@pytest.mark.parametrize("beside", NEIGHBOURS)
+def test_every_character_is_cleaned_by_the_core_as_by_python(beside):
+    points = [*range(0xD800), *range(0xE000, NUM_POINTS), *range(NUM_POINTS, 0x110000, 61), *range(0x2F7F0, 0x2FA20)]
+    texts = [beside.format(chr(point)) for point in points]
+    tables()
+    found = clean_all([text.encode() for text in texts])
+    wrong = [(text, one) for text, one in zip(texts, found, strict=True) if one != clean(text).encode()]
+    assert wrong == []
+
+
+def by_core(text, table):
+    """The document, or None where the core leaves it to Python."""
+    found, _, _, others = core.cleaned([text if isinstance(text, bytes) else text.encode()], table)
+    return None if others else found.decode()
+
+
+@pytest.mark.needs_core
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("a\r\n\r\n\r\nb\x0c\x0b\rc", "a\n\nb\n\nc"),
+        ("a\x00b\x7f \x01\t c\x02", "ab c"),
+        ("  größer  als\n\n\n\n“日本語” 🙂 ", "größer als\n\n“日本語” 🙂"),
+        ("\u3000\u3000第一\xa0 \u2003章\u2028\u2029\x85次\ufeff", "第一 章\n\n次"),
+        ("नमस्ते ภาษาไทยที่ مُحَمَّد", "नमस्ते ภาษาไทยที่ مُحَمَّد"),
+    ],
+)
+def test_the_core_needs_no_help_with_text_in_nfc(text, cleaned):
+    plain, in_nfc = tables()
+    assert by_core(text, plain) == by_core(text, in_nfc) == cleaned == clean(text)
+    assert (by_core(text, None) is None) == (not text.isascii())
+
+
+@pytest.mark.needs_core
+def test_what_nfc_may_change_is_left_unless_it_was_done():
+    plain, in_nfc = tables()
+    for text in ("e\u0301", "e\u0301\u0323", "q\u0301\u0323", "\u1112\u1161", "\U00020000", "\u09c7\u09be"):
+        assert by_core(f"plain {text}", plain) is None
+        assert by_core(f"plain {text}", in_nfc) == f"plain {text}"
+    assert by_core("q\x00\u0301", in_nfc) is None  # they come together
+    for invalid in (
+        b"\xc3",
+        b"\xe2\x82",
+        b"\xc0\xaf",
+        b"\xe0\x80\xaf",
+        b"\xed\xa0\x80",
+        b"\x80",
+        b"\xf5\x80\x80\x80",
+        b"\xf4\x90\x80\x80",
+    ):
+        assert by_core(invalid, plain) is None
+        assert by_core(invalid, in_nfc) is None
     with pytest.raises(ValueError, match="each character"):
-        cleaned(b"a", b"\1")
+        by_core(b"a", b"\1")
 
 
 def test_of_many_documents_one_that_is_not_utf8_is_an_error():
