@@ -140,14 +140,6 @@ static char *put_words(const Bpe *bpe, int64_t size, char *to) {
     return begun < size ? put_word(bpe, text + begun, size - begun, to) : to;
 }
 
-static int is_ascii(const char *text, int64_t size) {
-    uint64_t word, high = 0;
-    int64_t at = 0;
-    for (; at + 8 <= size; at += 8, high |= word) memcpy(&word, text + at, 8);
-    for (; at < size; at++) high |= (unsigned char)text[at];
-    return (high & 0x8080808080808080u) == 0;
-}
-
 static int reserve(Bpe *bpe, int64_t size) {
     if (size <= bpe->room) return 0;
     int64_t room = size + size / 2 + 4096;
@@ -160,13 +152,10 @@ static int reserve(Bpe *bpe, int64_t size) {
 
 /* Where the ids of a document end that begin at ``to``, or NULL. */
 static char *encoded(Bpe *bpe, const char *text, int64_t size, char *to) {
-    int ascii = is_ascii(text, size);
-    if (size == 0 || (!ascii && bpe->kinds == NULL)) return size == 0 ? to : NULL;
+    if (size == 0) return to;
     memcpy(bpe->text, text, (size_t)size);
     memset(bpe->text + size, '\n', PAD); /* white space at the end goes on in it, so that its last character stays with it */
-    if (ascii) core_mark_ascii(bpe->text, (size + 63) / 64, bpe->starts);
-    else if (core_mark_any(bpe->text, size, bpe->kinds, bpe->starts) < 0) return NULL;
-    return put_words(bpe, size, to);
+    return core_mark(bpe->text, size, bpe->kinds, bpe->starts) < 0 ? NULL : put_words(bpe, size, to);
 }
 
 static PyObject *bpe_encode(PyObject *object, PyObject *args) {

@@ -232,8 +232,7 @@ int core_add_tokens(PyObject *module);
 /* words.c: a bit for each byte of a text, set where a word begins. The text is padded by newlines. */
 #define NUM_KINDS 0x110000 /* code points, each of a kind: 0 unknown, 1 white space, 2 letter, 3 number, 4 other */
 
-void core_mark_ascii(const unsigned char *text, int64_t num_blocks, uint64_t *starts); /* of 64 bytes */
-int core_mark_any(const unsigned char *text, int64_t size, const unsigned char *kinds, uint64_t *starts);
+int core_mark(const unsigned char *text, int64_t size, const unsigned char *kinds, uint64_t *starts);
 void core_begin(uint64_t *starts, int64_t at);
 int core_contraction(const unsigned char *at);
 
