@@ -20,6 +20,7 @@ PIECE_BYTES = 1 << 20
 WHOLE_BYTES = 4 << 20  # a stretch without a place to cut that is still encoded at once
 AROUND = 512  # characters on either side on which a cut is proven
 TRIES = 64  # in each stretch
+NEAR_BYTES = 1 << 13  # of a stretch that are looked at first
 # Between words, before or at a space or a line end: whichever the tokenizer splits at.
 PLACES = re.compile(r"(?<=\w) (?=\w)|(?<=\S)\n(?=\S)|(?<=[^\W_])(?=[.,;:!?。、，！？])")
 
@@ -87,7 +88,12 @@ def _later(document: bytes, start: int, encode: Encode) -> tuple[int, int]:
 
 def _first_proven(document: bytes, at: int, encode: Encode) -> tuple[int, int] | None:
     """The end of one piece and the start of the next, the first that is proven in the stretch from ``at`` on."""
-    first, last = character(document, max(0, at - 4 * AROUND)), character(document, at + PIECE_BYTES + 4 * AROUND)
+    near = _proven_within(document, at, min(NEAR_BYTES, PIECE_BYTES), encode)  # most texts have one there
+    return _proven_within(document, at, PIECE_BYTES, encode) if near is None else near
+
+
+def _proven_within(document: bytes, at: int, size: int, encode: Encode) -> tuple[int, int] | None:
+    first, last = character(document, max(0, at - 4 * AROUND)), character(document, at + size + 4 * AROUND)
     text = document[first:last].decode()
     begin = len(document[first : character(document, at)].decode())
     for match in islice(PLACES.finditer(text, begin, max(begin, len(text) - AROUND)), TRIES):

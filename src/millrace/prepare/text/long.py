@@ -11,6 +11,7 @@ import numpy as np
 from millrace.native import core
 from millrace.prepare.text.clean import clean_block, is_utf8
 from millrace.text.breaks import is_long
+from millrace.text.tokenizer import measured
 from millrace.text.words import character
 
 __all__ = ["blocks", "check_utf8", "clean_long", "is_long", "num_characters"]
@@ -81,5 +82,7 @@ def check_utf8(document: bytes) -> None:
 
 def num_characters(document: bytes) -> int:
     """Of valid utf-8: bytes that go on with a character are none of their own."""
+    if core:
+        return int(measured([document])[1][0])
     data = np.frombuffer(document, np.int8)
     return sum(int((data[start : start + BLOCK] >= -64).sum()) for start in range(0, len(data), BLOCK))
