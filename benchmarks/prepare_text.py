@@ -11,7 +11,10 @@ so slow that they get the first files alone.
 
 An engine alone has its processes to start and its vocabulary to load too, and is given documents that are split
 already, 4,000 joined by a special token, which is the fastest of its ways to encode many. Its ids are counted and
-thrown away: nothing is hashed, compared, written.
+thrown away: nothing is hashed, compared, written. ``undivided`` it gets whole files, as if there were no documents.
+
+The same text is prepared in other forms too, with defaults: a record of JSON for each Python file, with lines that end
+in CRLF, and each of the files of 8 MB as one document.
 """
 
 from __future__ import annotations
@@ -43,7 +46,15 @@ QUICK_ROUNDS = 3  # times as many
 ENGINES = ("tiktoken", "gigatoken", "millrace")  # the last is the core's own
 CORPORA = {"tiktoken": ("text",)} | dict.fromkeys(("gigatoken", "millrace", "bytes"), ("text", "copies"))
 # What is measured end to end on an engine, and against whose raw rate: its own, and that of the fastest that is not ours.
-SHARES = (("tiktoken", "tiktoken"), ("millrace", "gigatoken"), ("millrace", "millrace"))
+SHARES = (
+    *(("tiktoken", "tiktoken alone"), ("millrace", "gigatoken alone"), ("millrace", "millrace alone")),
+    ("millrace", "gigatoken alone, undivided"),
+)
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "JSON lines": ("records", {}),
+    "CRLF": ("crlf", {}),
+    "documents of 8 MB": ("text", {"document": "file", "val": 0}),
+}
 AS_IS: dict[str, Any] = {"normalize": False, "dedup": "none"}
 
 
@@ -79,10 +90,18 @@ def contestants(folder: Path, peers: str | None) -> dict[str, Callable[[], float
     found: dict[str, Callable[[], float]] = {}
     for engine in ENGINES:
         found[f"{engine} alone"] = partial(on, engine, folder, partial(engine_alone, folder, engine))
+        if engine != "tiktoken":
+            found[f"{engine} alone, undivided"] = partial(
+                on, engine, folder, partial(engine_alone, folder, engine, is_whole=True)
+            )
         found[f"millrace on {engine}, no dedup, no normalize"] = partial(
             on, engine, folder, partial(ours, folder, CORPORA[engine], **AS_IS)
         )
         found[f"millrace on {engine}, defaults"] = partial(on, engine, folder, partial(ours, folder, CORPORA[engine]))
+    for form, (corpus, options) in FORMS.items():
+        found[f"millrace, {form}, defaults"] = partial(
+            on, "millrace", folder, partial(ours, folder, (corpus,), **options), (corpus,)
+        )
     one = {"tokenizer": "bytes", "workers": 1}
     found["millrace, bytes, 1 worker, no dedup, no normalize"] = partial(
         on, "bytes", folder, partial(ours, folder, CORPORA["bytes"], **one, **AS_IS)
@@ -106,9 +125,9 @@ def promises(found: dict[str, float], rounds: dict[str, list[float]]) -> list[di
     made = []
     for engine, other in SHARES:
         for how, limit in (("no dedup, no normalize", 0.9), ("defaults", 0.75)):
-            pairs = zip(rounds[f"millrace on {engine}, {how}"], rounds[f"{other} alone"], strict=True)
+            pairs = zip(rounds[f"millrace on {engine}, {how}"], rounds[other], strict=True)
             ratios = share([ours / raw for ours, raw in pairs])
-            what = f"on {engine}, share of {other}'s raw rate, {how}"
+            what = f"on {engine}, share of {other}, {how}"
             made.append(verdict(what, ratios["median"], limit) | {"between": ratios["between"]})
     bytes_found = found["millrace, bytes, 1 worker, no dedup, no normalize"]
     made.append(verdict("bytes, MB/s on one core, no dedup, no normalize", bytes_found, 200))
@@ -145,17 +164,20 @@ def sources() -> Iterator[bytes]:
 
 
 def make_corpus(folder: Path, megabytes: int, copies: int) -> None:
-    """``text/*.txt`` of about 8 MB each, ``copies/``; the first files once more as JSON lines, and GPT-2's tokenizer.json."""
+    """``text/*.txt`` of about 8 MB each, ``copies/`` and other forms of it; the first files for peers, GPT-2's tokenizer.json."""
     from millrace.text.load import gpt2
 
-    for made in ("text", "copies", "peers/text", "peers/jsonl"):
+    for made in ("text", "copies", "records", "crlf", "peers/text", "peers/jsonl"):
         (folder / made).mkdir(parents=True)
-    limit, total, number, chunk = megabytes * 1_000_000, 0, 0, b""
+    limit, total, number, chunk, records = megabytes * 1_000_000, 0, 0, b"", b""
     for data in sources():
         chunk += data + b"\n\n"
+        records += json.dumps({"text": data.decode()}, ensure_ascii=False).encode() + b"\n"
         if len(chunk) >= FILE_BYTES or total + len(chunk) >= limit:
             (folder / "text" / f"{number:03d}.txt").write_bytes(chunk)
-            total, number, chunk = total + len(chunk), number + 1, b""
+            (folder / "crlf" / f"{number:03d}.txt").write_bytes(chunk.replace(b"\n", b"\r\n"))
+            (folder / "records" / f"{number:03d}.jsonl").write_bytes(records)
+            total, number, chunk, records = total + len(chunk), number + 1, b"", b""
         if total >= limit:
             break
     for path in files(folder, ("text",)):
@@ -187,11 +209,11 @@ def timed(size: int, work: Callable[[], Any], folder: Path | None = None) -> flo
     return found
 
 
-def on(engine: str, folder: Path, work: Callable[[], Any]) -> float:
+def on(engine: str, folder: Path, work: Callable[[], Any], corpora: Sequence[str] | None = None) -> float:
     """MB/s with this engine, in this process and those it starts."""
     os.environ["MILLRACE_BPE"] = engine
     try:
-        return timed(size_of(folder, CORPORA[engine]), work, folder)
+        return timed(size_of(folder, corpora or CORPORA[engine]), work, folder)
     finally:
         del os.environ["MILLRACE_BPE"]
 
@@ -223,14 +245,15 @@ def _encoder(vocabulary: str, engine: str) -> Callable[[list[bytes]], int]:
     return lambda documents: len(encode(separator.join(documents)))
 
 
-def _encode(vocabulary: str, engine: str, path: Path) -> int:
+def _encode(vocabulary: str, engine: str, path: Path, is_whole: bool = False) -> int:
     """The engine on documents that are split already."""
-    encode, documents = _encoder(vocabulary, engine), path.read_bytes().split(b"\n\n")
+    encode, text = _encoder(vocabulary, engine), path.read_bytes()
+    documents = [text] if is_whole else text.split(b"\n\n")
     return sum(encode(documents[first : first + 4000]) for first in range(0, len(documents), 4000))
 
 
-def engine_alone(folder: Path, engine: str) -> int:
-    work = partial(_encode, str(folder / "tokenizer.json"), engine)
+def engine_alone(folder: Path, engine: str, is_whole: bool = False) -> int:
+    work = partial(_encode, str(folder / "tokenizer.json"), engine, is_whole=is_whole)
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         return sum(pool.imap_unordered(work, files(folder, CORPORA[engine])))
 
