@@ -35,7 +35,7 @@ static int seen_grow(Seen *seen, uint64_t room) {
     return 0;
 }
 
-static int is_full(uint64_t room, uint64_t count) { return count >= room / 4 * 3; }
+static int is_full(uint64_t room, uint64_t count) { return count > room / 4 * 3; }
 
 /* Whether a key is new; it is kept. -1 without memory. */
 static int seen_key(Seen *seen, const uint64_t *key) {

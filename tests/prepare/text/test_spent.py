@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import millrace as mr
-from millrace.prepare.text import part
+from millrace.prepare.text import part, reading
 from millrace.store import journal
 from millrace.testing import Fault, count_steps, run_forked, tree_digest
 
@@ -97,3 +97,25 @@ def test_parts_of_a_shard_that_was_lost_since_are_made_anew(source, tmp_path, pa
     assert tree_digest(out) == whole
     if workers == 1:
         assert 0 < len(parts_read) < total
+
+
+def test_shards_stay_where_a_part_that_one_needs_cannot_be_read_again(source, tmp_path, monkeypatch):
+    out, partial, options = tmp_path / "out", tmp_path / "out.partial", {**OPTIONS, "part_bytes": 1 << 20, "workers": 1}
+    with count_steps() as steps:
+        mr.prepare_text(source, out, **options)
+    whole = tree_digest(out)
+    shutil.rmtree(out)
+    last = max(at for at, (what, _) in enumerate(steps, 1) if what == "truncate")
+    assert run_forked(mr.prepare_text, source, out, fault=Fault(last + 1, "kill"), **options) == -9
+    shutil.rmtree(max((partial / "shards").iterdir()))
+
+    def fail(source):
+        raise mr.SourceError("it cannot be read now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "check_unchanged", fail)
+        with pytest.raises(mr.SourceError, match="cannot be read now"):
+            mr.prepare_text(source, out, **options)
+    assert len(list((partial / "shards").iterdir())) > 3
+    mr.prepare_text(source, out, **options)
+    assert tree_digest(out) == whole

@@ -17,7 +17,7 @@ from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
 ENTRY = np.dtype([("key", "<u8", 2), ("number", "<i8")])
-PARTITION_ENTRIES = 3 << 20  # 72 MiB in memory, and 64 MiB for the core to find them by
+PARTITION_ENTRIES = 3_000_000  # 72 MB in memory, and 64 MiB for the core to find them by
 PIECE_ENTRIES = 1 << 16
 MASK_UNITS = 16_000_000  # numbers that are marked in one go: 16 MB, and 8 bytes for each repeat among them
 

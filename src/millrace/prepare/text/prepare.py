@@ -109,7 +109,8 @@ class _Preparation:
             return self._prepare(self._find(spool(self._partial.folder)) if stdin else sources)
         except MillraceError:
             is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
-            if is_mine and not any((self._partial.folder / "parts").glob("*[0-9]/done.json")):
+            parts = (self._partial.folder / "parts").glob("*[0-9]/done.json")
+            if is_mine and not self._partial.entries and not any(parts):
                 self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
             raise
         finally:
