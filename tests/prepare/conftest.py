@@ -20,9 +20,24 @@ import pytest
 import xxhash
 
 import millrace as mr
+from millrace.prepare.text import part
 
 # Of Python's own library: prose in docstrings, code, and some characters that are not ASCII.
 MODULES = ("textwrap", "bisect", "heapq", "keyword", "this", "stat", "string", "contextlib", "queue", "shlex")
+
+
+@pytest.fixture
+def parts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the parts of text that were read in this process, not found finished."""
+    found: list[int] = []
+    run = part._Maker.run
+
+    def counted(self: part._Maker) -> part.PartDone:
+        found.append(self._task.part.number)
+        return run(self)
+
+    monkeypatch.setattr(part._Maker, "run", counted)
+    return found
 
 
 @pytest.fixture(scope="session")

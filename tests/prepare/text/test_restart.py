@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 import millrace as mr
-from millrace.prepare.text import part
 from millrace.testing import (
     Fault,
     NotPossibleHere,
@@ -80,19 +79,6 @@ def open_files():
 @pytest.fixture
 def tiny(tmp_path):
     return Tiny(tmp_path)
-
-
-@pytest.fixture
-def parts_read(monkeypatch):
-    """The numbers of the parts that were read, not found finished."""
-    found, run = [], part._Maker.run
-
-    def counted(self):
-        found.append(self._task.part.number)
-        return run(self)
-
-    monkeypatch.setattr(part._Maker, "run", counted)
-    return found
 
 
 @pytest.mark.parametrize("workers", [2, 3])

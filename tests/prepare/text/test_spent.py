@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import millrace as mr
-from millrace.prepare.text import part, reading
+from millrace.prepare.text import reading
 from millrace.store import journal
 from millrace.testing import Fault, count_steps, run_forked, tree_digest
 
@@ -23,18 +23,6 @@ def source(tmp_path):
         for k in range(400):
             file.write(json.dumps({"text": f"record {k} " + "abc " * (k % 30), "loss": [[0, 6]]}) + "\n")
     return str(tmp_path / "a.jsonl")
-
-
-@pytest.fixture
-def parts_read(monkeypatch):
-    found, run = [], part._Maker.run
-
-    def counted(self):
-        found.append(self._task.part.number)
-        return run(self)
-
-    monkeypatch.setattr(part._Maker, "run", counted)
-    return found
 
 
 def on_disk(out, name):
@@ -93,10 +81,11 @@ def test_parts_of_a_shard_that_was_lost_since_are_made_anew(source, tmp_path, pa
     lost = json.loads((partial / journal.NAME).read_bytes().splitlines()[-2])
     shutil.rmtree(partial / "shards" / f"{lost['split']}-{lost['number']:05d}")
     parts_read.clear()
-    mr.prepare_text(source, out, workers=workers, **OPTIONS)
+    report = mr.prepare_text(source, out, workers=workers, **OPTIONS)
     assert tree_digest(out) == whole
     if workers == 1:
         assert 0 < len(parts_read) < total
+    assert any(f"{len(parts_read) or ''} parts were read again" in note for note in report.notes)
 
 
 def test_shards_stay_where_a_part_that_one_needs_cannot_be_read_again(source, tmp_path, monkeypatch):

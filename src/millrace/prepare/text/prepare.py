@@ -300,7 +300,10 @@ class _Preparation:
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         missing.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
         spending = spent.Spending(self._partial.folder, done, missing)
-        for _ in self._run(prepare_part, [self._tasks[number] for number in spending.missing()]):
+        if again := [self._tasks[number] for number in spending.missing()]:
+            self._notes.append(f"{len(again):,} parts were read again: a shard made of them was damaged since")
+            self._progress("note", 0, 0, {"note": self._notes[-1]})
+        for _ in self._run(prepare_part, again):
             pass
         for finished, (number, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
