@@ -6,6 +6,7 @@ platform that has none of them; this must happen before millrace is imported, so
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import shutil
@@ -89,6 +90,20 @@ def undisturbed_s() -> Callable[..., float]:
         return min(took)
 
     return measure
+
+
+@pytest.fixture(scope="session")
+def held_open() -> Callable[[], list[str]]:
+    """What this process's descriptors lead to: a mere count also changes by what earlier tests left to the collector."""
+
+    def targets() -> list[str]:
+        found = []
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the one that lists
+                found.append(os.readlink(f"/proc/self/fd/{number}"))
+        return found
+
+    return targets
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from millrace.feed.program import Program
 from millrace.native import core
 from millrace.store.columns import ColumnArray
 from millrace.store.memory import array_store
+from millrace.testing import expect_no_leaks
 
 pytestmark = pytest.mark.needs_core
 
@@ -219,22 +220,18 @@ def test_an_error_in_a_thread_reaches_the_loop_at_its_batch(always_ahead, tmp_pa
 
 
 def test_a_thousand_feeds_leave_nothing(always_ahead):
-    def resources():
-        gc.collect()
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
-
     feed = small_feed(workers=2)
     next(iter(feed))
     feed.close()
-    before, memory = resources(), anonymous_bytes()
-    for number in range(1000):
-        feed = small_feed(workers=2, seed=number)
-        iterator = iter(feed)
-        next(iterator)
-        if number % 2:
-            feed.close()
-        del iterator, feed
-    assert resources() == before
+    memory = anonymous_bytes()
+    with expect_no_leaks():
+        for number in range(1000):
+            feed = small_feed(workers=2, seed=number)
+            iterator = iter(feed)
+            next(iterator)
+            if number % 2:
+                feed.close()
+            del iterator, feed
     assert anonymous_bytes() < memory + (4 << 20)  # ten rings' worth of slots would be more
 
 
