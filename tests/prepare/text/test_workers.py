@@ -99,6 +99,12 @@ def test_a_worker_that_dies_is_named_also_where_the_corpus_is_one_part(source, o
         mr.prepare_text(source, out, workers=2, filter="poisoned_filters:exits", **{**OPTIONS, "part_bytes": 1 << 20})
 
 
+def test_no_process_starts_for_a_corpus_of_one_part(source, out, monkeypatch):
+    monkeypatch.setattr(local, "_Worker", None)
+    report = mr.prepare_text(source, out, workers=2, **{**OPTIONS, "part_bytes": 1 << 20, "shard_tokens": 1000})
+    assert report.shards["train"] > 2
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_filter_that_raises_is_named_with_the_document(source, out, workers):
     with pytest.raises(

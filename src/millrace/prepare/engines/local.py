@@ -73,6 +73,10 @@ class Workers:
         self._count = count
         self._workers: list[_Worker] = []
 
+    def limit(self, count: int) -> None:
+        """No more than ``count`` from now on: a process that starts costs more than a small task."""
+        self._count = max(1, min(self._count, count))
+
     def start(self, function: Callable[[Any], Any], num_tasks: int, *, apart: bool = False) -> bool:
         """Starts what ``run`` will need, without waiting for it; False where the tasks run in this process."""
         if num_tasks == 0 or (not apart and min(self._count, num_tasks) == 1):

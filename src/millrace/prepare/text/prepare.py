@@ -164,6 +164,7 @@ class _Preparation:
             self._notes.append(note)
         sources = self._unpacked(sources)
         parts = cut_parts(sources, self._reading.part_bytes)
+        self._workers.limit(len(parts))  # also for shards, which are less work
         # While the vocabulary loads.
         is_apart = self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
         tokenizer = self._tokenizer(sources, parts, existing)
