@@ -49,22 +49,21 @@ def longer_record(options: ReadOptions) -> str:
 
 def json_documents(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> Iterator[tuple[int, Document]]:
     """The text of each line's object; empty lines are none."""
-    fields = [field for field in (options.text_field, options.mask_field) if field is not None]
-    keys = [json.dumps(field, ensure_ascii=False).encode() for field in fields]
+    parser = _Parser()
     for offset, line in lines:
         if not line or line.isspace():
             continue
         try:
             if len(line) > options.max_document:
                 raise Bad(offset, f"longer than {options.max_document:,} bytes", line)
-            yield offset, _json_document(offset, line, options, any(line.count(key) > 1 for key in keys))
+            yield offset, _json_document(offset, line, options, parser)
         except Bad as bad:
             yield offset, bad
 
 
-def _json_document(offset: int, line: bytes, options: ReadOptions, is_suspect: bool) -> bytes:
+def _json_document(offset: int, line: bytes, options: ReadOptions, parser: _Parser) -> bytes:
     field, mask = options.text_field, options.mask_field
-    record = _parsed(offset, line, options, is_suspect)
+    record = _parsed(offset, line, options, parser)
     if not isinstance(record, dict):
         raise Bad(offset, f"not a JSON object: a {type(record).__name__}", line)
     if field not in record:
@@ -90,17 +89,29 @@ def with_mask(place: int, text: str, value: Any, data: bytes, options: ReadOptio
         raise Bad(place, f"bad mask ({options.mask_field!r}): {error}", data) from None
 
 
-def _parsed(offset: int, line: bytes, options: ReadOptions, is_suspect: bool) -> Any:
-    """The value of a line; where the field may stand twice in it, it is looked for."""
-    objects: list[list[tuple[str, Any]]] = []
+class _Parser:
+    """JSON, of which it is known what stands twice in an object."""
 
-    def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        objects[:] = [pairs]  # the outermost object comes last
+    def __init__(self) -> None:
+        self._decode = json.JSONDecoder(object_pairs_hook=self._keep).decode
+        self._pairs: list[tuple[str, Any]] = []
+
+    def _keep(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._pairs = pairs  # the outermost object comes last
         return dict(pairs)
 
+    def parse(self, text: str) -> tuple[Any, list[str]]:
+        """The value, and the names of its fields."""
+        value = self._decode(text)
+        pairs, self._pairs = self._pairs, []
+        return value, [name for name, _ in pairs]
+
+
+def _parsed(offset: int, line: bytes, options: ReadOptions, parser: _Parser) -> Any:
+    """The value of a line, an object only where no field that is asked for stands twice in it."""
     try:
         text = line.decode(errors="surrogateescape" if options.on_error == "replace" else "strict")
-        record = json.loads(text, object_pairs_hook=keep if is_suspect else None)
+        record, names = parser.parse(text)
     except UnicodeDecodeError as error:
         bad = line[error.start : error.start + 8]
         raise Bad(offset + error.start, f"invalid utf-8 ({bad.hex(' ')})", line) from None
@@ -108,10 +119,9 @@ def _parsed(offset: int, line: bytes, options: ReadOptions, is_suspect: bool) ->
         raise Bad(offset, f"not JSON: {error.msg} at character {error.pos} of the line", line) from None
     except (ValueError, RecursionError) as error:  # a number of many digits, objects in objects in objects
         raise Bad(offset, f"not JSON that can be read: {error}", line) from None
-    if is_suspect and isinstance(record, dict):
-        for field in (options.text_field, options.mask_field):
-            if [name for name, _ in objects[0]].count(field or "") > 1 and field is not None:
-                raise Bad(offset, f"field {field!r} stands twice in the object", line)
+    for field in (options.text_field, options.mask_field):
+        if field is not None and isinstance(record, dict) and names.count(field) > 1:
+            raise Bad(offset, f"field {field!r} stands twice in the object", line)
     return record
 
 

@@ -22,7 +22,7 @@ from millrace.text.words import character
 
 CHECK_DOCUMENTS = 200  # on which a fast engine must give the ids of the slow one
 CHECK_PARTS = 50  # from the beginnings of about this many parts
-CHECK_CHARS = 10_000  # of each; the slow engine needs 200 bytes of memory per byte
+CHECK_BYTES = 2_000  # of each: two hundred whole documents would take a second, and 200 times their size of memory
 SHORT = 1 << 20  # a document of which less is left of what is asked for is taken whole
 TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of slices spread over the corpus, this much in all
 SLICE_BYTES = 8 << 20
@@ -74,9 +74,13 @@ def check_engine(tokenizer: Tokenizer, sources: Sequence[Source], parts: Sequenc
     if isinstance(tokenizer, HuggingFaceTokenizer):
         chosen = parts[:: max(1, len(parts) // CHECK_PARTS)]
         each = -(-CHECK_DOCUMENTS // max(1, len(chosen)))
-        found = (document for part in chosen for document in islice(documents(sources, [part], options), each))
-        # Their beginnings: two hundred whole documents would fill the memory.
-        tokenizer.check([d[: 4 * CHECK_CHARS].decode(errors="ignore")[:CHECK_CHARS].encode() for d in found])
+        tokenizer.check([text for part in chosen for text in islice(_beginnings(sources, part, options), each)])
+
+
+def _beginnings(sources: Sequence[Source], part: Part, options: ReadOptions) -> Iterator[bytes]:
+    for document in _readable(sources, part, options):
+        if text := _usable(document[: character(document, CHECK_BYTES)], options):
+            yield text
 
 
 def documents(
@@ -85,18 +89,20 @@ def documents(
     """Cleaned documents of the corpus in order; what cannot be read is left for the parts to report."""
     for part in parts:
         taken = 0
-        for unit in part.units:
-            for _, document in read_documents(sources[unit.source], unit, options):
-                if isinstance(document, Bad):
-                    continue
-                text = _usable(document if limit is None else _beginning(document, limit - taken), options)
-                taken += len(document)
-                if text:
-                    yield text
-                if limit is not None and taken >= limit:
-                    break
+        for document in _readable(sources, part, options):
+            text = _usable(document if limit is None else _beginning(document, limit - taken), options)
+            taken += len(document)
+            if text:
+                yield text
             if limit is not None and taken >= limit:
                 break
+
+
+def _readable(sources: Sequence[Source], part: Part, options: ReadOptions) -> Iterator[bytes]:
+    for unit in part.units:
+        for _, document in read_documents(sources[unit.source], unit, options):
+            if not isinstance(document, Bad):
+                yield document
 
 
 def _beginning(document: bytes, limit: int) -> bytes:
