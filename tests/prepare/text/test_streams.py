@@ -216,9 +216,9 @@ except SourceError as error:
 
 
 def in_little_memory(path: Path, document: str, cutting: str = "stop") -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), document, cutting], capture_output=True, text=True, check=False
-    )
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # one thread for each core would need room of its own
+    command = [sys.executable, "-c", SCRIPT, str(path), document, cutting]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
