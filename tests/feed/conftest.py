@@ -37,6 +37,12 @@ def fail(batch, rng):
 def feed_of(transform, **options):
     return mr.Feed(view, batch=4, device="numpy", transform=transform, **{"workers": 3, "depth": 5, **options})
 
+def until_awaited(feed):
+    # Before that the main thread is still starting threads, which Python itself does not do safely under a signal.
+    while feed.live is None or not feed.live._taking.locked():
+        time.sleep(0.01)
+    time.sleep(0.1)  # from there to the wait
+
 def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("millrace-")]
 """

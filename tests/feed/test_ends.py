@@ -89,12 +89,15 @@ def test_ctrl_c_while_a_transform_works(run):
     code, out, err = run(
         """
 def work(batch, rng):
-    os.write(1, b"working\\n" if batch.positions[0] == 0 else b"")
+    if batch.positions[0] == 0:
+        until_awaited(feed)
+        os.write(1, b"working\\n")
     time.sleep(0.3)
     return batch
 
+feed = feed_of(work, depth=1)
 try:
-    for batch in feed_of(work, depth=1):
+    for batch in feed:
         time.sleep(0.2)
 finally:
     print(threads())
@@ -111,8 +114,13 @@ def test_ctrl_c_while_a_transform_never_returns(run):
     """Twelve threads that cannot be ended must not keep the program, nor one after the other delay its end."""
     code, out, err = run(
         """
+def wait_and_stick(batch, rng):
+    until_awaited(feed)
+    stuck(batch, rng)
+
+feed = feed_of(wait_and_stick, workers=12, depth=12)
 try:
-    for batch in feed_of(stuck, workers=12, depth=12):
+    for batch in feed:
         pass
 except KeyboardInterrupt:
     sys.exit(130)
@@ -194,8 +202,12 @@ def test_the_interpreter_ends_by_an_error_with_a_live_iterator(run):
 
 def test_close_from_another_thread_ends_a_waiting_loop(run):
     code, out, err = run("""
+def close():
+    until_awaited(feed)
+    feed.close()
+
 feed = feed_of(stuck, workers=1)
-threading.Timer(0.3, feed.close).start()
+threading.Thread(target=close).start()
 try:
     for batch in feed:
         pass

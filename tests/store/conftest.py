@@ -127,7 +127,7 @@ def laid_store() -> type[LaidStore]:
 def memory_folder() -> Iterator[Path]:
     """A folder for very many files: in memory where there is such a place, and gone when the module is done."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="millrace-many-", dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix="many-stores-", dir=place) as folder:
         yield Path(folder)
 
 

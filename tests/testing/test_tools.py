@@ -240,6 +240,31 @@ def test_what_is_left_behind_is_listed(leak, shown):
     undo.pop()()
 
 
+OTHER_PROGRAM = """
+import os, sys
+from multiprocessing import shared_memory
+if os.fork():
+    os._exit(0)  # what goes on is nobody's child
+sys.stdin.readline()
+memory = shared_memory.SharedMemory(create=True, size=100)
+print(memory.name, flush=True)
+sys.stdin.readline()
+memory.unlink()
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no folder of shared memory")
+def test_shared_memory_of_another_program_is_no_leak():
+    command = [sys.executable, "-c", OTHER_PROGRAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.wait()
+        with expect_no_leaks(grace_s=0):
+            print(file=process.stdin, flush=True)
+            name = process.stdout.readline().strip()
+            assert os.path.exists(f"/dev/shm/{name}")
+        process.communicate("\n")
+
+
 def test_what_ends_a_moment_later_is_no_leak():
     with expect_no_leaks():
         threading.Thread(target=time.sleep, args=(0.2,)).start()

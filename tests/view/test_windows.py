@@ -259,6 +259,7 @@ def test_a_giant_record_needs_no_memory_per_sample():
     rows = 10**10 + 71
     values = np.broadcast_to(np.float32(7), (rows,))  # one number, however long
     store = mr.from_arrays({"values": values}, [0, rows])
+    mr.Windows(store, lookback=2, horizon=1)[[0]]  # what is imported lazily is imported now
     tracemalloc.start()
     try:
         view = mr.Windows(store, lookback=64, horizon=8)

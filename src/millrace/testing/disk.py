@@ -19,7 +19,7 @@ def small_disk(num_bytes: int) -> Iterator[Path]:
     """A folder on a file system of this size; needs root, to mount it."""
     if os.name != "posix" or os.geteuid() != 0:
         raise NotPossibleHere("small_disk mounts a tmpfs, which needs root")
-    with tempfile.TemporaryDirectory(prefix="millrace-disk-") as folder:
+    with tempfile.TemporaryDirectory(prefix="small-disk-") as folder:
         options = ["-t", "tmpfs", "-o", f"size={num_bytes},mode=755", "millrace-small-disk", folder]
         mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
         if mounted.returncode:

@@ -27,8 +27,9 @@ _KEPT = ("/dev/urandom", "/dev/random", "/dev/null")
 def expect_no_leaks(*, grace_s: float = 2.0, prefixes: tuple[str, ...] = PREFIXES) -> Iterator[None]:
     """Raises ``AssertionError`` listing what the block left: processes, descriptors, threads, shared memory, files.
 
-    Ending takes a moment, so that leaks are looked for until none is found or ``grace_s`` has passed. Temporary
-    files count where their names start with one of ``prefixes``. A block that raises is not examined.
+    Ending takes a moment, so that leaks are looked for until none is found or ``grace_s`` has passed. Shared memory counts
+    where no other program has it in use, temporary files where their names start with one of ``prefixes``. A block that
+    raises is not examined.
     """
     before = _everything(prefixes)
     yield
@@ -94,4 +95,17 @@ def _names(folder: str, prefixes: tuple[str, ...]) -> Iterator[str]:
 
 def _shared_memory() -> Iterator[str]:
     """Shared memory is a plain file there; folders are somebody's temporary ones."""
-    return (name for name in _names(SHARED_MEMORY, ("",)) if not os.path.isdir(name.removeprefix("file ")))
+    for name in _names(SHARED_MEMORY, ("",)):
+        path = name.removeprefix("file ")
+        if not os.path.isdir(path) and not _is_of_others(path):
+            yield name
+
+
+def _is_of_others(path: str) -> bool:
+    """Whether a process that is not of this program has it in use."""
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    for pid in set(psutil.pids()) - ours:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
+            if any(line.rstrip().endswith(path) for line in maps):
+                return True
+    return False
