@@ -1,12 +1,16 @@
 """The threads that run a user's transform ahead of the training loop, in exact order.
 
 Every batch is a pure function of its number, so any thread may make any batch. Threads hold no reference to
-the iterator that started them: dropping it ends them.
+the iterator that started them: dropping it ends them. Numbers and batches go through queues that a signal at any
+moment leaves whole, which is not true of a condition and its lock.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import queue
 import threading
 import time
 import weakref
@@ -16,6 +20,7 @@ from typing import Any, TypeAlias
 from millrace.errors import FeedError
 
 Make: TypeAlias = Callable[[int], Any]
+Outcome: TypeAlias = tuple[Any, BaseException | None]
 JOIN_S = 2.0  # for all threads together: a transform that never returns must not keep the program alive
 
 
@@ -23,10 +28,13 @@ class Stage:
     """Makes batches 0, 1, 2, ... by ``make`` in ``workers`` threads, at most ``depth`` ahead of the consumer."""
 
     def __init__(self, make: Make, *, workers: int, depth: int, count: int | None) -> None:
-        shared = self._shared = _Shared(make, depth, count)
-        self.num_workers = workers
+        self.num_workers, self._depth = workers, depth
+        self._count = math.inf if count is None else count
+        shared = self._shared = _Shared()
+        for batch in range(depth):
+            self._ask_for(batch)
         self._threads = [
-            threading.Thread(target=_work, args=(shared,), name=f"millrace-transform-{k}", daemon=True)
+            threading.Thread(target=_work, args=(shared, make), name=f"millrace-transform-{k}", daemon=True)
             for k in range(workers)
         ]
         # Runs at garbage collection and at interpreter exit, whichever comes first.
@@ -38,6 +46,12 @@ class Stage:
             self._finish()
             raise
 
+    def _ask_for(self, batch: int) -> None:
+        if batch < self._count:
+            self._shared.asked.put(batch)
+        elif batch == self._count:
+            self._shared.end(self.num_workers)
+
     def take(self, batch: int) -> Any:
         """The next batch, which is number ``batch``; raises what its transform raised."""
         found = self.poll(batch, True)
@@ -48,14 +62,18 @@ class Stage:
     def poll(self, batch: int, wait: bool) -> Any:
         """The same; None where it is not ready and ``wait`` is false, or there is none."""
         shared = self._shared
-        with shared.changed:
-            while batch not in shared.done:
-                if shared.is_closed or not wait or (shared.count is not None and batch >= shared.count):
+        while (outcome := shared.done.pop(batch, None)) is None:
+            if shared.is_closed or batch >= self._count:
+                return None
+            try:
+                made = shared.made.get(wait, 1.0)  # a bounded wait, so that Ctrl-C is seen on every platform
+            except queue.Empty:
+                if not wait:
                     return None
-                shared.changed.wait(timeout=1.0)  # a bounded wait, so that Ctrl-C is seen on every platform
-            result, error = shared.done.pop(batch)
-            shared.taken = batch + 1
-            shared.changed.notify_all()
+            else:
+                shared.done |= made
+        self._ask_for(batch + self._depth)
+        result, error = outcome
         if error is not None:
             raise error
         return result
@@ -68,45 +86,39 @@ class Stage:
 
 
 class _Shared:
-    def __init__(self, make: Make, depth: int, count: int | None) -> None:
-        self.make, self.depth, self.count = make, depth, count
-        self.changed = threading.Condition()
-        self.done: dict[int, tuple[Any, BaseException | None]] = {}
-        self.next = self.taken = 0
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # numbers of batches; None ends a thread
+        self.made: queue.SimpleQueue[dict[int, Outcome]] = queue.SimpleQueue()
+        self.done: dict[int, Outcome] = {}  # that the consumer has, and not yet asked for
         self.is_closed = False
         self.process = os.getpid()
 
-    def ticket(self) -> int | None:
-        """The number of the next batch to make, or None when there is no more work."""
-        with self.changed:
-            while True:
-                if self.is_closed or (self.count is not None and self.next >= self.count):
-                    return None
-                if self.next < self.taken + self.depth:
-                    self.next += 1
-                    return self.next - 1
-                self.changed.wait()
+    def end(self, workers: int) -> None:
+        for _ in range(workers):
+            self.asked.put(None)
 
 
-def _work(shared: _Shared) -> None:
-    while (batch := shared.ticket()) is not None:
+def _work(shared: _Shared, make: Make) -> None:
+    while (batch := shared.asked.get()) is not None and not shared.is_closed:
         try:
-            outcome: tuple[Any, BaseException | None] = (shared.make(batch), None)
+            outcome: Outcome = (make(batch), None)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
             outcome = (None, error)
-        with shared.changed:
-            shared.done[batch] = outcome
-            del outcome  # else this thread would hold the batch's slot until it makes another
-            shared.changed.notify_all()
+        if not shared.is_closed:
+            shared.made.put({batch: outcome})
+        del outcome  # else this thread would hold the batch's slot until it makes another
 
 
 def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
     if shared.process != os.getpid():
-        return  # a forked child has none of the threads, and one of them may have held the lock
-    with shared.changed:
-        shared.is_closed = True
-        shared.done.clear()
-        shared.changed.notify_all()
+        return  # a forked child has none of the threads
+    shared.is_closed = True
+    shared.end(len(threads))
+    with contextlib.suppress(queue.Empty):
+        while True:
+            shared.made.get_nowait()  # so that nothing keeps its memory
+    shared.done.clear()
+    shared.made.put({})  # who waits is told
     deadline = time.monotonic() + JOIN_S
     for thread in threads:
         if thread.is_alive() and thread is not threading.current_thread():
