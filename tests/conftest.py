@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -74,6 +75,17 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     native.IN_LINE_BYTES = before
     del os.environ[IN_LINE_BYTES]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files of this process alone: those of tests that run beside it would count among its leaks."""
+    tmp_path_factory.getbasetemp()  # stays where it is
+    multiprocessing.util.get_temp_dir()  # which Python removes at the very end
+    with tempfile.TemporaryDirectory(prefix="pytest-own-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ def test_the_demo_trains_is_killed_and_continues_exactly(tmp_path: Path, capsys:
     text, sensors = facts["text"], facts["sensors"]
     assert text["is_exact"]
     assert text["compared"] >= 4
-    assert text["resumed_from"] == 200 <= text["killed_at"]
+    assert text["killed_at"] >= 250
+    assert text["resumed_from"] in (100, 200)  # on a slow disk the checkpoint of step 200 is still on its way
     assert text["below"] >= 0.5
     assert sensors["ratio"] <= 0.8
     assert 0 < text["wait"] < 1

@@ -196,7 +196,7 @@ def test_killed_at_random_moments(tmp_path, scripts, job, undisturbed_s):
     kills, runs, seen = 0, 0, []
     while kills < rounds and runs < rounds:
         with expect_no_leaks():
-            kills += kill_loop(
+            found = kill_loop(
                 command,
                 rounds - kills,
                 seed + runs,
@@ -207,6 +207,7 @@ def test_killed_at_random_moments(tmp_path, scripts, job, undisturbed_s):
         assert tree_digest(out) == tree_digest(undisturbed), f"MILLRACE_SEED={seed}"
         assert left_beside(out) == ["undisturbed"], f"MILLRACE_SEED={seed}"
         shutil.rmtree(out)
-        runs += 1
+        kills, runs = kills + found, runs + 1
+        whole_s /= 1 if found else 2  # it was measured while others were busy, and takes less now
     print(f"{kills} kills in {runs} runs, {sum(seen)} of them while shards were written")
     assert kills

@@ -162,7 +162,8 @@ def test_kill_loop_kills_the_whole_group_and_then_finishes(tmp_path, capsys):
         kills = kill_loop(
             command, 20, 7, within_s=(0.3, 0.5), done=done.exists, between=lambda: between.append(done.exists())
         )
-    assert between == [False] * kills
+    assert len(between) == kills
+    assert not any(between[:-1])  # the last may have come between the end of the work and that of the process
     assert kills >= 3
     assert done.exists()
     assert "seed=7" in capsys.readouterr().out
@@ -227,7 +228,7 @@ def leak_a_temporary_file(undo):
     ("leak", "shown"),
     [
         (leak_a_process, "process .*: sleep 600"),
-        (leak_a_descriptor, "descriptor .* of /$"),
+        (leak_a_descriptor, "(?m)descriptor .* of /$"),
         (leak_a_thread, "thread forgotten"),
         (leak_shared_memory, "file /dev/shm/millrace-test-"),
         (leak_a_temporary_file, "file .*/millrace-left-"),

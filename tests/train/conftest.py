@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import multiprocessing
+import os
 import socket
 import sys
 import time
@@ -196,12 +199,15 @@ def forkserver() -> Any:
 
 @pytest.fixture
 def start(forkserver: Any) -> Iterator[Any]:
-    """``start(values, run, ranks=1)`` trains in real processes; those still alive at the end are killed."""
+    """``start(values, run, ranks=1)`` trains in real processes; those still alive at the end are killed.
+
+    After step ``stand_at`` they stand still: one that is to be killed does not end before, however late the kill comes.
+    """
     from train_rank import rank
 
     started: list[Ranks] = []
 
-    def begin(values: dict[str, Any], run: Path, ranks: int = 1) -> Ranks:
+    def begin(values: dict[str, Any], run: Path, ranks: int = 1, stand_at: int = 0) -> Ranks:
         found = Ranks(run)
         run.parent.mkdir(parents=True, exist_ok=True)
         port = _free_port()
@@ -209,7 +215,8 @@ def start(forkserver: Any) -> Iterator[Any]:
             environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
             environment |= {"RANK": str(number), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(number)}
             log = str(run.parent / f"{run.name}.rank{number}.log")
-            process = forkserver.Process(target=rank, args=(values, str(run), environment, log), daemon=True)
+            arguments = (values, str(run), environment, log, stand_at)
+            process = forkserver.Process(target=rank, args=arguments, daemon=True)
             process.start()
             found.processes.append(process)
         started.append(found)
@@ -223,7 +230,13 @@ def start(forkserver: Any) -> Iterator[Any]:
                 process.join()
 
 
+# Each worker of xdist has its own, below those that the system gives away: nobody takes one before the ranks meet there.
+PORTS = itertools.count(20_000 + 2_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError

@@ -34,7 +34,7 @@ def test_forty_steps_are_bitwise_the_same_after_kills(changes, tokens, waves, tm
     moments = random.Random(SEED)
     run, kills = tmp_path / "killed", 0
     for step in sorted(moments.sample(range(2, 36), 3)):
-        ranks = start(values, run)
+        ranks = start(values, run, stand_at=39)
         ranks.reach(step)
         ranks.kill()
         kills += ranks.processes[0].exitcode == -signal.SIGKILL
@@ -58,7 +58,7 @@ def test_four_ranks_killed_and_resumed_on_two_one_and_three_see_the_same_samples
     )  # fmt: skip
     run = tmp_path / "run"
     for ranks, step in ((4, 8), (2, 17), (1, 26)):
-        began = start(values, run, ranks)
+        began = start(values, run, ranks, stand_at=39)
         began.reach(step)
         began.kill()
         assert set(began.wait()) == {-signal.SIGKILL}, began.output

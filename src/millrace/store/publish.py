@@ -102,11 +102,13 @@ class Partial:
             )
 
     def _refuse_existing(self) -> None:
+        # Looked for first: another writer's store may appear here at any moment, and then it is whole.
+        is_filled = self.out.is_dir() and any(self.out.iterdir())
         if (self.out / "store.json").exists():
             raise ConfigError(
                 f"{self.out} already holds a store; append to it, choose another path, or remove it yourself"
             )
-        if self.out.is_dir() and any(self.out.iterdir()):
+        if is_filled:
             raise ConfigError(f"{self.out} exists and is not empty; choose another path")
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"{self.out} is a file; a store is a folder: choose another path")

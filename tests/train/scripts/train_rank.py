@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -10,15 +11,21 @@ from millrace.train.config import parse_config
 
 
 class Lines:
-    """A console that prints, so that a test can read what was said."""
+    """A console that prints, so that a test can read what was said, and stands still after step ``stand_at``."""
+
+    def __init__(self, stand_at: int) -> None:
+        self.stand_at = stand_at
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
-    show = say
+    def show(self, text: str) -> None:
+        self.say(text)
+        if text.startswith(f"step {self.stand_at}/"):
+            time.sleep(1000)
 
 
-def rank(values: dict, folder: str, environment: dict[str, str], log: str) -> None:
+def rank(values: dict, folder: str, environment: dict[str, str], log: str, stand_at: int = 0) -> None:
     """Trains as ``millrace train`` does; exits with the signal's number, 0, or 1 and the error in the log."""
     os.environ.update(environment)
     sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +37,7 @@ def rank(values: dict, folder: str, environment: dict[str, str], log: str) -> No
     from millrace.train.trainer import train
 
     try:
-        stopped_by = train(parse_config(values), Path(folder), console=Lines())
+        stopped_by = train(parse_config(values), Path(folder), console=Lines(stand_at))
     except MillraceError as error:
         if not error.is_told:
             print(f"error: {error}", flush=True)
