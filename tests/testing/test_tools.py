@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from multiprocessing import shared_memory
 
 import psutil
 import pytest
@@ -213,10 +214,15 @@ def leak_a_thread(undo):
     undo.append(event.set)
 
 
-def leak_shared_memory(undo):
+def leak_a_name(undo):
     path = f"/dev/shm/millrace-test-{os.getpid()}"
     open(path, "w").close()
     undo.append(lambda: os.unlink(path))
+
+
+def leak_shared_memory(undo):
+    memory = shared_memory.SharedMemory(create=True, size=100)
+    undo.append(lambda: (memory.close(), memory.unlink()))
 
 
 def leak_a_temporary_file(undo):
@@ -230,7 +236,8 @@ def leak_a_temporary_file(undo):
         (leak_a_process, "process .*: sleep 600"),
         (leak_a_descriptor, "(?m)descriptor .* of /$"),
         (leak_a_thread, "thread forgotten"),
-        (leak_shared_memory, "file /dev/shm/millrace-test-"),
+        (leak_a_name, "file /dev/shm/millrace-test-"),
+        (leak_shared_memory, "file /dev/shm/psm_"),
         (leak_a_temporary_file, "file .*/millrace-left-"),
     ],
 )

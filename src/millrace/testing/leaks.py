@@ -27,9 +27,9 @@ _KEPT = ("/dev/urandom", "/dev/random", "/dev/null")
 def expect_no_leaks(*, grace_s: float = 2.0, prefixes: tuple[str, ...] = PREFIXES) -> Iterator[None]:
     """Raises ``AssertionError`` listing what the block left: processes, descriptors, threads, shared memory, files.
 
-    Ending takes a moment, so that leaks are looked for until none is found or ``grace_s`` has passed. Shared memory counts
-    where no other program has it in use, temporary files where their names start with one of ``prefixes``. A block that
-    raises is not examined.
+    Ending takes a moment, so that leaks are looked for until none is found or ``grace_s`` has passed. Temporary files and
+    shared memory count where their names start with one of ``prefixes``, shared memory also where this program has it
+    in use. A block that raises is not examined.
     """
     before = _everything(prefixes)
     yield
@@ -49,7 +49,7 @@ def _everything(prefixes: tuple[str, ...]) -> dict[object, str]:
     found: dict[object, str] = dict(_processes())
     found |= {text: text for text in _descriptors()}
     found |= {thread: f"thread {thread.name}" for thread in threading.enumerate()}
-    found |= {text: text for text in (*_shared_memory(), *_names(tempfile.gettempdir(), prefixes))}
+    found |= {text: text for text in (*_shared_memory(prefixes), *_names(tempfile.gettempdir(), prefixes))}
     return found
 
 
@@ -93,19 +93,18 @@ def _names(folder: str, prefixes: tuple[str, ...]) -> Iterator[str]:
             yield f"file {os.path.join(folder, name)}"
 
 
-def _shared_memory() -> Iterator[str]:
-    """Shared memory is a plain file there; folders are somebody's temporary ones."""
+def _shared_memory(prefixes: tuple[str, ...]) -> Iterator[str]:
+    """Shared memory is a plain file there; folders are somebody's temporary ones, and other programs come and go."""
+    in_use = set(_maps_there())
     for name in _names(SHARED_MEMORY, ("",)):
         path = name.removeprefix("file ")
-        if not os.path.isdir(path) and not _is_of_others(path):
+        if path in in_use or (os.path.basename(path).startswith(prefixes) and not os.path.isdir(path)):
             yield name
 
 
-def _is_of_others(path: str) -> bool:
-    """Whether a process that is not of this program has it in use."""
-    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    for pid in set(psutil.pids()) - ours:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
-            if any(line.rstrip().endswith(path) for line in maps):
-                return True
-    return False
+def _maps_there() -> Iterator[str]:
+    """Shared memory that this program has in use, its children included."""
+    program = psutil.Process()
+    for process in (program, *program.children(recursive=True)):
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", errors="replace") as maps:
+            yield from (line.split(maxsplit=5)[-1].rstrip() for line in maps if f" {SHARED_MEMORY}/" in line)
