@@ -244,3 +244,23 @@ def test_at_the_very_end_of_the_interpreter_nothing_is_closed_with_modules_that_
     assert not batches.is_closed
     batches.__del__(lambda: False)
     assert batches.is_closed
+
+
+def test_a_close_that_ctrl_c_interrupts_is_finished_by_the_next(run):
+    code, out, err = run("""
+def interrupt(frame, event, argument):
+    if frame.f_code.co_name == "_finish":
+        raise KeyboardInterrupt
+
+iterator = iter(feed_of(quick))
+next(iterator)
+sys.settrace(interrupt)
+try:
+    iterator.close()
+except KeyboardInterrupt:
+    print(len(threads()))
+sys.settrace(None)
+iterator.close()
+print(threads())
+""")
+    assert (code, out, err) == (0, "3\n[]\n", "")

@@ -43,7 +43,7 @@ class Stage:
             for thread in self._threads:
                 thread.start()
         except BaseException:  # Ctrl-C, or no more threads to be had
-            self._finish()
+            self.close()
             raise
 
     def _ask_for(self, batch: int) -> None:
@@ -82,7 +82,9 @@ class Stage:
         return {}
 
     def close(self) -> None:
-        self._finish()
+        """May be called again, also where a signal has interrupted it."""
+        _finish(self._shared, self._threads)
+        self._finish.detach()
 
 
 class _Shared:
@@ -97,28 +99,41 @@ class _Shared:
         for _ in range(workers):
             self.asked.put(None)
 
+    def clear(self) -> None:
+        """Nothing keeps the memory of a batch, and who waits for one is told."""
+        _empty(self.made)
+        self.done.clear()
+        self.made.put({})
+
+
+def _empty(some: queue.SimpleQueue[Any]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            some.get_nowait()
+
 
 def _work(shared: _Shared, make: Make) -> None:
-    while (batch := shared.asked.get()) is not None and not shared.is_closed:
-        try:
-            outcome: Outcome = (make(batch), None)
-        except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
-            outcome = (None, error)
-        if not shared.is_closed:
-            shared.made.put({batch: outcome})
-        del outcome  # else this thread would hold the batch's slot until it makes another
+    while (batch := shared.asked.get()) is not None:
+        # No name here holds the batch: its slot is free as soon as the loop lets go of it.
+        shared.made.put({batch: _outcome(make, batch)})
+        if shared.is_closed:
+            shared.clear()
+
+
+def _outcome(make: Make, batch: int) -> Outcome:
+    try:
+        return make(batch), None
+    except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
+        return None, error
 
 
 def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
     if shared.process != os.getpid():
         return  # a forked child has none of the threads
     shared.is_closed = True
+    _empty(shared.asked)
     shared.end(len(threads))
-    with contextlib.suppress(queue.Empty):
-        while True:
-            shared.made.get_nowait()  # so that nothing keeps its memory
-    shared.done.clear()
-    shared.made.put({})  # who waits is told
+    shared.clear()
     deadline = time.monotonic() + JOIN_S
     for thread in threads:
         if thread.is_alive() and thread is not threading.current_thread():

@@ -68,6 +68,8 @@ def test_the_text_of_json_lines_at_their_offsets(tmp_path, part_bytes):
         (b'{"n": ' + b"9" * 10_000 + b', "text": "a"}', "not JSON that can be read"),
         (b'{"text": "cut sh', "not JSON: Unterminated string"),
         (b"{\x00\"\x00t\x00", "not JSON"),
+        (b'\xef\xbb\xbf{"text": "a"}', "not JSON: a byte order mark at character 0"),
+        (b'{"text": "a", "\\u0074ext": "b"}', "field 'text' stands twice"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_not_a_record_is_told_with_its_offset(tmp_path, line, reason):

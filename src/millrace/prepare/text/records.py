@@ -102,6 +102,8 @@ class _Parser:
 
     def parse(self, text: str) -> tuple[Any, list[str]]:
         """The value, and the names of its fields."""
+        if text.startswith("\ufeff"):  # nobody would see it
+            raise json.JSONDecodeError("a byte order mark", text, 0)
         value = self._decode(text)
         pairs, self._pairs = self._pairs, []
         return value, [name for name, _ in pairs]
