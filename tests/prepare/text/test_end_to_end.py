@@ -208,6 +208,21 @@ def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_
     assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize(("count", "shortest"), [(3, 9_000), (300, 1_900)])
+def test_engines_are_compared_on_beginnings_of_what_cleaning_leaves(tmp_path, monkeypatch, count, shortest):
+    from millrace.text.bpe import HuggingFaceTokenizer
+
+    seen: list[bytes] = []
+    monkeypatch.setattr(HuggingFaceTokenizer, "check", lambda self, documents: seen.extend(documents))
+    texts = [" " * 20_000 + f"{k} " + "wörd " * 4_000 for k in range(count)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    mr.prepare_text(str(tmp_path / "a.jsonl"), tmp_path / "out", val=0, workers=1, part_bytes=1 << 30)
+    assert len(seen) == min(count, 200)
+    assert shortest < min(map(len, seen))
+    assert sum(map(len, seen)) <= 400_000
+    assert all(text.decode().split(" ")[:2] == [str(k), "wörd"] for k, text in enumerate(seen))
+
+
 def test_a_vocabulary_that_was_learnt_takes_the_name_of_the_end_for_text_after_a_restart_too(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("before <|endoftext|> after\n\n" * 3)
 
