@@ -6,7 +6,6 @@ platform that has none of them; this must happen before millrace is imported, so
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import multiprocessing.util
 import os
@@ -105,17 +104,31 @@ def undisturbed_s() -> Callable[..., float]:
 
 
 @pytest.fixture(scope="session")
-def held_open() -> Callable[[], list[str]]:
-    """What this process's descriptors lead to: a mere count also changes by what earlier tests left to the collector."""
+def kill_midway(undisturbed_s: Callable[..., float]) -> Callable[..., None]:
+    """Kills a command that makes ``out`` up to ``rounds`` times while it works, then lets it finish.
 
-    def targets() -> list[str]:
-        found = []
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):  # the one that lists
-                found.append(os.readlink(f"/proc/self/fd/{number}"))
-        return found
+    MILLRACE_SEED repeats a run. Where no kill came in time, others that kept this machine busy while it was measured have ended
+    since, and it is measured again.
+    """
 
-    return targets
+    def run(command: Sequence[str], out: Path, rounds: int, env: Mapping[str, str] | None = None) -> None:
+        from millrace.store.open import open_store
+        from millrace.testing import kill_loop
+
+        def look() -> None:
+            if out.exists():
+                open_store(out, check=True)
+
+        seed, kills = os.environ.get("MILLRACE_SEED"), 0
+        while not kills:
+            shutil.rmtree(out, ignore_errors=True)
+            whole_s = undisturbed_s(command, out, env)
+            kills = kill_loop(
+                list(command), rounds, None if seed is None else int(seed), within_s=(0.2 * whole_s, 0.7 * whole_s),
+                done=out.exists, between=look, env=env,
+            )  # fmt: skip
+
+    return run
 
 
 @pytest.fixture(scope="session")

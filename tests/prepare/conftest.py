@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import multiprocessing.resource_tracker
 import os
 import re
 import subprocess
@@ -17,7 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import xxhash
 
@@ -39,18 +37,6 @@ def parts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return run(self)
 
     monkeypatch.setattr(part._Maker, "run", counted)
-    return found
-
-
-@pytest.fixture
-def new_children() -> Callable[[], list[psutil.Process]]:
-    """Processes that this one has started in a test and has not waited for: those of earlier tests are not its own."""
-    before = psutil.Process().children()
-
-    def found() -> list[psutil.Process]:
-        tracker = multiprocessing.resource_tracker._resource_tracker._pid  # which stays for the others
-        return [child for child in psutil.Process().children() if child not in before and child.pid != tracker]
-
     return found
 
 

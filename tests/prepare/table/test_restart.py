@@ -20,7 +20,6 @@ from millrace.testing import (
     count_steps,
     expect_no_leaks,
     iofault,
-    kill_loop,
     run_forked,
     small_disk,
     stopped,
@@ -215,25 +214,10 @@ def slowly(tmp_path, monkeypatch):
     return "slowly:keep"
 
 
-def test_kill_9_at_random_moments_changes_nothing(source, tmp_path, expected, slowly, undisturbed_s):
-    """MILLRACE_SOAK is the number of kills; MILLRACE_SEED repeats a run."""
-    out, seed = tmp_path / "out", os.environ.get("MILLRACE_SEED")
-
-    def look():
-        if out.exists():
-            mr.open_store(out, check=True)
-
-    command = script(source, out, workers=2, transform=slowly, **OPTIONS)
-
-    def kills():
-        whole_s = undisturbed_s(command, out)
-        return kill_loop(
-            command, int(SOAK or 3), None if seed is None else int(seed), within_s=(0.2 * whole_s, 0.7 * whole_s),
-            done=out.exists, between=look,
-        )  # fmt: skip
-
-    while not kills():  # others that kept this machine busy while it was measured have ended since
-        shutil.rmtree(out)
+def test_kill_9_at_random_moments_changes_nothing(source, tmp_path, expected, slowly, kill_midway):
+    """MILLRACE_SOAK is the number of kills."""
+    out = tmp_path / "out"
+    kill_midway(script(source, out, workers=2, transform=slowly, **OPTIONS), out, int(SOAK or 3))
     found = tree_digest(out)
     assert {k: v for k, v in found.items() if k.startswith("shards/")} == {
         k: v for k, v in expected.items() if k.startswith("shards/")

@@ -17,7 +17,6 @@ from millrace.testing import (
     count_steps,
     expect_no_leaks,
     iofault,
-    kill_loop,
     run_forked,
     small_disk,
     tree_digest,
@@ -89,31 +88,16 @@ def test_any_number_of_workers_makes_the_same_bytes(paths, tmp_path, expected, w
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_kill_9_at_random_moments_changes_nothing(paths, tmp_path, expected, undisturbed_s):
-    """MILLRACE_SOAK is the number of kills; MILLRACE_SEED repeats a run."""
-    rounds, seed = int(SOAK or 5), os.environ.get("MILLRACE_SEED")
+def test_kill_9_at_random_moments_changes_nothing(paths, tmp_path, expected, kill_midway):
+    """MILLRACE_SOAK is the number of kills."""
     (tmp_path / "slowly.py").write_text("import time\n\ndef keep(text):\n    time.sleep(0.002)\n    return True\n")
     out = tmp_path / "out"
     script = (
         f"import millrace as mr; mr.prepare_text({paths!r}, {str(out)!r}, workers=2, filter='slowly:keep', **{OPTIONS})"
     )
 
-    def look():
-        if out.exists():
-            mr.open_store(out, check=True)
-
-    command = [sys.executable, "-c", script]
     env = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
-
-    def kills():
-        whole_s = undisturbed_s(command, out, env)
-        return kill_loop(
-            command, rounds, None if seed is None else int(seed), within_s=(0.2 * whole_s, 0.7 * whole_s),
-            done=out.exists, between=look, env=env,
-        )  # fmt: skip
-
-    while not kills():  # others that kept this machine busy while it was measured have ended since
-        shutil.rmtree(out)
+    kill_midway([sys.executable, "-c", script], out, int(SOAK or 5), env)
     assert tree_digest(out) == expected
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("out")) == ["out"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import os
 import subprocess
 import sys
@@ -17,12 +18,12 @@ from millrace.prepare.text.documents import read_documents
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Unit, cut_parts, find_sources
 
+zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
 TEXT = b"".join(b"document %d\nof two lines\n\n" % k for k in range(5000))
 DOCUMENTS = [b"document %d\nof two lines" % k for k in range(5000)]
 
 
 def zstd_compress(data: bytes) -> bytes:
-    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
     return bytes(zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}))
 
 
@@ -64,7 +65,6 @@ def test_zeros_that_fill_up_a_block_are_no_damage_in_gzip(tmp_path, zeros, place
 
 
 def test_windows_of_two_gibibytes_are_read(tmp_path):
-    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
     packer = zstd.ZstdCompressor()
     data = bytearray(packer.compress(TEXT) + packer.flush())
     assert data[4] & 0x20 == 0, "a frame that does not state its size has a window of its own"
