@@ -43,9 +43,9 @@ def as_offsets(offsets: npt.ArrayLike, num_rows: int | None = None) -> Int64s:
     return array
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Ragged:
-    """Items of different lengths in one array: ``values`` and ``offsets`` (cu_seqlens).
+    """Items of different lengths in one array: ``values`` and ``offsets`` (cu_seqlens); numpy arrays, or tensors.
 
     >>> hits = Ragged(np.arange(5.0), np.array([0, 2, 2, 5]))
     >>> len(hits), hits[2].tolist(), hits.lengths.tolist()
@@ -58,20 +58,27 @@ class Ragged:
     offsets: Int64s
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", np.asarray(self.values))
-        object.__setattr__(self, "offsets", as_offsets(self.offsets, len(self.values)))
+        self.values = np.asarray(self.values)
+        self.offsets = as_offsets(self.offsets, len(self.values))
 
     @classmethod
     def trusted(cls, values: Any, offsets: Any) -> Ragged:
         """Without the checks, for offsets that were just computed."""
         made = object.__new__(cls)
-        object.__setattr__(made, "values", values)
-        object.__setattr__(made, "offsets", offsets)
+        made.values, made.offsets = values, offsets
         return made
 
     def map(self, function: Callable[[Array], Any]) -> Ragged:
         """The same items with ``function`` applied to values and offsets, e.g. ``torch.from_numpy``."""
         return Ragged.trusted(function(self.values), function(self.offsets))
+
+    def to(self, device: Any, non_blocking: bool = False) -> Ragged:
+        """The same items as tensors on a device, as ``torch.Tensor.to`` moves one."""
+        return self.map(lambda array: moved(array, device, non_blocking))
+
+    def pin_memory(self) -> Ragged:
+        """The same items as tensors in pinned memory."""
+        return self.map(pinned)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -106,6 +113,35 @@ class Ragged:
         inside = concatenated_ranges(np.zeros(len(self), np.int64), kept)
         padded[items, inside] = self.values[self.offsets[:-1][items] + inside]
         return padded
+
+
+def tensor_maker() -> Callable[[Array], Any]:
+    """What makes tensors of arrays, in the same memory where torch can have it."""
+    from torch import from_numpy
+
+    def tensor(array: Array) -> Any:
+        # torch takes no negative strides (a flip in a transform) and warns of read-only memory.
+        is_plain = array.flags.writeable and (array.flags.c_contiguous or min(array.strides, default=0) >= 0)
+        return from_numpy(array if is_plain else array.copy())
+
+    return tensor
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether it is an array that torch can take: text stays as it is."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+
+
+def moved(value: Any, device: Any, non_blocking: bool = False) -> Any:
+    """A column on a device: arrays become tensors, text stays as it is."""
+    value = tensor_maker()(value) if is_numeric(value) else value
+    return value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
+
+
+def pinned(value: Any) -> Any:
+    """A column in pinned memory; text stays as it is."""
+    value = tensor_maker()(value) if is_numeric(value) else value
+    return value.pin_memory() if hasattr(value, "pin_memory") else value
 
 
 @dataclass(frozen=True, eq=False)

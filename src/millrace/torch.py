@@ -17,7 +17,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
+from millrace.feed.callers import check_dataset
 from millrace.feed.feed import Feed
+from millrace.feed.passes import Passes
+from millrace.feed.pytrees import torch_pytrees
 from millrace.ragged import Ragged
 from millrace.view.view import View
 
@@ -87,12 +90,13 @@ default_collate_fn_map[Item] = collate_items
 
 
 class IterableDataset(TorchIterableDataset[Batch]):
-    """A feed for ``DataLoader(dataset, batch_size=None)``, whose workers must be 0: the feed has its own.
+    """A feed, or its passes, for ``DataLoader(dataset, batch_size=None)``, whose workers must be 0: the feed has its own.
 
-    Copies of a feed in worker processes would each deliver every batch, and none could say where the loop stands.
+    It has the state of the feed, which torchdata's ``StatefulDataLoader`` saves and restores. Copies of a feed in worker processes
+    would each deliver every batch, and none could say where the loop stands.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed | Passes) -> None:
         self.feed = feed
 
     def __iter__(self) -> Iterator[Batch]:
@@ -102,7 +106,21 @@ class IterableDataset(TorchIterableDataset[Batch]):
                 f"num_workers={worker.num_workers}: every worker would deliver every batch of the feed; set num_workers=0 "
                 "and give the feed transform= and workers= instead, which run beside the training loop"
             )
+        self._check()
         return iter(self.feed)
 
     def __len__(self) -> int:
+        self._check()  # Lightning asks for the length first, and hides what goes wrong later
         return len(self.feed)
+
+    def _check(self) -> None:
+        check_dataset(is_repeated=isinstance(self.feed, Passes) and self.feed.is_repeated)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.feed.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.feed.load_state_dict(state)
+
+
+torch_pytrees()

@@ -1,13 +1,19 @@
 """A batch is a dict that frameworks may take apart and rebuild, with marks that stay where they can."""
 
 import copy
+import json
 import pickle
 import threading
+from collections import OrderedDict
 
 import numpy as np
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import millrace as mr
+from millrace.feed.pytrees import torch_pytrees
 
 
 def batch_of(n=7):
@@ -77,14 +83,70 @@ def test_micro_of_a_batch_without_marks():
     assert parts[0].positions is None
 
 
-def test_a_framework_can_rebuild_it_from_a_mapping():
+def test_a_framework_that_rebuilds_it_keeps_the_marks():
+    """As Lightning, Accelerate, transformers and DistributedDataParallel do."""
     batch = batch_of()
-    rebuilt = type(batch)({name: value for name, value in batch.items()})  # noqa: C416 - as pin_memory does
-    assert type(rebuilt) is mr.Batch
-    assert dict(rebuilt) == dict(batch)
-    assert rebuilt.positions is rebuilt.samples is rebuilt.valid is None
-    assert type(batch)(batch.items()) == rebuilt
+    for rebuilt in (
+        type(batch)({name: value for name, value in batch.items()}),  # noqa: C416
+        type(batch)(OrderedDict(batch.items())),
+        type(batch)(tuple((name, value) for name, value in batch.items())),
+        type(batch)({name: value for name, value in batch.items() if name != "x"}),
+    ):
+        assert type(rebuilt) is mr.Batch
+        assert all(rebuilt[name] is batch[name] for name in rebuilt)
+        assert_marks_equal(rebuilt, batch)
+        assert {type(name) for name in rebuilt} == {str}
     assert type(batch)() == {}
+
+
+def test_marks_do_not_go_to_other_samples():
+    batch = batch_of()
+    for other in (
+        type(batch)({name: value[:3] for name, value in batch.items()}),
+        type(batch)({name: np.zeros(()) for name in batch}),
+        type(batch)(dict(batch)),
+    ):
+        assert other.positions is other.samples is other.valid is None
+    given = type(batch)({name: value[:3] for name, value in batch.items()}, positions=np.arange(3))
+    assert given.positions.tolist() == [0, 1, 2]
+    assert given.samples is None
+    assert {type(name) for name in given} == {str}
+
+
+def test_its_items_are_those_of_a_dict():
+    batch = batch_of()
+    assert len(batch.items()) == 3
+    assert [name for name, _ in batch.items()] == list(batch)
+    assert {**batch} == dict(batch)
+    assert {type(name) for name in {**batch}} == {str}
+    assert json.dumps({name: 1 for name, _ in batch.items()}) == '{"x": 1, "hits": 1, "key": 1}'
+
+
+def test_it_moves_with_its_marks():
+    batch = batch_of()
+    for moved in (batch.to("cpu"), batch.to(torch.device("meta"), non_blocking=True)):
+        assert_marks_equal(moved, batch)
+        assert isinstance(moved.x, torch.Tensor)
+        assert moved.hits.values.device == moved.hits.offsets.device == moved.x.device
+        assert moved.key is batch.key  # text stays
+    assert np.array_equal(batch.to("cpu").hits[3], batch.hits[3])
+    assert isinstance(batch.x, np.ndarray)
+
+
+def test_batches_and_ragged_columns_are_pytrees_of_torch():
+    torch_pytrees()
+    one, other = batch_of(), batch_of(3)
+    doubled = tree_map(lambda value: value if value.dtype == object else value * 2, one)
+    assert type(doubled) is mr.Batch
+    assert_marks_equal(doubled, one)
+    assert np.array_equal(doubled.hits.values, one.hits.values * 2)
+    (leaves, spec), (_, same) = tree_flatten(one), tree_flatten(other)
+    assert len(leaves) == 4
+    assert spec == same  # whatever the samples are
+    assert tree_flatten(mr.Batch({"x": one.x}))[1] != spec
+    with FakeTensorMode() as mode:
+        traced = tree_unflatten([mode.from_tensor(torch.zeros(7)), *leaves[1:]], spec)
+    assert traced.positions is traced.samples is traced.valid is None
 
 
 def test_copies_keep_the_marks():

@@ -1,4 +1,4 @@
-"""What a loop can rely on: lengths, passes by epoch, one iterator at a time, and refusals at construction."""
+"""What a loop can rely on: lengths, one iterator at a time, last batches, names, and refusals at construction."""
 
 import functools
 import gc
@@ -42,19 +42,17 @@ def test_a_finite_feed_has_as_many_batches_as_it_says(n, batch, epochs):
     assert len(feed) == len(list(feed)) == -(-n * epochs // batch)
 
 
-def test_the_length_counts_from_where_the_feed_was_made_or_restored():
-    """As in ``loss / len(feed)`` after the loop: it does not shrink while the loop runs; what is left the iterator says."""
+def test_the_length_is_that_of_the_whole_feed_wherever_it_stands():
+    """Frameworks count up to it, also after a restore; what is left the feed and its iterator say."""
     feed = feed_of(epochs=2)
     iterator = iter(feed)
     for left in (4, 3, 2, 1, 0):
         next(iterator)
-        assert (len(feed), len(iterator)) == (5, left)
-    feed.close()
-    assert len(feed) == 5
-    state = feed.state_at(2)
-    feed.load_state_dict(state)
-    assert len(feed) == 3
+        assert (len(feed), feed.remaining, len(iterator)) == (5, left, left)
+    feed.load_state_dict(feed.state_at(2))
+    assert (len(feed), feed.remaining) == (5, 3)
     assert len(list(feed)) == 3
+    assert (len(feed), feed.remaining) == (5, 0)
 
 
 def test_an_endless_feed_has_no_length():
@@ -63,6 +61,8 @@ def test_an_endless_feed_has_no_length():
         len(feed)
     with pytest.raises(TypeError, match="endless"):
         len(iter(feed))
+    with pytest.raises(TypeError, match="endless"):
+        feed.remaining  # noqa: B018
     assert len(list(itertools.islice(feed, 100))) == 100
 
 
@@ -74,65 +74,6 @@ def test_a_batch_may_hold_the_end_of_one_epoch_and_the_start_of_the_next():
     assert samples[:10].tolist() != samples[10:].tolist()
 
 
-# Passes by epoch.
-
-
-def test_by_epoch_is_one_pass_per_epoch_again_and_again():
-    feed = feed_of()
-    loader = feed.by_epoch()
-    for epoch in range(5):
-        assert len(loader) == 3
-        got = list(loader)
-        assert joined(got) == list(range(epoch * 10, epoch * 10 + 10))
-        assert [batch.num_samples for batch in got] == [4, 4, 4]
-        assert got[-1].valid.tolist() == [True, True, False, False]
-        assert feed.state_dict()["position"] == (epoch + 1) * 10
-
-
-def test_the_length_of_a_pass_stands_while_it_runs():
-    loader = feed_of().by_epoch()
-    assert [len(loader) for _ in loader] == [3, 3, 3]
-    iterator = iter(loader)
-    next(iterator)
-    assert len(loader) == 3
-    del iterator
-    assert len(loader) == 2  # the rest of this epoch is the next pass
-
-
-@pytest.mark.parametrize("threads", [{}, {"transform": same, "workers": 2}])
-def test_a_pass_that_was_left_is_finished_by_the_next(threads):
-    feed = feed_of(**threads)
-    loader = feed.by_epoch()
-    for _ in loader:
-        break
-    assert positions(loader) == [[4, 5, 6, 7], [8, 9]]
-    assert positions(loader) == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
-
-
-@pytest.mark.parametrize("position", [0, 3, 9, 10, 11, 25])
-def test_by_epoch_resumes_in_the_middle_of_an_epoch(position):
-    feed = feed_of(batch=3)
-    feed.load_state_dict(feed.state_dict() | {"position": position})
-    loader, end = feed.by_epoch(), (position // 10 + 1) * 10
-    assert len(loader) == -(-(end - position) // 3)
-    assert joined(loader) == list(range(position, end))
-    assert joined(loader) == list(range(end, end + 10))
-
-
-def test_by_epoch_on_every_rank_has_as_many_batches():
-    for n, world in itertools.product((1, 5, 16, 17), (1, 2, 3, 8)):
-        passes = [list(feed_of(n, batch=8, rank=r, world=world).by_epoch()) for r in range(world)]
-        assert {len(one) for one in passes} == {-(-n // 8)}
-        every = np.concatenate([got.samples[got.valid] for one in passes for got in one])
-        assert sorted(every) == list(range(n))
-
-
-def test_passes_end_where_the_epochs_do():
-    loader = feed_of(epochs=2).by_epoch()
-    assert [len(list(loader)) for _ in range(4)] == [3, 3, 0, 0]
-    assert len(loader) == 0
-
-
 # Iterators.
 
 
@@ -141,8 +82,34 @@ def test_iterating_continues_and_never_rewinds():
     seen = [next(iter(feed)) for _ in range(3)]
     assert positions(seen) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert positions(feed) == [[12, 13, 14, 15], [16, 17, 18, 19]]
-    assert list(feed) == []
     assert feed.state_dict()["position"] == 20
+
+
+@pytest.mark.parametrize("threads", [{}, {"transform": same}])
+@pytest.mark.parametrize("last", ["pad", "drop", "short"])
+def test_a_feed_that_came_to_its_end_refuses_another_pass(threads, last):
+    """Which would be silently empty, as an evaluation over nothing is."""
+    feed = feed_of(epochs=1, last=last, **threads)
+    assert len(list(feed)) == len(feed)
+    for again in (lambda: iter(feed), lambda: iter(feed.by_epoch())):
+        with pytest.raises(mr.ConfigError, match=r"delivered all of its epochs=1 .*by_epoch\(repeat=True\)"):
+            again()
+    other = feed_of(epochs=1, last=last)
+    other.load_state_dict(feed.state_dict())
+    assert list(other) == list(other) == []  # restored at its end there is nothing left
+
+
+def test_an_iterator_ends_with_its_last_batch():
+    """Loops that count batches never read to the end."""
+    feed = feed_of(epochs=1)
+    iterator = iter(feed)
+    for _ in range(len(feed)):
+        assert feed.live is iterator
+        next(iterator)
+    assert feed.live is None
+    assert feed.report().batches == 3
+    feed.load_state_dict(feed.state_at(1))
+    assert positions(feed) == [[4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("threads", [{}, {"transform": same}])
@@ -217,6 +184,76 @@ def test_closing_twice_or_before_the_start_is_nothing():
     feed.close()
 
 
+# Last batches and names.
+
+
+@pytest.mark.parametrize("threads", [{}, {"transform": same, "workers": 2}])
+@pytest.mark.parametrize(
+    ("n", "batch", "epochs"), [(10, 4, 1), (10, 5, 3), (7, 7, 1), (10, 4, 3), (3, 1, 1), (9, 2, 1)]
+)
+def test_last_batches_are_padded_dropped_or_short(n, batch, epochs, threads):
+    padded, dropped, short = (
+        list(feed_of(n, batch=batch, epochs=epochs, last=last, **threads)) for last in ("pad", "drop", "short")
+    )
+    total = n * epochs
+    assert [got.num_samples for got in padded] == [batch] * -(-total // batch)
+    assert [got.num_samples for got in dropped] == [batch] * (total // batch)
+    assert [got.num_samples for got in short] == [
+        *[batch] * (total // batch),
+        *([total % batch] if total % batch else []),
+    ]
+    assert joined(padded) == joined(short) == list(range(total))
+    assert joined(dropped) == list(range(total // batch * batch))
+    for got in short + dropped:
+        assert got.valid.all()
+        assert len(got.x) == got.num_samples
+        assert np.array_equal(got.x[:, 0], got.samples)
+
+
+def test_the_tail_that_is_dropped_is_behind_the_feed_once_its_last_batch_is_delivered():
+    feed = feed_of(epochs=1, last="drop")
+    states = [feed.state_dict() for _ in feed]
+    assert [state["position"] for state in states] == [4, 10]
+    assert [feed.state_at(k)["position"] for k in range(3)] == [0, 4, 10]
+    assert feed.explain(1).positions.tolist() == [4, 5, 6, 7]
+    samples = feed.order.samples(np.arange(10))
+    assert feed.steps_of(samples[:8], 0).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    with pytest.raises(mr.ConfigError, match="in no batch of this epoch"):
+        feed.steps_of(samples[8:9], 0)
+
+
+def test_short_last_batches_have_no_place_in_a_world_of_several():
+    with pytest.raises(mr.ConfigError, match="last='short' with 2 ranks"):
+        iter(feed_of(epochs=1, last="short", rank=0, world=2))
+
+
+def test_ragged_columns_of_a_short_last_batch():
+    hits = mr.Records(mr.from_arrays({"hits": np.arange(9.0), "label": [7, 8, 9]}, offsets=[0, 4, 4, 9]))
+    *_, last = mr.Feed(hits, batch=2, order=mr.Sequential(3), epochs=1, last="short", device="numpy")
+    assert [item.tolist() for item in last.hits] == [[4, 5, 6, 7, 8]]
+    assert last.label.tolist() == [9]
+
+
+@pytest.mark.parametrize("threads", [{}, {"transform": same}])
+def test_columns_have_the_names_a_model_wants(threads):
+    feed = feed_of(rename={"x": "input_ids", "y": "labels"}, **threads)
+    plain = next(iter(feed_of()))
+    batch = next(iter(feed))
+    assert list(batch) == ["input_ids", "labels"]
+    assert np.array_equal(batch.input_ids, plain.x)
+    assert batch.samples.tolist() == plain.samples.tolist()
+    assert feed.explain(0).rename == {"x": "input_ids", "y": "labels"}
+    assert "rename" not in feed_of().explain(0)
+
+
+def test_rename_comes_after_the_transform():
+    feed = feed_of(transform=lambda batch, rng: {"z": batch.x + 1}, rename={"z": "inputs"})
+    assert list(next(iter(feed))) == ["inputs"]
+    feed = feed_of(transform=lambda batch, rng: {"z": batch.x + 1}, rename={"x": "inputs"})
+    with pytest.raises(mr.ConfigError, match="names 'x'; the batch has z"):
+        next(iter(feed))
+
+
 # Refusals.
 
 
@@ -241,6 +278,11 @@ def test_closing_twice_or_before_the_start_is_nothing():
         ({"workers": 1 << 40}, "workers=1099511627776; expected 1 to 4096"),
         ({"batch": 1 << 50}, "more than any memory"),
         ({"device": "tpu"}, "device='tpu'"),
+        ({"last": "cut"}, "last='cut'; expected one of pad, drop, short"),
+        ({"last": "drop", "batch": 16, "epochs": 1}, "last='drop' leaves no batch of 16 in 10 samples"),
+        ({"rename": {"z": "a"}}, "names 'z'; the batch has x, y"),
+        ({"rename": {"x": "y"}}, "two columns the name 'y'"),
+        ({"rename": {"x": "valid"}}, "column named 'valid'"),
     ],
 )
 def test_what_cannot_be_is_refused_at_construction(options, message):

@@ -1,8 +1,6 @@
 """Which rank a feed takes itself for: what it is told, what torch.distributed says, or alone; never a silent guess."""
 
-import json
-import subprocess
-import sys
+import pickle
 
 import numpy as np
 import pytest
@@ -32,8 +30,13 @@ def test_alone_it_is_rank_0_of_1(monkeypatch):
 
 @pytest.mark.usefixtures("torchrun")
 def test_a_job_of_several_without_a_process_group_is_refused():
-    with pytest.raises(mr.ConfigError, match=r"WORLD_SIZE=4 but torch\.distributed is not initialised"):
-        feed_of()
+    """When it is iterated: it may be made before the group, as Lightning does, and its length be asked for."""
+    feed = feed_of()
+    assert len(feed) == len(feed.by_epoch()) == 3
+    assert feed.explain(0).positions.tolist() == list(range(10))
+    for begin in (iter, lambda feed: next(iter(feed.by_epoch())), lambda feed: next(iter(feed.by_epoch(repeat=True)))):
+        with pytest.raises(mr.ConfigError, match=r"WORLD_SIZE=4 but torch\.distributed is not initialised"):
+            begin(feed)
 
 
 @pytest.mark.usefixtures("torchrun")
@@ -55,47 +58,44 @@ def test_a_process_group_says_rank_and_world(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")  # the group is what counts, once there is one
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
-        feed = feed_of()
+        feed, early = feed_of(), feed_of()
         assert (feed.rank, feed.world) == (0, 1)
         assert [got.num_samples for got in feed] == [10, 10, 10]
         monkeypatch.setattr(dist, "get_rank", lambda: 2)
         monkeypatch.setattr(dist, "get_world_size", lambda: 3)
         feed = feed_of()
         assert (feed.rank, feed.world) == (2, 3)
-        assert next(iter(feed)).positions.tolist() == [6, 7, 8, 9]
-        assert feed_of(rank=0, world=1).world == 1
+        for made in (feed, early):
+            assert next(iter(made)).positions.tolist() == [6, 7, 8, 9]
+        assert next(iter(feed_of(rank=0, world=1))).num_samples == 10  # explicit ones are the data-parallel ones
+        with pytest.raises(mr.ConfigError, match="world=2, but the process group has 3 processes"):
+            iter(feed_of(rank=0, world=2))
+        with pytest.raises(mr.ConfigError, match="batch=2 is smaller than world=3"):
+            iter(feed_of(batch=2))
     finally:
         dist.destroy_process_group()
     with pytest.raises(mr.ConfigError, match="WORLD_SIZE=4"):
-        feed_of()
+        iter(feed_of())
 
 
-RANK = """
-import json, sys
-import numpy as np
-import torch.distributed as dist
-import millrace as mr
-
-rank, world, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=world)
-view = mr.Blocks(mr.from_arrays({"tokens": np.arange(31)}), length=1)
-feed = mr.Feed(view, batch=7, seed=3, epochs=1)
-got = [batch.x[batch.valid, 0].tolist() for batch in feed]
-dist.destroy_process_group()
-print(json.dumps([feed.rank, feed.world, got]))
-"""
-
-
-def test_real_ranks_of_one_group_share_an_epoch(tmp_path):
-    """Two processes that say nothing but init_process_group."""
-    command = [sys.executable, "-c", RANK]
-    jobs = [
-        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "group")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    found = [json.loads(job.communicate(timeout=100)[0]) for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0]
-    assert [part[:2] for part in found] == [[0, 2], [1, 2]]
-    assert len(found[0][2]) == len(found[1][2]) == 5
-    together = [sample for batches in zip(found[0][2], found[1][2], strict=True) for one in batches for sample in one]
-    assert together == mr.Shuffled(30, seed=3).samples(np.arange(30)).tolist()
+@pytest.mark.parametrize("transform", [None, np.copy])
+def test_a_feed_survives_being_sent_to_another_process(transform, tmp_path):
+    """As its options and its position; it opens its store anew."""
+    with mr.StoreWriter(tmp_path / "s", columns={"tokens": mr.Column("uint16")}) as writer:
+        writer.append({"tokens": np.arange(31)})
+    view = mr.Blocks(mr.open_store(tmp_path / "s"), length=1)
+    feed = mr.Feed(view, batch=5, seed=3, rank=1, world=2, epochs=2, device="numpy", last="drop", transform=transform,
+                   rename={"x": "a"} if transform is None else None, workers=2, depth=3, run=tmp_path / "run")  # fmt: skip
+    if transform is None:
+        next(iter(feed))
+    sent = pickle.dumps(feed)
+    assert len(sent) < 3000
+    again = pickle.loads(sent)  # noqa: S301
+    assert again.state_dict() == feed.state_dict()
+    options = ("batch", "seed", "epochs", "given", "device", "transform", "rename", "last", "workers", "depth", "run")
+    assert all(getattr(again, name) == getattr(feed, name) for name in options)
+    if transform is None:
+        assert [got.samples.tolist() for got in again] == [got.samples.tolist() for got in feed]
+    passes = pickle.loads(pickle.dumps(feed.by_epoch(repeat=True)))  # noqa: S301
+    assert passes.is_repeated
+    assert len(passes) == 6

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -28,6 +29,8 @@ class Training(RuleBasedStateMachine):
     def make(self, batch, workers):
         threads = {} if workers is None else {"transform": same, "workers": workers, "depth": workers}
         self.batch, self.iterator, self.stop = batch, None, None
+        self.begun = None  # where the pass ends that the last iterator was of, once it has delivered something
+        self.has_delivered = False  # since it was made or restored
         self.feed = mr.Feed(self.view, batch=batch, seed=self.seed, epochs=self.epochs, device="numpy", **threads)
 
     @property
@@ -37,16 +40,27 @@ class Training(RuleBasedStateMachine):
     @rule()
     def step(self):
         if self.iterator is None:
-            self.iterator, self.stop = iter(self.feed), self.end
+            if self.has_delivered and self.position >= self.end:
+                with pytest.raises(mr.ConfigError, match="delivered all"):
+                    iter(self.feed)
+                return
+            self.iterator, self.stop, self.is_pass, self.begun = iter(self.feed), self.end, False, None
         self.take()
 
-    @rule()
-    def step_of_a_pass(self):
-        if self.iterator is None:
+    @rule(again=st.booleans())
+    def step_of_a_pass(self, again):
+        if self.iterator is None or (again and self.is_pass):
             loader = self.feed.by_epoch()
-            self.stop = min(self.end, (self.position // self.n + 1) * self.n)
-            assert len(loader) == -(-(self.stop - self.position) // self.batch)
-            self.iterator = iter(loader)
+            assert len(loader) == -(-self.n // self.batch)
+            start = self.position if self.begun is None else self.begun
+            if self.has_delivered and start >= self.end:
+                with pytest.raises(mr.ConfigError, match="delivered all"):
+                    iter(loader)
+                self.iterator = None
+                return
+            self.iterator, self.is_pass = iter(loader), True
+            self.position = start
+            self.stop = min(self.end, (start // self.n + 1) * self.n)
         self.take()
 
     def take(self):
@@ -54,7 +68,7 @@ class Training(RuleBasedStateMachine):
         try:
             batch = next(self.iterator)
         except StopIteration:
-            assert self.position == self.stop
+            assert self.position >= self.stop
             self.iterator = None
             return
         expected = np.arange(self.position, last)
@@ -64,7 +78,8 @@ class Training(RuleBasedStateMachine):
         if "drawn" in batch:
             for position, number in zip(expected.tolist(), batch.drawn[batch.valid].tolist(), strict=True):
                 assert self.drawn.setdefault(position, number) == number
-        self.position = int(last)
+        self.position, self.has_delivered = int(last), True
+        self.begun = self.stop if self.is_pass else None
         assert self.feed.state_dict()["position"] == self.position
 
     @rule()
@@ -94,6 +109,7 @@ class Training(RuleBasedStateMachine):
         self.feed.close()
         self.iterator = None
         self.feed.load_state_dict(json.loads(data.draw(st.sampled_from(self.saved))))
+        self.begun, self.has_delivered = None, False
         self.position = self.feed.state_dict()["position"]
 
     def teardown(self):

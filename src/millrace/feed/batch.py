@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.ragged import Array, Int64s, Ragged
+from millrace.ragged import Array, Int64s, Ragged, moved, pinned
 
 
 class Marks(NamedTuple):
@@ -31,11 +31,33 @@ class Marks(NamedTuple):
         return found
 
 
+class Name(str):
+    """A column's name as ``Batch.items`` lists it: it knows the marks of its batch.
+
+    Frameworks rebuild a batch as ``type(batch)({name: f(value) for name, value in batch.items()})``, and so the marks go along.
+    """
+
+    __slots__ = ("marks",)
+    marks: dict[str, Any]
+
+
+class Items(ItemsView[str, Any]):
+    """The columns of a batch, under names that know its marks."""
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        batch: Any = self._mapping  # type: ignore[attr-defined]
+        for key, value in dict.items(batch):
+            name = Name(key)
+            name.marks = batch.__dict__
+            yield name, value
+
+
 class Batch(dict[str, Any]):
     """A dict of arrays (or tensors) by name, with the positions and samples they are.
 
     ``positions``, ``samples`` and ``valid`` are numpy arrays on the host; padding rows of a last batch have
-    -1, -1 and False. ``batch.x`` is ``batch["x"]``. Frameworks may rebuild it from any mapping.
+    -1, -1 and False. ``batch.x`` is ``batch["x"]``. Frameworks may rebuild it from any mapping: these marks stay with it if
+    the names come from ``items()`` and there are as many rows, else they are None.
     """
 
     positions: Int64s | None
@@ -52,10 +74,25 @@ class Batch(dict[str, Any]):
         marks: Marks | None = None,
     ) -> None:
         super().__init__(values)
-        if marks is None:
-            self.positions, self.samples, self.valid = positions, samples, valid
-        else:
+        if marks is not None:
             self._marks = marks
+            return
+        self.positions, self.samples, self.valid = positions, samples, valid
+        if known := [name.marks for name in self if type(name) is Name]:
+            self._rebuild(known[0] if positions is None else {})
+
+    def _rebuild(self, marks: dict[str, Any]) -> None:
+        """Takes plain names, and the marks of the batch that the names are from, where it has as many rows."""
+        values = {str(name): value for name, value in dict.items(self)}
+        self.clear()
+        self.update(values)
+        rows = next((len(value) for value in values.values() if isinstance(value, Ragged) or np.ndim(value)), None)
+        if rows is not None and rows == _num_marked(marks):
+            self.__dict__.clear()
+            self.__dict__ |= marks
+
+    def items(self) -> Items:  # type: ignore[override]
+        return Items(self)
 
     def __getattr__(self, name: str) -> Any:
         if name in MARKS:
@@ -79,12 +116,16 @@ class Batch(dict[str, Any]):
     @property
     def num_samples(self) -> int:
         """Rows of the batch, padding included."""
-        marks = self.__dict__.get("_marks")
-        if marks is not None and "positions" not in self.__dict__:
-            return int(marks.size)
-        if self.positions is not None:
-            return len(self.positions)
-        return len(next(iter(self.values()))) if self else 0
+        count = _num_marked(self.__dict__)
+        return count if count is not None else len(next(iter(self.values()))) if self else 0
+
+    def to(self, device: Any, non_blocking: bool = False) -> Batch:
+        """The same batch with its columns as tensors on a device; text and the marks stay on the host."""
+        return self._with({name: moved(value, device, non_blocking) for name, value in dict.items(self)})
+
+    def pin_memory(self) -> Batch:
+        """The same batch with its columns as tensors in pinned memory."""
+        return self._with({name: pinned(value) for name, value in dict.items(self)})
 
     def micro(self, count: int) -> list[Batch]:
         """``count`` contiguous slices, as views, for gradient accumulation."""
@@ -94,21 +135,49 @@ class Batch(dict[str, Any]):
         if count == 1:
             return [self.__copy__()]
         ends = [part * total // count for part in range(count + 1)]
-        return [self._part(slice(first, last)) for first, last in pairwise(ends)]
+        return [part_of(self, slice(first, last)) for first, last in pairwise(ends)]
 
     def __copy__(self) -> Batch:
-        made = Batch.__new__(Batch)
-        made.update(self)
-        made.__dict__ |= self.__dict__
-        return made
+        return self._with(self)
 
-    def _part(self, rows: slice) -> Batch:
-        marks = {name: None if (mark := getattr(self, name)) is None else mark[rows] for name in MARKS}
-        return Batch({name: value[rows] for name, value in self.items()}, **marks)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return marked, (dict(self), dict(self.__dict__))
+
+    def _with(self, values: Mapping[str, Any]) -> Batch:
+        """Other columns for the same samples."""
+        return marked(values, self.__dict__)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name} {_describe(value)}" for name, value in self.items())
+        fields = ", ".join(f"{name} {_describe(value)}" for name, value in dict.items(self))
         return f"<Batch of {self.num_samples}: {fields}>"
+
+
+def marked(values: Mapping[str, Any], marks: Mapping[str, Any]) -> Batch:
+    """A batch of these columns with all marks of another, as its ``__dict__`` holds them."""
+    made = Batch.__new__(Batch)
+    made.update(values)
+    made.__dict__.update(marks)
+    return made
+
+
+def part_of(batch: Batch, rows: slice) -> Batch:
+    """Some samples of a batch, as views."""
+    marks = {name: None if (mark := getattr(batch, name)) is None else mark[rows] for name in MARKS}
+    return Batch({name: value[rows] for name, value in dict.items(batch)}, **marks)
+
+
+def renamed(batch: Batch, rename: Mapping[str, str]) -> Batch:
+    """The same batch with other names for some of its columns."""
+    check_rename(rename, list(batch))
+    return marked({rename.get(name, name): value for name, value in dict.items(batch)}, batch.__dict__)
+
+
+def _num_marked(marks: dict[str, Any]) -> int | None:
+    """How many samples the marks of a batch are of."""
+    if "_marks" in marks and "positions" not in marks:
+        return int(marks["_marks"].size)
+    positions = marks.get("positions")
+    return None if positions is None else len(positions)
 
 
 MARKS = {"positions": np.dtype(np.int64), "samples": np.dtype(np.int64), "valid": np.dtype(bool)}
@@ -124,10 +193,22 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
     for name in names:
         if not isinstance(name, str):
             raise ConfigError(f"a batch has column {name!r}; names are strings")
-        if name in (*MARKS, "_marks") or hasattr(Batch, name):
+        if name in (*MARKS, "_marks", "_start") or hasattr(Batch, name):
             raise ConfigError(
                 f"a batch cannot have a column named {name!r}, which Batch uses itself; rename the column"
             )
+
+
+def check_rename(rename: Mapping[str, str], names: list[str] | None) -> None:
+    """Refuses names that a batch cannot have, or that would hide a column; ``names`` are its columns where they are known."""
+    check_names(list(rename.values()))
+    if names is None:
+        return
+    if unknown := [name for name in rename if name not in names]:
+        raise ConfigError(f"rename={rename!r} names {unknown[0]!r}; the batch has {', '.join(names)}")
+    made = [rename.get(name, name) for name in names]
+    if twice := [name for name in made if made.count(name) > 1]:
+        raise ConfigError(f"rename={rename!r} gives two columns the name {twice[0]!r}; choose another")
 
 
 def _describe(value: Any) -> str:

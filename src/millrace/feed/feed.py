@@ -15,10 +15,13 @@ from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.feed import cursor, journal
-from millrace.feed.batch import Batch, check_names
+from millrace.feed.batch import Batch
+from millrace.feed.callers import check_feed
 from millrace.feed.explain import Explanation, describe
-from millrace.feed.iterate import DEVICES, Iteration, Place
+from millrace.feed.iterate import Iteration, Place
 from millrace.feed.line import Line, check_line
+from millrace.feed.options import check_options
+from millrace.feed.passes import Pass, Passes, not_by_number
 from millrace.feed.report import Report
 from millrace.feed.world import rank_and_world
 from millrace.native import num_cores
@@ -26,8 +29,6 @@ from millrace.order.orders import MAX_POSITION, Order, Shuffled
 from millrace.order.share import share
 from millrace.ragged import Int64s, as_integer
 from millrace.view.view import View
-
-MOST_AHEAD = 4096  # batches kept ready, and threads that make them: more of them are memory and nothing else
 
 Transform = Callable[[Batch, Any], Mapping[str, Any]]
 
@@ -37,7 +38,9 @@ class Feed:
 
     ``batch`` is global: a rank receives its share of it. ``epochs=None`` never ends. Iterating continues where
     the feed stands. ``state_dict()`` counts what the loop got; restored with any world size, batch, depth or
-    workers, the remaining samples are the same.
+    workers, the remaining samples are the same. A feed may be made before its process group or in another process, since rank and
+    world are settled when iteration starts. ``rename`` gives columns the names a model wants, after the transform. ``last`` says
+    what becomes of a last batch that is not full: padded and marked by ``valid``, dropped, or short.
 
     >>> from millrace import Blocks, from_arrays
     >>> import numpy as np
@@ -57,8 +60,10 @@ class Feed:
         epochs: int | None = None,
         rank: int | None = None,
         world: int | None = None,
-        device: str = "cpu",
+        device: Any = "cpu",
         transform: Transform | None = None,
+        rename: Mapping[str, str] | None = None,
+        last: str = "pad",
         workers: int | None = None,
         depth: int = 4,
         run: str | os.PathLike[str] | None = None,
@@ -67,32 +72,22 @@ class Feed:
             order = view.default_order(seed) if hasattr(view, "default_order") else Shuffled(len(view), seed)
         check_line(view, order or Shuffled(1), batch)
         assert order is not None
-        if epochs is not None and not 1 <= as_integer("epochs", epochs) <= MAX_POSITION // order.n:
-            raise ConfigError(
-                f"epochs={epochs}; expected 1 or more within 2^63 - 1 positions, or None for an endless feed"
-            )
-        if device.split(":")[0] not in DEVICES:
-            raise ConfigError(f"device={device!r}; expected one of {', '.join(DEVICES)}")
-        for name, value in (("depth", depth), ("workers", 1 if workers is None else workers)):
-            if not 1 <= as_integer(name, value) <= MOST_AHEAD:
-                raise ConfigError(f"{name}={value}; expected 1 to {MOST_AHEAD}")
-        if not 0 <= seed < 1 << 64:
-            raise ConfigError(f"seed={seed}; expected 0 to 2^64 - 1")
-        self.view, self.order, self.batch, self.seed = view, order, int(batch), int(seed)
-        self.epochs = None if epochs is None else int(epochs)
-        self.rank, self.world = rank_and_world(rank, world)
-        share(self.batch, self.rank, self.world)
-        check_names([field.name for field in view.fields])
-        self.device, self.transform, self.depth = device, transform, depth
+        self.view, self.order, self.batch, self.seed = view, order, int(batch), as_integer("seed", seed)
+        self.epochs = None if epochs is None else as_integer("epochs", epochs)
+        self.device, self.transform, self.depth, self.last = str(device), transform, depth, last
+        self.rename, self.run = dict(rename or {}), run
+        self.given, self._workers = (rank, world), workers
+        check_options(self, workers)
         self.workers = workers or min(4, num_cores())
         # Without a transform the loop makes batches itself rather than wait, so one core is its own.
         self.fillers = workers or max(1, min(4, num_cores() - 1))
-        self.run = run
         self._position = 0  # where it was begun or restored
-        self._place: Place | None = None  # of the last iterator since then
+        self.place: Place | None = None  # of the last iterator since then
         self._origin = 0  # p0: where batch 0 of explain and state_at begins
         self._in_passes = False  # whether batches end with their epoch, as by_epoch() makes them
-        self._live: weakref.ref[Iteration] | None = None
+        self.least: int | None = 0  # where the pass begins that a framework says it is in; None after a restore
+        self.is_restored = False
+        self._live: weakref.ref[Iteration | Pass] | None = None
         self._report: Report | None = None  # of the last iterator
 
     # The line.
@@ -100,21 +95,52 @@ class Feed:
     @property
     def position(self) -> int:
         """Where the feed stands: what the loop got, not what was prefetched."""
-        return self._position if self._place is None else self._place.position
+        return self._position if self.place is None else self.place.position
 
     @property
     def stop(self) -> int | None:
         """The position at which a finite feed ends."""
         return None if self.epochs is None else self.epochs * self.order.n
 
-    def line(self, start: int, stop: int | None) -> Line:
-        return Line(self.view, self.order, self.batch, self.rank, self.world, start, stop)
+    @property
+    def rank(self) -> int:
+        return self._share[0]
+
+    @property
+    def world(self) -> int:
+        return self._share[1]
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Rank and world: those of the last iterator, or those that the next one will have."""
+        return rank_and_world(*self.given) if self.place is None else (self.place.line.rank, self.place.line.world)
+
+    def line(self, start: int, stop: int | None, rank: int = 0, world: int = 1) -> Line:
+        return Line(self.view, self.order, self.batch, rank, world, start, stop, last=self.last)
+
+    def line_here(self, start: int, stop: int | None) -> Line:
+        """The line for the rank that this process is now."""
+        rank, world = rank_and_world(*self.given)
+        share(self.batch, rank, world)
+        if self.last == "short" and world > 1:
+            raise ConfigError(
+                f"last='short' with {world} ranks would leave some without a last batch; take 'pad' and batch.valid, or 'drop'"
+            )
+        return self.line(start, stop, rank, world)
 
     def __len__(self) -> int:
-        """Batches from where it was constructed or restored to its end, however far the loop is."""
-        total = self._counted.num_batches
+        """Batches of the whole feed, wherever it stands; ``remaining`` is what is left."""
+        total = self.line(0, self.stop).num_batches
         if total is None:
             raise TypeError("an endless feed has no length; give epochs=, or use by_epoch()")
+        return total
+
+    @property
+    def remaining(self) -> int:
+        """Batches from where the feed stands to its end."""
+        total = replace(self._counted, start=self.position).num_batches
+        if total is None:
+            raise TypeError("an endless feed has no end; give epochs=")
         return total
 
     @property
@@ -123,41 +149,67 @@ class Feed:
         line = self.line(self._origin, self.stop)
         return replace(line, epoch=self.order.n) if self._in_passes else line
 
-    def _count_passes(self, in_passes: bool) -> None:
+    def count_passes(self, in_passes: bool) -> None:
         """Batches are counted anew from here where the way of reading changes under way."""
         if in_passes != self._in_passes:
             self._in_passes, self._origin = in_passes, self.position
 
-    def __iter__(self) -> Iteration:
-        self._check_idle("iterate")
-        self._count_passes(False)
-        return self.iterate(self.stop)
+    # Iterators.
 
-    def iterate(self, stop: int | None) -> Iteration:
-        """An iterator from where the feed stands to ``stop``; only one may be live."""
-        self._check_idle("iterate")
-        if self.run is not None:
-            journal.note_start(self.run, self, stop)
-        iteration = Iteration(self, self.line(self.position, stop))
-        self._live, self._place = weakref.ref(iteration), iteration.place
+    def __iter__(self) -> Iteration:
+        self.check_idle("iterate")
+        self.check_unfinished(self.position)
+        check_feed(self)
+        self.count_passes(False)
+        iteration = self.iterate(self.line_here(self.position, self.stop))
+        self.hold(iteration)
         return iteration
 
+    def iterate(self, line: Line, *, is_pass: bool = False) -> Iteration:
+        """An iterator over a line, from which the feed takes its position."""
+        if self.run is not None:
+            journal.note_start(self.run, self, line)
+        if line.start != self.position:  # passes that a loop left early: batches are counted anew after them
+            self._origin = line.start
+        iteration = Iteration(self, line, is_pass=is_pass)
+        self.place = iteration.place
+        return iteration
+
+    def hold(self, iterator: Iteration | Pass) -> None:
+        """Only one iterator may be live: this one, from now on."""
+        self._live = weakref.ref(iterator)
+
     @property
-    def live(self) -> Iteration | None:
+    def live(self) -> Any:
         """The iterator that has not ended yet, if there is one."""
         live = None if self._live is None else self._live()
         return None if live is None or live.is_closed else live
 
-    def _check_idle(self, what: str) -> None:
+    def check_idle(self, what: str) -> None:
         if self.live is not None:
             raise ConfigError(
                 f"cannot {what} while an iterator of this feed is live; finish it, drop it, or call feed.close()"
             )
 
-    def by_epoch(self) -> EpochLoader:
-        """A sized loader that can be iterated again and again: each pass is the rest of one epoch."""
-        self._count_passes(True)
-        return EpochLoader(self)
+    def check_unfinished(self, start: int) -> None:
+        """Refuses an iterator that begins at the end, unless the feed was restored there."""
+        if self.stop is not None and start >= self.stop and self.place is not None and self.place.count:
+            raise ConfigError(
+                f"this feed has delivered all of its epochs={self.epochs} and would be empty; leave epochs= out and read it by "
+                "feed.by_epoch(), or by feed.by_epoch(repeat=True) to evaluate"
+            )
+
+    def by_epoch(self, *, repeat: bool = False) -> Passes:
+        """A loader for frameworks: sized, iterated once per epoch, with a state. See ``Passes``.
+
+        With ``repeat`` every pass is the whole first epoch, for evaluation; the feed itself stays where it is.
+        """
+        if not repeat:
+            self.count_passes(True)
+        return Passes(self, repeat=repeat)
+
+    def __getitem__(self, key: Any) -> Any:
+        raise not_by_number("a feed has")
 
     # State.
 
@@ -172,11 +224,22 @@ class Feed:
         position = self._counted.end(batches)
         return cursor.write(position, self.view, self.order, self.seed)
 
+    def state_before(self, batch: Batch) -> dict[str, Any]:
+        """The state of a loop that has this batch but has not used it yet, for loops that read ahead."""
+        start, positions, place = batch.__dict__.get("_start"), batch.positions, self.place
+        if start is None:
+            if place is None or positions is None or len(positions) != place.line.size:
+                raise ConfigError(
+                    "state_before() wants a whole batch as this feed delivered it; this one is a part of it, or lost its positions"
+                )
+            start = int(positions[0]) - place.line.share[0]
+        return cursor.write(start, self.view, self.order, self.seed)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another store, view, order or seed."""
-        self._check_idle("load a state")
+        self.check_idle("load a state")
         self._position = self._origin = cursor.read(state, self.view, self.order, self.seed)
-        self._place = None
+        self.place, self.least, self.is_restored = None, None, True
 
     # Explanations.
 
@@ -187,7 +250,8 @@ class Feed:
             raise ConfigError(f"batch {batch} is outside the feed; it has {line.num_batches} batches")
         if line.end(batch + 1) > MAX_POSITION:
             raise ConfigError(f"batch {batch} lies beyond position 2^63 - 1, where every line ends")
-        return describe(self.view, self.order, line.end(batch), line.end(batch + 1), batch)
+        found = describe(self.view, self.order, *line.span(batch), batch)
+        return Explanation(found, rename=self.rename) if self.rename else found
 
     def steps_of(self, samples: Any, epoch: int | None = None) -> Int64s:
         """The inverse of ``explain``: in which batch each sample stands in an epoch (default: the current one).
@@ -228,31 +292,24 @@ class Feed:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As its options and where it stands, so that it may be sent to another process: neither maps nor threads go along."""
+        rank, world = self.given
+        options = {
+            "batch": self.batch, "order": self.order, "seed": self.seed, "epochs": self.epochs, "rank": rank, "world": world,
+            "device": self.device, "transform": self.transform, "rename": self.rename, "last": self.last,
+            "workers": self._workers, "depth": self.depth, "run": self.run,
+        }  # fmt: skip
+        return _unpickled, (type(self), self.view, options, self.position, self._in_passes)
+
     def __repr__(self) -> str:
-        where = f"position {self.position:,}, batch {self.batch} as rank {self.rank} of {self.world}"
-        return f"<Feed of {self.view!r} in {self.order!r}: {where}>"
+        known = self.given if self.place is None else self._share
+        share = f" as rank {known[0]} of {known[1]}" if known[1] is not None else ""
+        return f"<Feed of {self.view!r} in {self.order!r}: position {self.position:,}, batch {self.batch}{share}>"
 
 
-class EpochLoader:
-    """One pass per epoch over a feed: sized and re-iterable, as frameworks want a loader."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-
-    @property
-    def _end(self) -> int:
-        n, stop = self._feed.order.n, self._feed.stop
-        end = (self._feed.position // n + 1) * n
-        return end if stop is None else min(end, stop)
-
-    def __len__(self) -> int:
-        """Batches of the live pass, else of the one that comes next."""
-        live = self._feed.live
-        if live is not None and live.total is not None:
-            return live.total
-        return self._feed.line(self._feed.position, self._end).num_batches or 0
-
-    def __iter__(self) -> Iteration:
-        self._feed._check_idle("iterate")
-        self._feed._count_passes(True)
-        return self._feed.iterate(self._end)
+def _unpickled(kind: type[Feed], view: View, options: dict[str, Any], position: int, in_passes: bool) -> Feed:
+    feed = kind(view, **options)
+    feed._position = feed._origin = position
+    feed._in_passes = in_passes
+    return feed

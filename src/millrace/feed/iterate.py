@@ -8,13 +8,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from millrace.errors import ConfigError, FeedError, StoreError
 from millrace.feed import native
-from millrace.feed.batch import Batch
+from millrace.feed.batch import Batch, part_of, renamed
 from millrace.feed.cuda import CudaLanes
 from millrace.feed.device import DeviceRing, group_of
 from millrace.feed.line import Line
@@ -22,9 +20,10 @@ from millrace.feed.maker import Maker
 from millrace.feed.native import NativeRing
 from millrace.feed.parcel import InLine, Packer, Parcel, ParcelRing
 from millrace.feed.program import Program, Unmapped
+from millrace.feed.pytrees import torch_pytrees
 from millrace.feed.report import Report
 from millrace.feed.stage import Stage
-from millrace.ragged import Array, Ragged
+from millrace.ragged import Ragged, is_numeric, tensor_maker
 
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed
@@ -47,10 +46,10 @@ if hasattr(os, "register_at_fork"):
 class Place:
     """How far a loop is on its line. Its feed holds it too: an iterator may end in any way, also while it gives a batch."""
 
-    __slots__ = ("count", "line")
+    __slots__ = ("count", "is_pass", "line")
 
-    def __init__(self, line: Line) -> None:
-        self.line, self.count = line, 0
+    def __init__(self, line: Line, is_pass: bool = False) -> None:
+        self.line, self.count, self.is_pass = line, 0, is_pass
 
     @property
     def position(self) -> int:
@@ -59,13 +58,14 @@ class Place:
 
 
 class Iteration:
-    """The iterator of a feed. It ends by exhaustion, ``close()`` or garbage collection."""
+    """The iterator of a feed. It ends with its last batch, by ``close()`` or garbage collection."""
 
-    def __init__(self, feed: Feed, line: Line) -> None:
-        self._feed, self.line, self.place = feed, line, Place(line)
+    def __init__(self, feed: Feed, line: Line, *, is_pass: bool = False) -> None:
+        self._feed, self.line, self.place = feed, line, Place(line, is_pass)
         self.total = line.num_batches
         self._process, self._life = os.getpid(), _life
         self._convert = _torch_converter() if feed.device != "numpy" else None
+        self._rename = feed.rename or None
         self.is_closed = False
         self._taking = threading.Lock()
         self._began, self._next_s = perf_counter(), 0.0
@@ -131,12 +131,28 @@ class Iteration:
                 batch = self._take()
             place.count += 1
             self._next_s += perf_counter() - began
-            return batch
+            if place.count == self.total:
+                batch = self._last(batch)
+            return batch if self._rename is None else renamed(batch, self._rename)
         except BaseException:
             self.close()
             raise
         finally:
             self._taking.release()
+
+    def _last(self, batch: Batch) -> Batch:
+        """The last batch knows where it begins, since its share may be padding alone; with it the iterator ends."""
+        place = self.place
+        first, last = self.line.span(place.count - 1)
+        if self._feed.last == "short" and last - first < self.line.batch:
+            batch = part_of(batch, slice(last - first))
+        batch.__dict__["_start"] = first
+        try:
+            self.close()
+        except BaseException:  # a signal: the batch is not delivered
+            place.count -= 1
+            raise
+        return batch
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -219,22 +235,16 @@ class Iteration:
 def _torch_converter() -> Callable[[Batch], Batch]:
     """Makes tensors of a batch's arrays, in the same memory; text stays as it is."""
     try:
-        import torch
+        tensor = tensor_maker()
     except ImportError as error:
         raise ConfigError('device="cpu" delivers torch tensors, and torch is not installed; pip install millrace[torch], '
                           'or take device="numpy"') from error  # fmt: skip
-    from_numpy = torch.from_numpy
-
-    def tensor(array: Array) -> Any:
-        # torch takes no negative strides (a flip in a transform) and warns of read-only memory.
-        is_plain = array.flags.writeable and (array.flags.c_contiguous or min(array.strides, default=0) >= 0)
-        return from_numpy(array if is_plain else array.copy())
+    torch_pytrees()
 
     def convert(batch: Batch) -> Batch:
-        for name, value in batch.items():
-            if isinstance(value, np.ndarray):
-                if value.dtype.kind in "biufc":
-                    batch[name] = tensor(value)
+        for name, value in dict.items(batch):
+            if is_numeric(value):
+                batch[name] = tensor(value)
             elif isinstance(value, Ragged):
                 batch[name] = value.map(tensor)
         return batch

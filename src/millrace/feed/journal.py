@@ -19,27 +19,28 @@ from millrace.view.spec import view_arrays
 
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed
+    from millrace.feed.line import Line
 
 NAME = "feed.jsonl"
 FIELDS = {"step", "position", "batch", "stop", "stores", "view", "order"}
 
 
-def note_start(run: str | os.PathLike[str], feed: Feed, stop: int | None) -> None:
+def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
     """Adds a line when a feed of a run starts; ranks other than 0 add none."""
-    if feed.rank != 0:
+    if line.rank != 0:
         return
     folder = Path(run)
     with platform.writing(folder / NAME):
-        _note(folder, feed, stop)
+        _note(folder, feed, line)
 
 
-def _note(folder: Path, feed: Feed, stop: int | None) -> None:
+def _note(folder: Path, feed: Feed, begun: Line) -> None:
     platform.make_dir(folder)
-    line = {
-        "step": _steps_before(folder, feed.position) + 1,
-        "position": feed.position,
+    line: dict[str, Any] = {
+        "step": _steps_before(folder, feed.position) + 1,  # where the loop was: a pass that it left took fewer steps
+        "position": begun.start,
         "batch": feed.batch,
-        "stop": stop,
+        "stop": begun.stop,
         "seed": feed.seed,
         "stores": {store.fingerprint: store.path for store in feed.view.stores},
         "view": feed.view.spec(),
@@ -49,6 +50,8 @@ def _note(folder: Path, feed: Feed, stop: int | None) -> None:
         if not (folder / f"ids-{key}.npy").exists():
             np.save(folder / f"ids-{key}.tmp.npy", ids)
             platform.rename(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
+    if feed.last == "drop":
+        line["last"] = feed.last
     with open(folder / NAME, "a+b", buffering=0) as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # a line torn by a kill would swallow this one
@@ -87,8 +90,16 @@ def _steps_before(folder: Path, position: int) -> int:
         return 0
     for start in reversed(starts(folder)):
         if start["position"] <= position:
-            return int(start["step"] - 1 + -(-(position - start["position"]) // start["batch"]))
+            return int(start["step"]) - 1 + _batches(start, position)
     return 0
+
+
+def _batches(start: dict[str, Any], position: int) -> int:
+    """How many batches of a start lead to a position."""
+    count = -(-(position - start["position"]) // start["batch"])
+    if start.get("last") == "drop" and start["stop"] is not None:
+        count = min(count, (start["stop"] - start["position"]) // start["batch"])
+    return int(count)
 
 
 def start_of_step(run: str | os.PathLike[str], step: int) -> tuple[dict[str, Any], int]:

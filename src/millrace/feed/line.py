@@ -17,6 +17,7 @@ from millrace.view.view import View
 
 PLAN_BATCHES = 64  # planned per call: one batch at a time cost a factor of four on small batches
 PLAN_POSITIONS = 8192  # and at least this many positions
+LAST = ("pad", "drop", "short")  # what becomes of a last batch that is not full
 MAX_BYTES = 1 << 47  # what a process can address
 MAX_POSITIONS = 1 << 22  # but not more: a plan keeps about 50 bytes of each
 
@@ -26,7 +27,7 @@ class Line:
     """Batches of ``batch`` positions from ``start`` to ``stop`` (None: endless), as rank ``rank`` of ``world`` sees them.
 
     With ``epoch`` (its number of samples) every epoch ends with a batch of its own, as passes of ``by_epoch`` do; such a
-    line counts batches, it does not plan them.
+    line counts batches, it does not plan them. With ``last="drop"`` a last batch that would not be full is left out.
     """
 
     view: View
@@ -37,6 +38,7 @@ class Line:
     start: int
     stop: int | None
     epoch: int | None = None
+    last: str = "pad"
 
     @cached_property
     def share(self) -> tuple[int, int]:
@@ -48,37 +50,59 @@ class Line:
         first, last = self.share
         return last - first
 
+    def count(self, positions: int) -> int:
+        """How many batches so many positions make, up to the end of a pass or of the line."""
+        return positions // self.batch if self.last == "drop" else -(-positions // self.batch)
+
     @property
     def num_batches(self) -> int | None:
         if self.stop is None or self.stop <= self.start:
             return None if self.stop is None else 0
-        return int(self.number_of(self.stop - 1)) + 1
+        if self.epoch is None:
+            return self.count(self.stop - self.start)
+        first_end, first_batches = self._first_pass
+        return first_batches + (self.stop - first_end) // self.epoch * self.count(self.epoch)
 
     @property
     def _first_pass(self) -> tuple[int, int]:
         """Where the first pass ends, and its batches."""
         assert self.epoch is not None
         end = (self.start // self.epoch + 1) * self.epoch
-        return end, -(-(end - self.start) // self.batch)
+        return end, self.count(end - self.start)
 
     def end(self, batches: int) -> int:
-        """The position after this many batches."""
+        """The position after this many batches: after the last of a pass or of the line that is its end."""
         position = self.start + batches * self.batch
         if self.epoch is not None:
             first_end, first_batches = self._first_pass
-            passes, inside = divmod(batches - first_batches, -(-self.epoch // self.batch))
-            later = first_end + passes * self.epoch + inside * self.batch
-            position = min(position, first_end) if batches <= first_batches else later
-        return position if self.stop is None else min(position, max(self.stop, self.start))
+            passes, inside = divmod(batches - first_batches, self.count(self.epoch))
+            if batches >= first_batches:
+                position = first_end + passes * self.epoch + inside * self.batch
+        if self.stop is None:
+            return position
+        is_over = self.last == "drop" and batches >= (self.num_batches or 0)
+        return max(self.stop, self.start) if is_over else min(position, max(self.stop, self.start))
+
+    def span(self, batch: int) -> tuple[int, int]:
+        """The positions [first, last) of one batch, over all ranks."""
+        first = self.end(batch)
+        return first, min(first + self.batch, self.end(batch + 1))
 
     def number_of(self, position: Any) -> Any:
         """Which batch holds a position; negative for those before the start."""
-        if self.epoch is None:
-            return (position - self.start) // self.batch
-        first_end, first_batches = self._first_pass
-        passes, inside = np.divmod(position - first_end, self.epoch)
-        later = first_batches + passes * -(-self.epoch // self.batch) + inside // self.batch
-        return np.where(np.asarray(position) < first_end, (position - self.start) // self.batch, later)[()]
+        numbers = inside = (position - self.start) // self.batch
+        most: Any = self.num_batches
+        if self.epoch is not None:
+            first_end, first_batches = self._first_pass
+            most = self.count(self.epoch)
+            passes, places = np.divmod(position - first_end, self.epoch)
+            is_first = np.asarray(position) < first_end
+            later = first_batches + passes * most + places // self.batch
+            numbers = np.where(is_first, numbers, later)[()]
+            inside, most = np.where(is_first, inside, places // self.batch), np.where(is_first, first_batches, most)
+        if self.last == "drop" and most is not None and np.any(np.asarray(inside) >= most):
+            raise ConfigError("some of these samples are in no batch of this epoch, since last='drop' leaves them out")
+        return numbers
 
     def plan_size(self) -> int:
         """Batches per plan."""

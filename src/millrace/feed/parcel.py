@@ -80,7 +80,7 @@ class Packer:
             end += aligned(num_bytes)
             return tensors[-1][0]
 
-        placed = {name: v.map(place) if isinstance(v, Ragged) else place(v) for name, v in batch.items()}
+        placed = {name: v.map(place) if isinstance(v, Ragged) else place(v) for name, v in dict.items(batch)}
         slot = self._slots.take()
         try:
             memory = slot.array("batch", (max(end, 1),), np.dtype(np.uint8))

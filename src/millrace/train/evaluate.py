@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from millrace.feed.batch import Batch
+from millrace.feed.batch import Batch, part_of
 from millrace.feed.feed import Feed
 from millrace.order.orders import Sequential
 from millrace.train.config import Config
@@ -72,18 +72,13 @@ def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch], c
     """Weight and loss times weight of a batch without its padding, then the same of the baseline, which may count less."""
     valid = batch.num_samples if batch.valid is None else int(batch.valid.sum())
     # One row at least, since sharded models run together on all ranks; it then weighs nothing.
-    real = to_device(_first(batch, max(valid, 1)))
+    real = to_device(part_of(batch, slice(max(valid, 1))))  # padding is at the end
     loss = stepper.loss(stepper.model, real)
     weight = stepper.weight(real).double() * bool(valid and counts)
     measured = stepper.model.baseline(real) if isinstance(stepper.model, Forecaster) else None
     baseline, compared = measured if measured is not None else (torch.zeros_like(loss), torch.zeros_like(weight))
     compared = compared.double() * bool(valid and counts)
     return torch.stack([weight, loss.double() * weight, compared, baseline.double() * compared])
-
-
-def _first(batch: Batch, rows: int) -> Batch:
-    """The first rows of a batch: padding is at its end."""
-    return Batch({name: value[:rows] for name, value in batch.items()})
 
 
 def _problem(losses: Tensor, feed: Feed, world: World) -> str:

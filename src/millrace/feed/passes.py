@@ -1,0 +1,162 @@
+"""Passes: a feed as the sized loader that frameworks want, iterated once per epoch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from millrace.errors import ConfigError
+from millrace.feed.batch import Batch
+from millrace.feed.callers import framework, is_past_epoch
+from millrace.feed.iterate import Iteration
+from millrace.feed.line import Line
+from millrace.feed.report import Report
+from millrace.ragged import as_integer
+
+if TYPE_CHECKING:
+    from millrace.feed.feed import Feed
+
+
+class Passes:
+    """One pass per ``iter()``: pass e is epoch e of the feed. ``len()`` is the batches of a whole pass and never changes.
+
+    ``iter()`` ends the pass before it and begins the next one. After a restore it is the rest of the pass that was restored; so it
+    is where the iterator before delivered nothing. With ``repeat`` every pass is the whole first epoch, whatever the feed does.
+    """
+
+    def __init__(self, feed: Feed, *, repeat: bool = False) -> None:
+        if feed.line(0, feed.order.n).num_batches == 0:
+            raise ConfigError(
+                f"last='drop' leaves no batch: {feed.order.n:,} samples are fewer than batch={feed.batch}; lower batch"
+            )
+        self.feed, self.is_repeated = feed, repeat
+        self._repeated: weakref.ref[Pass] | None = None  # the last pass, if they repeat
+
+    def __len__(self) -> int:
+        return self.feed.line(0, self.feed.order.n).num_batches or 0
+
+    def __iter__(self) -> Pass:
+        begun = Pass(self)
+        if self.is_repeated:
+            before = None if self._repeated is None else self._repeated()
+            if before is not None:
+                before.close()
+            self._repeated = weakref.ref(begun)
+        else:
+            self._end_pass()
+            self.feed.check_unfinished(self._next_start)
+            self.feed.hold(begun)
+        return begun
+
+    def _end_pass(self) -> None:
+        """Ends the pass before, also that of another loader over the same feed; an iterator of the feed itself goes on."""
+        if isinstance(self.feed.live, Pass):
+            self.feed.close()
+        self.feed.check_idle("begin a pass")
+
+    def begin(self) -> Iteration:
+        """The iterator of the pass that comes now."""
+        feed = self.feed
+        if self.is_repeated:
+            return Iteration(feed, feed.line_here(0, feed.order.n))
+        feed.count_passes(True)
+        line = self._pass_from(self._next_start)
+        if not line.num_batches and line.stop != feed.stop:  # only a rest that is dropped
+            line = self._pass_from(line.stop or 0)
+        return feed.iterate(line, is_pass=True)
+
+    @property
+    def _next_start(self) -> int:
+        """Where the next pass begins: after the one before, which came to its end or was left, if that delivered anything."""
+        place, start = self.feed.place, self.feed.position
+        if place is not None and place.is_pass and place.count:
+            start = place.line.stop or start
+        return max(start, self.feed.least or 0)
+
+    def _pass_from(self, start: int) -> Line:
+        n, stop = self.feed.order.n, self.feed.stop
+        start = start if stop is None else min(start, stop)
+        end = (start // n + 1) * n
+        return self.feed.line_here(start, end if stop is None else min(end, stop))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by frameworks, some of which restore no loader where an epoch has ended: passes before this one are over.
+
+        After a restore only the first call counts: Lightning may then count an epoch in which it takes no batch.
+        """
+        if self.feed.least is None or not self.feed.is_restored:
+            self.feed.least = as_integer("epoch", epoch) * self.feed.order.n
+
+    @property
+    def sampler(self) -> Passes:
+        """Where Lightning looks for ``set_epoch``."""
+        return self
+
+    batch_sampler = sampler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands, as ``feed.state_dict()`` says it, and with which batch it counts."""
+        return {**self.feed.state_dict(), "batch": self.feed.batch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state of the feed or of its passes; a repeated pass has none."""
+        if self.is_repeated:
+            return
+        self._end_pass()
+        self.feed.load_state_dict(state)
+        counted, is_within = state.get("batch", self.feed.batch), self.feed.position % self.feed.order.n
+        if counted != self.feed.batch and is_within and framework() == "lightning":
+            raise ConfigError(
+                f"this pass was begun with batch={counted}, and Lightning goes on counting its batches; resume with "
+                f"batch={counted}, not {self.feed.batch}, or from the checkpoint of an epoch's end"
+            )
+
+    def __getitem__(self, key: Any) -> Any:
+        raise not_by_number("passes over a feed have")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"feed": self.feed, "is_repeated": self.is_repeated, "_repeated": None}
+
+    def __repr__(self) -> str:
+        kind = "the first epoch again and again" if self.is_repeated else "one epoch after the other"
+        return f"<Passes over {self.feed!r}: {kind}, {len(self):,} batches each>"
+
+
+def not_by_number(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} batches in order, not samples by number; give the loop the object itself, a DataLoader "
+        "millrace.torch.Dataset(view), and transformers' Trainer by millrace.transformers.FeedTrainer"
+    )
+
+
+class Pass:
+    """The iterator of one pass. It starts with its first batch: frameworks ask for iterators that they never use."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self._iteration: Iteration | None = None
+        self._is_ended = False
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._iteration is None:
+            if self._is_ended or (self._passes.feed.is_restored and is_past_epoch()):
+                self._is_ended = True
+                raise StopIteration
+            self._iteration = self._passes.begin()
+        return next(self._iteration)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_ended or (self._iteration is not None and self._iteration.is_closed)
+
+    def report(self) -> Report | None:
+        return None if self._iteration is None else self._iteration.report()
+
+    def close(self) -> None:
+        self._is_ended = True
+        if self._iteration is not None:
+            self._iteration.close()

@@ -1,0 +1,85 @@
+"""Batch and Ragged as pytrees: leaves are the columns, and a batch that is rebuilt of them keeps its marks.
+
+``torch_pytrees`` is called where torch is in use, ``millrace.jax`` is for JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millrace.feed.batch import MARKS, Batch, marked
+from millrace.ragged import Ragged
+
+
+class Outline:
+    """What a batch is besides its leaves. Two compare equal if their columns have the same names, whatever the samples:
+    functions that are traced once for all batches need that."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.names, self.marks = tuple(batch), dict(batch.__dict__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Outline) and self.names == other.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+    def __repr__(self) -> str:
+        return f"Outline({', '.join(self.names)})"
+
+    def batch(self, leaves: Sequence[Any], is_traced: Callable[[Any], bool]) -> Batch:
+        """The batch of these leaves; without marks where they stand for those of any batch."""
+        traced = any(is_traced(part) for leaf in leaves for part in _parts(leaf))
+        marks: dict[str, Any] = dict.fromkeys(MARKS) if traced else self.marks
+        return marked(dict(zip(self.names, leaves, strict=True)), marks)
+
+
+def _parts(leaf: Any) -> tuple[Any, ...]:
+    return (leaf.values, leaf.offsets) if isinstance(leaf, Ragged) else (leaf,)
+
+
+def columns_of(batch: Batch) -> tuple[list[Any], Outline]:
+    return list(batch.values()), Outline(batch)
+
+
+def arrays_of(ragged: Ragged) -> tuple[list[Any], None]:
+    return [ragged.values, ragged.offsets], None
+
+
+def ragged_of(arrays: Sequence[Any]) -> Ragged:
+    return Ragged.trusted(*arrays)
+
+
+_is_known_to_torch = False
+
+
+def torch_pytrees() -> None:
+    """Makes batches and ragged columns known to torch, once."""
+    global _is_known_to_torch
+    if _is_known_to_torch:
+        return
+    _is_known_to_torch = True
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.fx import Proxy
+    from torch.utils import _pytree
+
+    def is_traced(leaf: Any) -> bool:
+        return isinstance(leaf, (FakeTensor, Proxy))
+
+    def with_keys(batch: Batch) -> tuple[list[tuple[Any, Any]], Outline]:
+        return [(_pytree.MappingKey(name), value) for name, value in dict.items(batch)], Outline(batch)
+
+    def ragged_with_keys(ragged: Ragged) -> tuple[list[tuple[Any, Any]], None]:
+        keys = _pytree.GetAttrKey("values"), _pytree.GetAttrKey("offsets")
+        return list(zip(keys, arrays_of(ragged)[0], strict=True)), None
+
+    _pytree.register_pytree_node(
+        Batch,
+        columns_of,
+        lambda leaves, outline: outline.batch(list(leaves), is_traced),
+        flatten_with_keys_fn=with_keys,
+    )
+    _pytree.register_pytree_node(
+        Ragged, arrays_of, lambda arrays, _: ragged_of(list(arrays)), flatten_with_keys_fn=ragged_with_keys
+    )

@@ -1,0 +1,36 @@
+"""For JAX: importing this makes ``Batch`` and ``Ragged`` the pytrees that ``jax.jit``, ``jax.tree.map`` and ``device_put`` take.
+
+``Feed(..., device="numpy")`` delivers what JAX takes without a copy. Under ``jax.distributed`` each process gets its share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.feed.batch import Batch
+from millrace.feed.pytrees import Outline, arrays_of, columns_of, ragged_of
+from millrace.ragged import Ragged
+
+try:
+    from jax.core import Tracer
+    from jax.tree_util import DictKey, GetAttrKey, register_pytree_with_keys
+except ImportError as error:
+    raise ImportError("millrace.jax needs jax; pip install 'millrace[jax]'") from error
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, Tracer)
+
+
+def _columns_with_keys(batch: Batch) -> tuple[list[tuple[Any, Any]], Outline]:
+    return [(DictKey(name), value) for name, value in dict.items(batch)], Outline(batch)
+
+
+def _arrays_with_keys(ragged: Ragged) -> tuple[list[tuple[Any, Any]], None]:
+    return [(GetAttrKey("values"), ragged.values), (GetAttrKey("offsets"), ragged.offsets)], None
+
+
+register_pytree_with_keys(
+    Batch, _columns_with_keys, lambda outline, leaves: outline.batch(list(leaves), _is_traced), columns_of
+)
+register_pytree_with_keys(Ragged, _arrays_with_keys, lambda _, arrays: ragged_of(list(arrays)), arrays_of)
