@@ -22,7 +22,7 @@ LINES = [
 HEIGHT = {part: len(LINES) - k for k, line in enumerate(LINES) for part in line}
 EDGES = {("view", "gather.reference")}  # for view[i]
 CORE_USERS = {"store", "native"}  # the others ask native, which knows whether it is there
-ANYTHING = {"torch", "__main__"}  # adapters and the entry point: above everything
+ANYTHING = {"torch", "jax", "accelerate", "transformers", "__main__"}  # adapters and the entry point: above everything
 
 
 def part_of(module: str) -> str:

@@ -166,6 +166,12 @@ def part_of(batch: Batch, rows: slice) -> Batch:
     return Batch({name: value[rows] for name, value in dict.items(batch)}, **marks)
 
 
+def last_start(batch: Batch) -> int | None:
+    """Where a last batch begins on its line, over all ranks; None for any other. Padding alone does not show it."""
+    start: int | None = batch.__dict__.get("_start")
+    return start
+
+
 def renamed(batch: Batch, rename: Mapping[str, str]) -> Batch:
     """The same batch with other names for some of its columns."""
     check_rename(rename, list(batch))

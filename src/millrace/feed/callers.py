@@ -7,14 +7,14 @@ lead to ``iter()`` are looked at, once per iterator. Only who asks for the itera
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 from millrace.errors import ConfigError
 
 LIGHTNING = ("lightning", "pytorch_lightning")
-EPOCH = ".loops.training_epoch_loop"
+FIT, EPOCH = ".loops.fit_loop", ".loops.training_epoch_loop"
 EVALUATIONS = (".loops.evaluation_loop", ".loops.prediction_loop")
 PASSED_ON = ("millrace", "torch.utils.data", "torchdata")  # they iterate for somebody else
 
@@ -31,7 +31,7 @@ def _is_in(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def _framework() -> tuple[str | None, Any]:
-    """Which one asks: lightning, lightning evaluation, accelerate, or None for anybody else; and Lightning's loop over an epoch."""
+    """Which one asks: lightning, lightning evaluation, accelerate, or None for anybody else; and Lightning's loop."""
     frames = [(module, frame) for module, frame in _frames() if not _is_in(module, PASSED_ON)]
     asks = frames[0][0] if frames else ""
     if _is_in(asks, ("accelerate",)):
@@ -41,13 +41,9 @@ def _framework() -> tuple[str | None, Any]:
     for module, frame in frames:
         if module.endswith(EVALUATIONS):
             return "lightning evaluation", None
-        if module.endswith(EPOCH):
+        if module.endswith((EPOCH, FIT)):
             return "lightning", frame.f_locals.get("self")
     return "lightning", None
-
-
-def framework() -> str | None:
-    return _framework()[0]
 
 
 def is_past_epoch() -> bool:
@@ -58,7 +54,7 @@ def is_past_epoch() -> bool:
 
 def check_feed(feed: Any) -> None:
     """Refuses Lightning what it would read wrongly: it reads ahead of a loader without a length, and passes twice over another."""
-    asks = framework() if any(name in sys.modules for name in LIGHTNING) else None
+    asks = _framework()[0] if any(name in sys.modules for name in LIGHTNING) else None
     if asks == "lightning" and feed.epochs is None:
         raise ConfigError(
             "Lightning reads one batch ahead of an endless feed, so its checkpoints would be a batch too far; give it "
@@ -71,6 +67,24 @@ def check_feed(feed: Any) -> None:
         )
 
 
+def check_restore(batch: int, is_within: bool, state: Mapping[str, Any]) -> None:
+    """Refuses what Lightning would go on with wrongly: it counts batches and epochs by itself."""
+    asks, loop = _framework() if any(name in sys.modules for name in LIGHTNING) else (None, None)
+    counted = state.get("batch", batch)
+    if asks == "lightning" and is_within and counted != batch:
+        raise ConfigError(
+            f"this pass was begun with batch={counted}, and Lightning goes on counting its batches; resume with "
+            f"batch={counted}, not {batch}, or from the checkpoint of an epoch's end"
+        )
+    limits = getattr(loop, "max_epochs", None), getattr(loop, "max_steps", None)
+    has_ended = getattr(getattr(getattr(loop, "epoch_loop", None), "batch_progress", None), "is_last_batch", False)
+    if asks == "lightning" and has_ended and all(limit not in (None, -1) for limit in limits):
+        raise ConfigError(
+            f"with max_epochs={limits[0]} and max_steps={limits[1]} Lightning counts an epoch too many where it resumes from an "
+            "epoch's end, and stops early; give it one of the two"
+        )
+
+
 def check_dataset(is_repeated: bool) -> None:
     """Refuses what would stack, dispatch, or never restore the batches of an ``IterableDataset``."""
     readers = (frame.f_locals.get("self") for module, frame in _frames() if module.startswith("torch.utils.data"))
@@ -79,7 +93,7 @@ def check_dataset(is_repeated: bool) -> None:
             "the DataLoader would stack whole batches of the feed into larger ones; give it batch_size=None, or transformers' "
             "Trainer the feed itself by millrace.transformers.FeedTrainer"
         )
-    asks = framework()
+    asks = _framework()[0]
     if asks == "accelerate":
         raise ConfigError(
             "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; give the loop "

@@ -15,7 +15,7 @@ from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.feed import cursor, journal
-from millrace.feed.batch import Batch
+from millrace.feed.batch import Batch, last_start
 from millrace.feed.callers import check_feed
 from millrace.feed.explain import Explanation, describe
 from millrace.feed.iterate import Iteration, Place
@@ -226,7 +226,7 @@ class Feed:
 
     def state_before(self, batch: Batch) -> dict[str, Any]:
         """The state of a loop that has this batch but has not used it yet, for loops that read ahead."""
-        start, positions, place = batch.__dict__.get("_start"), batch.positions, self.place
+        start, positions, place = last_start(batch), batch.positions, self.place
         if start is None:
             if place is None or positions is None or len(positions) != place.line.size:
                 raise ConfigError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
-from millrace.feed.callers import framework, is_past_epoch
+from millrace.feed.callers import check_restore, is_past_epoch
 from millrace.feed.iterate import Iteration
 from millrace.feed.line import Line
 from millrace.feed.report import Report
@@ -105,12 +105,7 @@ class Passes:
             return
         self._end_pass()
         self.feed.load_state_dict(state)
-        counted, is_within = state.get("batch", self.feed.batch), self.feed.position % self.feed.order.n
-        if counted != self.feed.batch and is_within and framework() == "lightning":
-            raise ConfigError(
-                f"this pass was begun with batch={counted}, and Lightning goes on counting its batches; resume with "
-                f"batch={counted}, not {self.feed.batch}, or from the checkpoint of an epoch's end"
-            )
+        check_restore(self.feed.batch, self.feed.position % self.feed.order.n > 0, state)
 
     def __getitem__(self, key: Any) -> Any:
         raise not_by_number("passes over a feed have")

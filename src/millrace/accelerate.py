@@ -1,0 +1,63 @@
+"""For Accelerate: a loader that tells it where a pass ends and how many rows of the last batch are real.
+
+``accelerator.gather_for_metrics`` then leaves out padding, and ``accelerator.accumulate`` steps at the end of a pass, as with a
+DataLoader that Accelerate has prepared. It is not prepared: every rank reads its own share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from millrace.feed.batch import Batch, last_start
+from millrace.feed.feed import Feed
+from millrace.feed.passes import Passes
+from millrace.view.view import View
+
+try:
+    from accelerate.data_loader import DataLoaderStateMixin
+    from accelerate.state import GradientState
+except ImportError as error:
+    raise ImportError("millrace.accelerate needs accelerate; pip install 'millrace[accelerate]'") from error
+
+
+class Loader(DataLoaderStateMixin):  # type: ignore[misc]
+    """A feed or its passes, as Accelerate knows a loader; register it by ``accelerator.register_for_checkpointing``."""
+
+    def __init__(self, feed: Feed | Passes) -> None:
+        self.passes = feed
+        self.feed: Feed = feed.feed if isinstance(feed, Passes) else feed
+        self.gradient_state = GradientState()
+
+    @property
+    def dataset(self) -> View:
+        """For its length, which is the number of samples."""
+        return self.feed.view
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.begin()
+        try:
+            for batch in self.passes:
+                if (start := last_start(batch)) is not None:
+                    self.end_of_dataloader, self.remainder = True, min(self.feed.batch, self._end(start) - start)
+                yield batch
+        finally:
+            self.end()
+
+    def _end(self, start: int) -> int:
+        """The position at which the last batch ends that begins here."""
+        n, stop = self.feed.order.n, self.feed.stop
+        return (start // n + 1) * n if isinstance(self.passes, Passes) or stop is None else stop
+
+    def set_epoch(self, epoch: int) -> None:
+        if isinstance(self.passes, Passes):
+            self.passes.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.passes.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passes.load_state_dict(state)

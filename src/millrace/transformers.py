@@ -1,0 +1,163 @@
+"""For the Trainer of Hugging Face: feeds as datasets, with their state in the checkpoint folder.
+
+    trainer = FeedTrainer(model, args, train_dataset=feed.by_epoch(), eval_dataset=val_feed)
+
+The feed's position lies in ``trainer_state.json``, the last file of a checkpoint, and is loaded from there: the Trainer itself
+skips nothing. ``FeedMixin`` does the same for a Trainer of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.feed.batch import Batch
+from millrace.feed.feed import Feed
+from millrace.feed.passes import Passes
+from millrace.view.blocks import Blocks
+from millrace.view.compose import Concat, Subset
+from millrace.view.view import View
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.loss.loss_utils import ForCausalLMLoss
+    from transformers.trainer_callback import ExportableState
+
+    from millrace.accelerate import Loader
+except ImportError as error:
+    raise ImportError(
+        "millrace.transformers needs transformers and accelerate; pip install 'millrace[transformers]'"
+    ) from error
+
+IGNORED = -100  # the label that losses of transformers leave out
+
+
+class FeedMixin:
+    """Makes a Trainer take feeds as its datasets; it stands before the Trainer among the bases of a class."""
+
+    args: Any
+    train_dataset: Any
+    eval_dataset: Any
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.args.ignore_data_skip = True
+        self.add_callback(FeedState())  # type: ignore[attr-defined]
+
+    def get_train_dataloader(self) -> Any:
+        if not isinstance(self.train_dataset, (Feed, Passes)):
+            return super().get_train_dataloader()  # type: ignore[misc]
+        loader = TrainerLoader(self.train_dataset, is_shifted=self._is_shifted_twice(self.train_dataset))
+        feed, accumulated = loader.feed, self.args.gradient_accumulation_steps
+        if isinstance(loader.passes, Passes) and feed.last == "pad" and feed.order.n % feed.batch:
+            raise ConfigError(
+                f"{feed.order.n:,} samples do not fill batches of {feed.batch}, and the Trainer would count padding as data; give "
+                "the feed last='drop', or train an endless feed with max_steps="
+            )
+        if isinstance(loader.passes, Passes) and len(loader) % accumulated:
+            raise ConfigError(
+                f"gradient_accumulation_steps={accumulated} does not divide the {len(loader):,} batches of an epoch, and a resumed "
+                "Trainer would step after others; choose one that does, or train an endless feed with max_steps="
+            )
+        return loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        chosen = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
+        if isinstance(chosen, Feed):
+            chosen = chosen.by_epoch(repeat=True)
+        if not isinstance(chosen, Passes):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        loader = TrainerLoader(chosen, is_shifted=self._is_shifted_twice(chosen))
+        # By it the Trainer weights the loss of a batch.
+        self.args.per_device_eval_batch_size = loader.feed.batch // (loader.feed.world * max(1, self.args.n_gpu))
+        return loader
+
+    def _is_shifted_twice(self, dataset: Feed | Passes) -> bool:
+        """Whether the labels are next tokens already, and the model would take the next ones of those."""
+        feed = dataset.feed if isinstance(dataset, Passes) else dataset
+        is_shifted = feed.rename.get("y") == "labels" and _is_blocks(feed.view) and self._shifts()
+        if is_shifted and not getattr(self, "model_accepts_loss_kwargs", False):
+            raise ConfigError(
+                "the labels are next tokens already, and this model shifts its labels itself; deliver "
+                "transform=lambda batch, rng: {'input_ids': batch['x'], 'labels': batch['x']} without rename="
+            )
+        return is_shifted
+
+    def _shifts(self) -> bool:
+        """Whether the model's loss takes the labels for its inputs, and shifts them."""
+        model: Any = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+        is_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        return getattr(model, "loss_function", None) is ForCausalLMLoss and not is_two
+
+
+class FeedTrainer(FeedMixin, Trainer):  # type: ignore[misc]
+    """transformers' Trainer with feeds as its datasets."""
+
+
+class TrainerLoader(Loader):
+    """A loader whose padding counts for no loss, and whose next tokens are not shifted once more."""
+
+    def __init__(self, feed: Feed | Passes, *, is_shifted: bool) -> None:
+        super().__init__(feed)
+        self._is_shifted = is_shifted
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            if batch.valid is not None and not batch.valid.all():
+                batch["labels"] = _without_padding(batch)
+            if self._is_shifted:
+                batch["shift_labels"] = batch["labels"]
+            yield batch
+
+
+def _without_padding(batch: Batch) -> Any:
+    """The labels, with those of padding ignored."""
+    labels, padding = batch.get("labels"), ~np.asarray(batch.valid)
+    if labels is None or labels.dtype.is_floating_point:
+        raise ConfigError(
+            f"the last batch has {int(padding.sum())} rows of padding, which a loss without integer labels counts; give the feed "
+            "last='short' (one process), last='drop', or a batch that divides the samples"
+        )
+    labels = labels.clone()
+    labels[padding] = IGNORED
+    return labels
+
+
+def _is_blocks(view: View) -> bool:
+    parts = [view.view] if isinstance(view, Subset) else view.views if isinstance(view, Concat) else []
+    return all(map(_is_blocks, parts)) if parts else isinstance(view, Blocks)
+
+
+class FeedState(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Keeps the state of the training feed in the checkpoints of a Trainer."""
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+
+    def state(self) -> dict[str, Any]:
+        saved = None if self._loader is None else {**self._loader.state_dict(), "batch": self._loader.feed.batch}
+        return {"args": {}, "attributes": {"saved": saved}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **others: Any) -> None:
+        if not isinstance(train_dataloader, Loader):
+            return
+        self._loader = train_dataloader
+        if not state.global_step:
+            return
+        known = state.stateful_callbacks.get("FeedState", {})
+        saved = known.get("attributes", {}).get("saved") if isinstance(known, dict) else None
+        if saved is None:
+            raise ConfigError(
+                f"the checkpoint of step {state.global_step} holds no state of a feed; resume one that FeedTrainer saved"
+            )
+        batch = train_dataloader.feed.batch
+        if saved["batch"] != batch and isinstance(train_dataloader.passes, Passes):
+            raise ConfigError(
+                f"the checkpoint was saved with batch={saved['batch']}, and the Trainer counts epochs by steps; resume with that, "
+                f"not batch={batch}"
+            )
+        train_dataloader.load_state_dict(saved)

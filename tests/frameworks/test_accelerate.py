@@ -1,0 +1,86 @@
+"""A feed in Accelerate: each rank reads its share, metrics leave out padding, and what would dispatch or stack is refused."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, recursively_apply, send_to_device
+from torch.distributed.utils import _recursive_to
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import millrace as mr
+import millrace.torch
+from millrace.accelerate import Loader
+
+
+@pytest.fixture
+def accelerator():
+    return Accelerator(cpu=True, gradient_accumulation_steps=3)
+
+
+def test_it_is_left_as_it_is_and_saved_with_the_rest(accelerator, feed_of, tmp_path):
+    loader = feed_of().by_epoch()
+    assert accelerator.prepare(loader) is loader
+    accelerator.register_for_checkpointing(loader)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    accelerator.save_state(tmp_path)
+    rest = [batch.samples.tolist() for batch in batches]
+    accelerator.load_state(tmp_path)
+    assert [batch.samples.tolist() for batch in loader] == rest
+    assert len(rest) == 2
+
+
+@pytest.mark.parametrize("last", ["pad", "short"])
+@pytest.mark.parametrize("repeat", [False, True])
+def test_metrics_count_every_sample_once(accelerator, feed_of, last, repeat):
+    loader = Loader(feed_of(last=last).by_epoch(repeat=repeat))
+    for _ in range(2):
+        seen = [accelerator.gather_for_metrics(batch["x"][:, 0]) for batch in loader]
+        assert sorted(torch.cat(seen).tolist()) == list(range(10))
+    assert not accelerator.gradient_state.in_dataloader
+    assert len(loader) == 4
+    assert len(loader.dataset) == 10
+
+
+def test_gradients_are_applied_at_the_end_of_a_pass_too(accelerator, feed_of):
+    model = torch.nn.Linear(1, 1)
+    synced = []
+    for _ in Loader(feed_of(last="drop").by_epoch()):
+        with accelerator.accumulate(model):
+            synced.append(accelerator.sync_gradients)
+    assert synced == [False, False, True]
+    for _ in Loader(feed_of(batch=5).by_epoch()):
+        with accelerator.accumulate(model):
+            synced.append(accelerator.sync_gradients)
+    assert synced[3:] == [False, True]
+
+
+def test_a_finite_feed_that_ends_between_epochs(accelerator, feed_of):
+    seen = [accelerator.gather_for_metrics(batch["x"][:, 0]) for batch in Loader(feed_of(batch=6, epochs=2))]
+    assert [len(part) for part in seen] == [6, 6, 6, 2]
+
+
+def test_a_batch_that_moves_keeps_its_marks_and_its_ragged_columns(events):
+    batch = next(iter(mr.Feed(events, batch=4)))
+    moved = send_to_device(batch, torch.device("meta"), non_blocking=True)
+    assert {moved["label"].device.type, moved["hits"].values.device.type} == {"meta"}
+    rebuilt = recursively_apply(lambda tensor: tensor * 2, mr.Batch({"label": batch.label}, positions=batch.positions))
+    (wrapped,) = _recursive_to((batch,), torch.device("cpu"), False)[0]  # as DistributedDataParallel does on a GPU
+    for other in (moved, rebuilt, wrapped):
+        assert np.array_equal(other.positions, batch.positions)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_what_would_be_dispatched_is_refused(feed_of, kind):
+    """On one rank it would be read one batch ahead, on several rank 0's share would go to all."""
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=kind is StatefulDataLoader)
+    )
+    loader = kind(millrace.torch.IterableDataset(feed_of(epochs=1)), batch_size=None)
+    with pytest.raises(
+        mr.ConfigError, match=r"sends rank 0's share to all ranks; give the loop feed\.by_epoch\(\) itself"
+    ):
+        next(iter(accelerator.prepare(loader)))

@@ -1,0 +1,197 @@
+"""A feed in Lightning: whatever the checkpoint was saved by, the samples after it are those of the uninterrupted run."""
+
+import logging
+import re
+from pathlib import Path
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import millrace as mr
+import millrace.torch
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen, self.validated = [], []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch.samples.tolist())
+        return self.layer(batch["x"].to(self.layer.weight.dtype)).mean()
+
+    def on_validation_epoch_start(self):
+        self.validated.append([])
+
+    def validation_step(self, batch, batch_idx):
+        self.validated[-1] += batch.samples[batch.valid].tolist()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+def fit(train, val=None, *, model=None, resume=None, **options):
+    model = model or Model()
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        **{"devices": 1, "enable_checkpointing": "callbacks" in options, "max_epochs": 2, **options},
+    )  # fmt: skip
+    trainer.fit(model, train, val, ckpt_path=resume)
+    return model
+
+
+SAVES = [
+    {"every_n_train_steps": 1},
+    {"every_n_epochs": 1},
+    {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+    {"every_n_train_steps": 1, "save_on_train_epoch_end": True},
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_epochs": 3},
+        {"max_epochs": -1, "max_steps": 11},
+        {"max_epochs": 3, "limit_train_batches": 2},
+        {"max_epochs": -1, "max_steps": 7, "limit_train_batches": 2},
+        {"max_epochs": 3, "accumulate_grad_batches": 3},
+        {"max_epochs": 3, "val_check_interval": 2},
+        {"max_epochs": -1, "max_steps": 11, "val_check_interval": 0.5},
+    ],
+    ids=str,
+)
+def test_every_checkpoint_resumes_exactly(options, feed_of, tmp_path):
+    """By step, by epoch, before and after the validation of an epoch's end, with and without one."""
+    for validates in (True, False) if "val_check_interval" not in options else (True,):
+
+        def run(loader, validates=validates, **more):
+            val = feed_of().by_epoch(repeat=True) if validates else None
+            return fit(loader, val, **options, **more).seen
+
+        whole = run(feed_of().by_epoch())
+        for number, how in enumerate(SAVES):
+            folder = tmp_path / f"{validates}-{number}"
+            saves = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, **how)
+            assert run(feed_of().by_epoch(), callbacks=[saves]) == whole
+            checkpoints = sorted(folder.glob("*.ckpt"))
+            assert checkpoints
+            for path in checkpoints:
+                done = torch.load(path)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
+                assert run(feed_of().by_epoch(), resume=path) == whole[done:], f"{how} {path.name}"
+
+
+def test_a_second_resume_and_a_feed_of_several_epochs(feed_of, tmp_path):
+    """A finite feed is one epoch of Lightning's; its length is the same after a restore."""
+    whole = fit(feed_of(epochs=3), max_epochs=1).seen
+    assert len(whole) == 10
+    seen, path = [], None
+    for life in range(3):
+        saves = ModelCheckpoint(tmp_path / str(life), every_n_train_steps=1, filename="{step}", save_top_k=-1)
+        model = fit(feed_of(epochs=3), max_epochs=1, max_steps=[3, 6, -1][life], resume=path, callbacks=[saves])
+        seen += model.seen
+        path = max(Path(saves.dirpath).glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+    assert seen == whole
+
+
+def test_another_batch_within_an_epoch_is_refused(feed_of, tmp_path):
+    """Lightning goes on counting batches, and would leave the rest of the pass."""
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=1, filename="{step}", save_top_k=-1)
+    fit(feed_of().by_epoch(), callbacks=[saves])
+    with pytest.raises(mr.ConfigError, match="begun with batch=3, and Lightning goes on counting"):
+        fit(feed_of(batch=2).by_epoch(), resume=tmp_path / "step=2.ckpt")
+
+
+def test_two_limits_at_an_epochs_end_are_refused(feed_of, tmp_path):
+    """Lightning counts an epoch in which it takes no batch, and is done."""
+    saves = ModelCheckpoint(tmp_path, every_n_epochs=1, filename="{step}", save_top_k=-1)
+    limits = {"max_epochs": 3, "max_steps": 11}
+    fit(feed_of().by_epoch(), callbacks=[saves], **limits)
+    with pytest.raises(mr.ConfigError, match="max_epochs=3 and max_steps=11 Lightning counts an epoch too many"):
+        fit(feed_of().by_epoch(), resume=tmp_path / "step=4.ckpt", **limits)
+    assert len(fit(feed_of().by_epoch(), resume=tmp_path / "step=4.ckpt", max_epochs=3).seen) == 8
+
+
+def test_validation_sees_every_sample_once_every_time(feed_of):
+    model = fit(feed_of().by_epoch(), feed_of().by_epoch(repeat=True), max_epochs=3)
+    sanity, *whole = model.validated
+    assert len(sanity) == 6
+    assert len(whole) == 3
+    assert whole[0] == whole[1] == whole[2]
+    assert sorted(whole[0]) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "message"),
+    [
+        (lambda feed_of: feed_of(), None, r"reads one batch ahead of an endless feed.*feed\.by_epoch\(\)"),
+        (lambda feed_of: feed_of(epochs=1), None, "delivered all of its epochs=1"),
+        (None, lambda feed_of: feed_of(epochs=1), r"feed\.by_epoch\(repeat=True\)"),
+        (None, lambda feed_of: feed_of(epochs=1).by_epoch(), r"feed\.by_epoch\(repeat=True\)"),
+        (lambda feed_of: in_loader(DataLoader, feed_of(epochs=1)), None, r"give it feed\.by_epoch\(\) itself"),
+        (
+            lambda feed_of: in_loader(StatefulDataLoader, feed_of().by_epoch()),
+            None,
+            r"give it feed\.by_epoch\(\) itself",
+        ),
+        (None, lambda feed_of: in_loader(DataLoader, feed_of(epochs=1)), r"feed\.by_epoch\(repeat=True\)"),
+    ],
+    ids=[
+        "endless",
+        "finite twice",
+        "val feed",
+        "val passes that end",
+        "DataLoader",
+        "StatefulDataLoader",
+        "val DataLoader",
+    ],
+)
+def test_what_cannot_be_exact_is_refused_with_the_line_that_is(train, val, message, feed_of):
+    loader = feed_of().by_epoch() if train is None else train(feed_of)
+    with pytest.raises((mr.ConfigError, RuntimeError)) as raised:
+        fit(loader, None if val is None else val(feed_of))
+    errors = (raised.value, raised.value.__context__)  # what Lightning does at its end may raise once more
+    refusal = next(error for error in errors if isinstance(error, mr.ConfigError))
+    assert re.search(message, str(refusal))
+
+
+def in_loader(kind, feed):
+    return kind(millrace.torch.IterableDataset(feed), batch_size=None)
+
+
+def test_a_feed_that_a_model_reads_by_itself_is_its_own_business(feed_of):
+    """Only who asks for the iterator counts, not who called him."""
+    own, loader = feed_of(batch=2), feed_of(batch=2).by_epoch()
+
+    class Reader(Model):
+        def training_step(self, batch, batch_idx):
+            assert len(list(loader)) == 5
+            for _ in own:
+                break
+            return super().training_step(batch, batch_idx)
+
+    assert len(fit(feed_of().by_epoch(), model=Reader()).seen) == 8
+
+
+def test_marks_and_ragged_columns_survive_what_lightning_does_to_a_batch(events, feed_of):
+    """It converts floats before it moves the batch, and so rebuilds it."""
+
+    class Ragged(Model):
+        def training_step(self, batch, batch_idx):
+            assert batch["hits"].values.dtype == torch.bfloat16
+            assert len(batch["hits"]) == len(batch["key"]) == 4
+            assert batch.valid.sum() == (2 if (batch_idx % 3) == 2 else 4)
+            self.seen.append(batch.samples.tolist())
+            return self.layer(batch["hits"].values[:, :1]).mean()
+
+    model = fit(mr.Feed(events, batch=4, seed=1).by_epoch(), model=Ragged(), precision="bf16-true")
+    assert sorted(np.concatenate(model.seen[:3])) == [-1, -1, *range(10)]
+    assert fit(feed_of().by_epoch(), precision="bf16-mixed").seen == fit(feed_of().by_epoch()).seen
