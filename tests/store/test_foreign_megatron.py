@@ -25,7 +25,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 def index_bytes(lengths: list[int], itemsize: int, code: int, modes: bytes = b"", **changes: Any) -> bytes:
     pointers = [end * itemsize for end in itertools.accumulate([0, *lengths[:-1]])][: len(lengths)]
     given_pointers = changes.get("pointers", pointers)
-    documents = list(range(len(lengths) + 1))
+    documents = changes.get("documents", list(range(len(lengths) + 1)))
     head = struct.pack(
         HEADER, MAGIC, changes.get("version", 1), code, changes.get("sequences", len(lengths)), len(documents)
     )
@@ -33,11 +33,12 @@ def index_bytes(lengths: list[int], itemsize: int, code: int, modes: bytes = b""
     return head + b"".join(array.tobytes() for array in arrays) + modes
 
 
-def write_pair(folder: Path, lengths: list[int], code: int = 8, **changes: Any) -> Path:
+def write_pair(folder: Path, lengths: list[int], code: int = 8, name: str = "x", **changes: Any) -> Path:
     dtype = np.dtype(CODES.get(code, "uint16"))
-    (folder / "x.idx").write_bytes(index_bytes(lengths, dtype.itemsize, code, **changes))
-    (folder / "x.bin").write_bytes(np.arange(sum(max(length, 0) for length in lengths)).astype(dtype).tobytes())
-    return folder / "x.bin"
+    (folder / f"{name}.idx").write_bytes(index_bytes(lengths, dtype.itemsize, code, **changes))
+    tokens = np.arange(sum(max(length, 0) for length in lengths)) + changes.get("first", 0)
+    (folder / f"{name}.bin").write_bytes(tokens.astype(dtype).tobytes())
+    return folder / f"{name}.bin"
 
 
 def refused(path: Path, *words: str) -> None:
@@ -54,6 +55,62 @@ def test_pair_opens_by_either_file_or_the_prefix(tmp_path: Path, name: str) -> N
     assert (store.offsets.tolist(), np.asarray(store.columns["tokens"]).tolist()) == ([0, 3, 3, 5], [0, 1, 2, 3, 4])
     assert (store.meta["layout"], store.kind, store.splits) == ("Megatron .bin/.idx", "text", ())
     assert store.fingerprint == open_foreign(str(tmp_path / "x.bin"), None).fingerprint
+
+
+def test_the_fingerprint_is_what_it_was_before_documents_were_a_column(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, [3, 0, 2])
+    assert open_foreign(str(path), None).fingerprint == "0fba6d4d78278702febf5e653ade4dd7"
+
+
+def test_sequences_know_their_document(tmp_path: Path) -> None:
+    """A document of several sequences, an empty one, and indexes that say nothing of documents."""
+    path = write_pair(tmp_path, [3, 1, 2, 2, 4], documents=[0, 2, 2, 5])
+    store = open_foreign(str(path), None)
+    assert store.columns["document"][:].tolist() == [0, 0, 2, 2, 2]
+    assert store.offsets.tolist() == [0, 3, 4, 6, 8, 12]
+    alone = open_foreign(str(write_pair(tmp_path, [3, 1, 2, 2, 4])), None)
+    assert alone.columns["document"][:].tolist() == [0, 1, 2, 3, 4]
+    assert alone.fingerprint != store.fingerprint
+    for unknown in ([], [0]):
+        found = open_foreign(str(write_pair(tmp_path, [3, 1], documents=unknown)), None)
+        assert found.columns["document"][:].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("documents", [[0, 3], [1, 2], [0, 3, 2], [-1, 2], [0, 1]])
+def test_documents_that_are_not_the_sequences_are_refused(tmp_path: Path, documents: list[int]) -> None:
+    refused(write_pair(tmp_path, [3, 1], documents=documents), "documents go from sequence", "expected from 0 to 2")
+
+
+def test_pairs_in_a_folder_open_as_one(tmp_path: Path) -> None:
+    write_pair(tmp_path, [3, 2], name="b", first=10)
+    write_pair(tmp_path, [1, 1, 2], name="a", documents=[0, 2, 3])
+    (tmp_path / "README.md").write_text("notes")
+    store = open_foreign(str(tmp_path), None)
+    assert store.meta["layout"] == "folder of 2 Megatron .bin/.idx"
+    assert np.asarray(store.columns["tokens"]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 14]
+    assert store.columns["document"][:].tolist() == [0, 0, 1, 2, 3]
+    assert (store.splits, [store.shard_name(k) for k in range(2)]) == ((), ["a.bin", "b.bin"])
+
+
+def test_pairs_in_a_folder_have_the_splits_that_all_names_say(tmp_path: Path) -> None:
+    write_pair(tmp_path, [3, 2], name="web_val_document")
+    write_pair(tmp_path, [1, 1], name="web_train_document")
+    store = open_foreign(str(tmp_path), None)
+    assert store.splits == ("train", "val")
+    assert store.split("val").num_rows == 5
+    write_pair(tmp_path, [1], name="books")
+    with pytest.raises(ConfigError, match=r"books: its name says no split, and others say one of train, val, test"):
+        open_foreign(str(tmp_path), None)
+
+
+def test_pairs_in_a_folder_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write_pair(tmp_path, [3], name="a")
+    (tmp_path / "c.bin").write_bytes(b"12")
+    with pytest.raises(ConfigError, match=r"c\.bin has no \.idx beside it"):
+        open_foreign(str(tmp_path), None)
+    (tmp_path / "c.bin").unlink()
+    write_pair(tmp_path, [3], code=4, name="b")
+    refused(tmp_path, "b.idx", "says int32", "uint16")
 
 
 @pytest.mark.parametrize("code", list(CODES))

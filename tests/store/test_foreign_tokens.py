@@ -172,6 +172,49 @@ def test_llmc_header_of_unknown_version_is_refused(tmp_path: Path) -> None:
 # Folders of .bin
 
 
+def test_llmc_evaluation_file_is_refused_by_name(tmp_path: Path) -> None:
+    """It was taken for headerless tokens: its magic number is not that of a corpus."""
+    path = write_llmc(tmp_path / "hellaswag_val.bin", magic=20240522)
+    refused(ConfigError, path, "hellaswag_val.bin is an evaluation file of llm.c", "open its training files instead")
+    write_llmc(tmp_path / "web_train_000001.bin")
+    refused(ConfigError, tmp_path, "hellaswag_val.bin is an evaluation file of llm.c", "move it out of their folder")
+
+
+def test_llmc_shards_in_a_folder_open_as_one(tmp_path: Path) -> None:
+    for name, tokens in (
+        ("web_train_000002.bin", [4, 5]),
+        ("web_train_000001.bin", [1, 2, 3]),
+        ("web_val_000000.bin", [9]),
+    ):
+        write_llmc(tmp_path / name, tokens)
+    (tmp_path / "fetch.py").write_text("")
+    store = open_at(tmp_path)
+    assert store.meta["layout"] == "folder of 3 llm.c .bin of uint16 tokens"
+    assert store.splits == ("train", "val")
+    assert tokens_of(store.split("train")) == [1, 2, 3, 4, 5]
+    assert tokens_of(store.split("val")) == [9]
+    assert store.split("train").num_records == 2
+
+
+def test_llmc_shards_in_a_folder_have_a_header_and_a_split(tmp_path: Path) -> None:
+    write_llmc(tmp_path / "web_train_1.bin")
+    write_bin(tmp_path / "web_val_1.bin")
+    refused(StoreCorrupt, tmp_path, "web_val_1.bin", "has no header of llm.c")
+    (tmp_path / "web_val_1.bin").unlink()
+    write_llmc(tmp_path / "gpt2.bin")
+    refused(ConfigError, tmp_path, "gpt2.bin", "no split", "move it away")
+    (tmp_path / "gpt2.bin").rename(tmp_path / "a_train_b_val.bin")
+    refused(ConfigError, tmp_path, "train and val")
+    (tmp_path / "a_train_b_val.bin").rename(tmp_path / "model_training.bin")
+    refused(ConfigError, tmp_path, "model_training.bin", "no split")
+
+
+def test_headerless_shards_in_a_folder_open_by_their_dtype(tmp_path: Path) -> None:
+    write_bin(tmp_path / "web_train.bin", [1, 2], "<u4")
+    write_bin(tmp_path / "web_val.bin", [3], "<u4")
+    assert tokens_of(open_at(tmp_path, "uint32").split("train")) == [1, 2]
+
+
 def test_nanogpt_folder_has_splits_in_order(tmp_path: Path) -> None:
     for split, tokens in (("val", [3]), ("train", [1, 2]), ("test", [4, 5, 6])):
         write_bin(tmp_path / f"{split}.bin", tokens)

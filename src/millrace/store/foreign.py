@@ -11,11 +11,11 @@ from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.store.folder import missing
-from millrace.store.foreign_files import SPLITS, Found, as_dtype, list_folder
-from millrace.store.foreign_megatron import has_index, read_megatron
+from millrace.store.foreign_files import SPLIT, SPLITS, Found, as_dtype, list_folder
+from millrace.store.foreign_megatron import has_index, read_megatron, read_megatron_folder
 from millrace.store.foreign_npy import read_npy, read_npy_folder
 from millrace.store.foreign_series import DATA, read_series
-from millrace.store.foreign_tokens import read_bin, read_bin_folder, read_split_folders, split_files
+from millrace.store.foreign_tokens import read_bin, read_bin_folder, read_shards, read_split_folders, split_files
 from millrace.store.layout import Layout
 from millrace.store.memory import array_store
 from millrace.store.store import Store
@@ -73,4 +73,7 @@ def _find_in_folder(folder: str, given: str | None) -> Found | None:
         return read_bin_folder(folder, given)
     if names and all(name.endswith(".npy") for name in names):
         return read_npy_folder(folder, given)
-    return None
+    if any(name.endswith(".idx") and f"{name.removesuffix('.idx')}.bin" in names for name in names):
+        return read_megatron_folder(folder, names, given)
+    bins = [name for name in names if name.endswith(".bin")]
+    return read_shards(folder, bins, given) if any(map(SPLIT.search, bins)) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from millrace.store.layout import DTYPES, Column
 from millrace.store.reader import MAX_MAPS
 
 SPLITS = ("train", "val", "test")
+SPLIT = re.compile(r"_(train|val|test)(?![a-zA-Z])")
 END_BYTES = 64 << 10  # the fingerprint reads this much of both ends of each file
 COPY_AGAIN = "copy the file again"
 
@@ -113,12 +115,29 @@ class Found:
     files: list[MappedFile]
     meta: dict[str, Any] = field(default_factory=dict)
     identity: Callable[[], bytes] = bytes  # of what the ends of the files may not show, such as record boundaries
+    derived: tuple[str, ...] = ()  # columns that follow from the rest: the fingerprint does without them
 
     def fingerprint(self) -> str:
-        columns = {name: [column.dtype, *column.shape] for name, column in self.columns.items()}
+        named = {name: column for name, column in self.columns.items() if name not in self.derived}
+        columns = {name: [column.dtype, *column.shape] for name, column in named.items()}
         splits = [shard.split for shard in self.shards]
         parts = [part for file in self.files for part in file.identity()]
         return digest("foreign", self.layout, canonical([columns, splits]), self.identity(), *parts)
+
+
+def split_by_name(folder: str, names: list[str]) -> list[str | None]:
+    """The split of each file by its name, as in ``web_train_000001.bin``: all of them say one, or none does."""
+    said = [set(SPLIT.findall(name.rsplit("/", 1)[-1])) for name in names]
+    if not any(said):
+        return [None] * len(names)
+    for name, splits in zip(names, said, strict=True):
+        if len(splits) != 1:
+            raise ConfigError(
+                f"{os.path.join(folder, name)}: its name says {' and '.join(sorted(splits)) or 'no split'}, and others say one of "
+                f"{', '.join(SPLITS)} by _train, _val or _test; rename it, move it away, or open the files one by one",
+                path=folder,
+            )
+    return [splits.pop() for splits in said]
 
 
 def one_record(num_rows: int) -> Int64s:

@@ -1,18 +1,30 @@
 """Megatron's ``.bin/.idx``: tokens in one file, the lengths of its sequences in the other.
 
 The index is checked against both file sizes before anything of its claimed size is allocated; what stays in
-memory is 8 bytes per sequence. Called by foreign.py.
+memory is 16 bytes per sequence. Called by foreign.py.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 
 import numpy as np
 
+from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
-from millrace.store.foreign_files import Found, MappedFile, Shard, check_given, corrupt, is_integer, map_file
+from millrace.store.foreign_files import (
+    Found,
+    MappedFile,
+    Shard,
+    check_given,
+    corrupt,
+    is_integer,
+    map_file,
+    map_files,
+    split_by_name,
+)
 from millrace.store.layout import DTYPES, Column
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -41,8 +53,35 @@ def _is_index(file: MappedFile) -> bool:
 
 def read_megatron(prefix: str, given: str | None) -> Found:
     """The pair ``prefix.bin`` and ``prefix.idx``; a sequence is a record."""
-    index, data = map_file(f"{prefix}.idx"), map_file(f"{prefix}.bin")
-    dtype, lengths, pointers = _read_index(index)
+    pair = _read_pair(map_file(f"{prefix}.idx"), map_file(f"{prefix}.bin"), given)
+    return _found("megatron", "Megatron .bin/.idx", [pair], [None])
+
+
+def read_megatron_folder(folder: str, names: list[str], given: str | None) -> Found:
+    """Several pairs in a folder, a shard each by name; splits where all names say one."""
+    stems = [name.removesuffix(".idx") for name in names if name.endswith(".idx")]
+    if lone := [name for name in names if name.endswith(".bin") and name.removesuffix(".bin") not in stems]:
+        raise ConfigError(
+            f"{os.path.join(folder, lone[0])} has no .idx beside it as others in its folder have; copy that too, or move it away",
+            path=folder,
+        )
+    files = map_files(folder, [f"{stem}{ending}" for stem in stems for ending in (".idx", ".bin")])
+    pairs = [_read_pair(index, data, given) for index, data in zip(files[::2], files[1::2], strict=True)]
+    phrase = f"folder of {len(pairs)} Megatron .bin/.idx"
+    return _found("megatron-folder", phrase, pairs, split_by_name(folder, stems))
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    data: MappedFile
+    index: MappedFile
+    dtype: str
+    offsets: Int64s
+    documents: Int64s  # which sequences each document holds: [documents[d], documents[d + 1])
+
+
+def _read_pair(index: MappedFile, data: MappedFile, given: str | None) -> _Pair:
+    dtype, lengths, pointers, documents = _read_index(index)
     check_given(given, dtype, index.path)
     size = DTYPES[dtype][0].itemsize
     offsets = _offsets(index, lengths, pointers, size)
@@ -51,16 +90,39 @@ def read_megatron(prefix: str, given: str | None) -> Found:
             data.path, f"{data.num_bytes} bytes, expected {expected} by {index.path} ({len(lengths)} sequences of {dtype})",
             "copy both files again", expected=expected, found=data.num_bytes,
         )  # fmt: skip
+    return _Pair(data, index, dtype, offsets, _documents(index, documents, len(lengths)))
+
+
+def _found(layout: str, phrase: str, pairs: list[_Pair], splits: list[str | None]) -> Found:
+    dtype = pairs[0].dtype
     name, kind = ("tokens", "text") if is_integer(dtype) else ("values", "records")
-    shard = Shard(data.name, None, [offsets, data.items(dtype)])
-    return Found(
-        "megatron", "Megatron .bin/.idx", kind, {name: Column(dtype)}, [shard], [data, index],
-        identity=offsets.tobytes,
-    )  # fmt: skip
+    shards, before = [], 0
+    for pair, split in zip(pairs, splits, strict=True):
+        if pair.dtype != dtype:
+            raise corrupt(
+                pair.index.path, f"says {pair.dtype}, but {pairs[0].index.path} {dtype}", "open them one by one",
+                expected=dtype, found=pair.dtype,
+            )  # fmt: skip
+        each = before + np.repeat(np.arange(len(pair.documents) - 1), np.diff(pair.documents))
+        shards.append(Shard(pair.data.name, split, [pair.offsets, pair.data.items(dtype), each]))
+        before += len(pair.documents) - 1
+    columns = {name: Column(dtype), "document": Column("int64", per="record")}
+    files = [file for pair in pairs for file in (pair.data, pair.index)]
+    return Found(layout, phrase, kind, columns, shards, files, identity=lambda: _identity(pairs), derived=("document",))
 
 
-def _read_index(index: MappedFile) -> tuple[str, Array, Array]:
-    """dtype, lengths and byte pointers of an index whose size is what its header claims."""
+def _identity(pairs: list[_Pair]) -> bytes:
+    """The boundaries of sequences, and of documents where those are not the same."""
+    parts = []
+    for pair in pairs:
+        parts.append(pair.offsets.tobytes())
+        if not np.array_equal(pair.documents, np.arange(len(pair.offsets))):
+            parts.append(pair.documents.tobytes())
+    return b"".join(parts)
+
+
+def _read_index(index: MappedFile) -> tuple[str, Array, Array, Array]:
+    """dtype, lengths, byte pointers and documents of an index whose size is what its header claims."""
     if index.num_bytes < HEADER.size or not _is_index(index):
         raise corrupt(
             index.path, f"{index.num_bytes} bytes that do not begin with Megatron's {HEADER.size}-byte header",
@@ -78,8 +140,21 @@ def _read_index(index: MappedFile) -> tuple[str, Array, Array]:
             expected=expected, found=index.num_bytes,
         )  # fmt: skip
     middle = HEADER.size + 4 * sequences
+    end = middle + 8 * sequences
     lengths = index.items("int32", HEADER.size, middle)
-    return CODES[code], lengths, index.items("int64", middle, middle + 8 * sequences)
+    return CODES[code], lengths, index.items("int64", middle, end), index.items("int64", end, expected)
+
+
+def _documents(index: MappedFile, documents: Array, sequences: int) -> Int64s:
+    """Where each document begins among the sequences; where an index does not say, each sequence is one."""
+    if len(documents) < 2:
+        return np.arange(sequences + 1)
+    if documents[0] != 0 or documents[-1] != sequences or np.any(documents[1:] < documents[:-1]):
+        raise corrupt(
+            index.path, f"its {len(documents) - 1} documents go from sequence {documents[0]} to {documents[-1]}, expected from 0 "
+            f"to {sequences}, never falling", "write the pair again with Megatron's preprocess_data", found=int(documents[-1]),
+        )  # fmt: skip
+    return np.asarray(documents, np.int64)
 
 
 def _offsets(index: MappedFile, lengths: Array, pointers: Array, size: int) -> Int64s:

@@ -25,6 +25,7 @@ from millrace.store.foreign_files import (
     map_files,
     one_record,
     read_json,
+    split_by_name,
 )
 from millrace.store.foreign_megatron import has_index
 from millrace.store.layout import DTYPES, Column
@@ -32,6 +33,7 @@ from millrace.store.layout import DTYPES, Column
 METADATA = ("dataset_metadata.json", "metadata.json", "meta.json")
 DTYPE_KEYS = ("dtype", "token_dtype")
 LLMC_HEADER_BYTES = 1024  # 256 int32: magic, version, number of tokens, zeros
+LLMC_EVALUATION = 20240522
 LLMC_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 
 
@@ -48,6 +50,20 @@ def read_bin_folder(folder: str, given: str | None) -> Found:
     files = map_files(folder, names)
     parts = [_part(file, file.name.removesuffix(".bin"), given, "uint16", METADATA) for file in files]
     return _found("bin-folder", f"folder of {', '.join(names)} with {parts[0].dtype} tokens (nanoGPT)", parts)
+
+
+def read_shards(folder: str, names: list[str], given: str | None) -> Found:
+    """``*_train*.bin`` and ``*_val*.bin``, as llm.c shards a corpus: a shard per file, by name."""
+    files = map_files(folder, names)
+    splits = split_by_name(folder, names)
+    parts = [_part(file, split, given, "uint16", ()) for file, split in zip(files, splits, strict=True)]
+    for part in parts:
+        if not part.start and given is None:
+            raise corrupt(
+                part.file.path, "has no header of llm.c, as files of such a folder do",
+                "copy it again, move it away, or give dtype= where none of them has one",
+            )  # fmt: skip
+    return _found("bin-shards", f"folder of {len(parts)} llm.c .bin of {parts[0].dtype} tokens", parts)
 
 
 def read_split_folders(folder: str, given: str | None) -> Found:
@@ -105,6 +121,12 @@ def _llmc_dtype(file: MappedFile) -> str | None:
     if file.num_bytes < 8:
         return None
     magic, version = struct.unpack("<ii", file.data[:8].tobytes())
+    if magic == LLMC_EVALUATION:
+        raise ConfigError(
+            f"{file.path} is an evaluation file of llm.c: questions with their answers, as of HellaSwag, and no stream of tokens; "
+            "open its training files instead, or move it out of their folder",
+            path=file.path,
+        )
     if magic not in {known for known, _ in LLMC_DTYPES}:
         return None
     dtype = LLMC_DTYPES.get((magic, version))
