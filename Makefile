@@ -11,13 +11,16 @@ check: .venv/ready
 	.venv/bin/mypy
 	$(PY) tools/long_files.py
 
-# torch first and by its exact version: a bare `torch` would pull gigabytes.
+# torch first and by its exact version: a bare `torch` would pull gigabytes. What the demo needs comes first, and is enough for it.
 setup: .venv/ready
-.venv/ready: pyproject.toml constraints.txt $(CORE)
+.venv/base: pyproject.toml constraints.txt $(CORE)
 	test -x $(PY) || python3 -m venv .venv
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[table,torch]' matplotlib
 	$(PY) -m compileall -q src  # as pip does with a wheel: processes that tests and benchmarks start need not
+	touch $@
+.venv/ready: .venv/base
+	$(PIP) 'millrace[dev]'  # it is there already: only what tests import is added
 	touch $@
 
 # Tools the tests start; without root the tests that need them say so and skip.
@@ -53,7 +56,7 @@ sanitize: .venv/ready
 valgrind: .venv/ready
 	$(PY) tools/valgrind.py
 
-demo: setup
+demo: .venv/base
 	.venv/bin/millrace demo
 
 bench: setup
