@@ -29,12 +29,12 @@ servers:
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils >/dev/null; fi
 
 test: setup servers check
-	$(PY) -m pytest -n 2 -q
+	$(PY) -m pytest -n 2 --dist worksteal -q
 	$(MAKE) --no-print-directory hidden
 
 # The core suite once more as on a platform without flock, memfd, madvise and without a compiler.
 hidden: .venv/ready
-	MILLRACE_TEST_HIDE=1 $(PY) -m pytest -n 2 -q tests/store tests/property tests/golden tests/order tests/view tests/gather tests/feed tests/resume
+	MILLRACE_TEST_HIDE=1 $(PY) -m pytest -n 2 --dist worksteal -q tests/store tests/property tests/golden tests/order tests/view tests/gather tests/feed tests/resume
 
 # The C core under the address and undefined-behaviour sanitizers, in a copy of the package beside the real one.
 SANITIZED := build/sanitize
@@ -98,6 +98,7 @@ bench-peers: setup .venv-peers/ready .venv-peers/feed/ready .venv-peers/mosaic/r
 soak: setup servers
 	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults tests/prepare/text/test_restart.py tests/prepare/text/test_lines.py --timeout 7200
 	MILLRACE_SOAK=100 $(PY) -m pytest -q tests/train/test_checkpoint.py -k loop --timeout 7200
+	MILLRACE_SOAK=1 $(PY) -m pytest -n 2 -q -m 'soak or one_way' --timeout 600
 
 dist: setup
 	rm -rf dist build

@@ -53,11 +53,22 @@ hypothesis.settings.load_profile("millrace")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of the core itself are not part of the pass that hides it."""
-    if HIDDEN or os.environ.get("MILLRACE_NATIVE") == "0":
-        hidden = [item for item in items if item.get_closest_marker("needs_core")]
-        items[:] = [item for item in items if item not in hidden]
-        config.hook.pytest_deselected(items=hidden)
+    """Tests of the core itself are not part of the pass that hides it, and long ones only of ``make soak``."""
+    left_out = [item for item in items if _is_left_out(item)]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    is_hidden = HIDDEN or os.environ.get("MILLRACE_NATIVE") == "0"
+    if is_hidden and item.get_closest_marker("needs_core"):
+        return True
+    if os.environ.get("MILLRACE_SOAK"):
+        return False
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    is_second = item.get_closest_marker("one_way") is not None and params.get("way") == "in line" and not HIDDEN
+    return is_second or item.get_closest_marker("soak") is not None
 
 
 IN_LINE_BYTES = "MILLRACE_TEST_IN_LINE_BYTES"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -10,9 +11,25 @@ from pathlib import Path
 import pytest
 
 import millrace as mr
-from millrace.cli.demo import free_name, summarise
+from millrace.cli.demo import GPT, LSTM, free_name, summarise
+from millrace.cli.demo_run import Demo
 
 
+def test_a_shorter_demo_is_killed_and_continues_exactly(tmp_path: Path) -> None:
+    """The way of the demo in a fifth of its steps; ``make soak`` and ``make demo`` go all of it."""
+    said: list[str] = []
+    demo = Demo(str(tmp_path), said.append)
+    steps = (("max_steps = 500", "max_steps = 100"), ("every = 100", "every = 20"), ("batches = 20", "batches = 2"))
+    text = demo.text(functools.reduce(lambda config, change: config.replace(*change), steps, GPT), kill_at=50)
+    assert (text["is_exact"], text["killed_at"] >= 50, text["resumed_from"] in (20, 40)) == (True, True, True)
+    sensors = demo.sensors(LSTM.replace("max_steps = 150", "max_steps = 60"))
+    assert sensors["ratio"] <= 1.0
+    pictures = (*text["pictures"], *sensors["pictures"])
+    assert all(Path(picture).stat().st_size > 5000 for picture in pictures)
+    assert any("the same" in line for line in said)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_the_demo_trains_is_killed_and_continues_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "millrace", "demo", "--out", "demo", "--json"]

@@ -16,7 +16,7 @@ import torch
 import millrace as mr
 from millrace.feed import cuda, iterate
 
-pytestmark = pytest.mark.needs_core
+pytestmark = [pytest.mark.needs_core, pytest.mark.one_way]
 POINTER, FOUND, INTEGER, INTEGERS = (
     ctypes.c_void_p,
     ctypes.POINTER(ctypes.c_void_p),

@@ -17,7 +17,7 @@ from millrace.feed.program import Program
 
 from .lanes import LOOP, SIDE, STREAMS, SlowLanes
 
-pytestmark = pytest.mark.needs_core
+pytestmark = [pytest.mark.needs_core, pytest.mark.one_way]
 
 
 def dense_view():

@@ -20,7 +20,7 @@ from millrace.store import platform, reader
 
 from .lanes import SIDE, SlowLanes
 
-pytestmark = pytest.mark.needs_core
+pytestmark = [pytest.mark.needs_core, pytest.mark.one_way]
 DEPTH = 3
 
 

@@ -8,10 +8,20 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 import millrace as mr
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tests run side by side: the threads of torch would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -76,10 +76,8 @@ def test_two_ranks_killed_resumed_on_one_killed_and_resumed_on_two(example, is_e
     assert steps_of(tmp_path / "run") == expected(store, is_endless)
 
 
-@pytest.mark.parametrize(
-    ("example", "is_endless"), [("stateful_dataloader", False), ("jax_loop", True), ("hf_trainer", False)]
-)
-def test_one_process_killed_twice_is_the_uninterrupted_run_bit_for_bit(example, is_endless, store, tmp_path):
-    lives_of(example, store, tmp_path, "whole:1:0", "run:1:7", "run:1:6", "run:1:0")
+@pytest.mark.parametrize(("example", "is_endless"), [("stateful_dataloader", False), ("jax_loop", True)])
+def test_one_process_killed_is_the_uninterrupted_run_bit_for_bit(example, is_endless, store, tmp_path):
+    lives_of(example, store, tmp_path, "whole:1:0", "run:1:7", "run:1:0")
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole") == expected(store, is_endless)
     assert losses_of(tmp_path / "run") == losses_of(tmp_path / "whole")

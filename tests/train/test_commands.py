@@ -305,8 +305,8 @@ def test_without_torch_the_extra_is_named(command):
     ("broken", "why"),
     [
         ("", "ImportError: "),  # a folder that an uninstallation left behind
-        ("raise ImportError('cannot import name x')", "ImportError: cannot import name x"),
-        ("raise TypeError('Descriptors cannot be created directly.')", "TypeError: Descriptors"),
+        pytest.param("raise ImportError('no x')", "ImportError: no x", marks=pytest.mark.soak),
+        pytest.param("raise TypeError('Descriptors cannot be')", "TypeError: Descriptors", marks=pytest.mark.soak),
     ],
 )
 def test_a_broken_tensorboard_is_one_note(broken, why, config, tokens, tmp_path):

@@ -174,7 +174,7 @@ def test_kill_9_at_every_step_continues_what_was_finished(tiny, parts_read):
         assert not tiny.partial.exists()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.soak)])
 def test_a_disk_that_fails_at_any_step_is_said_and_the_rerun_continues(tiny, code):
     with count_steps() as steps:
         tiny.prepare()

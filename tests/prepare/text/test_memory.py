@@ -91,6 +91,7 @@ def test_many_small_documents_in_one_compressed_file_stay_under_the_limit(disk_p
     assert found < 450_000_000
 
 
+@pytest.mark.soak
 def test_a_long_document_on_the_slow_engine_stays_under_the_limit(disk_path):
     """Hugging Face's engine needs 140 bytes for every byte that it is given at once: 3.4 GB for this document."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -123,7 +124,12 @@ LONG = {  # bytes of a document, the ending of its file, options
 }
 
 
-@pytest.mark.parametrize("kind", LONG)
+LONGEST = ("one word", "short words", "spaces")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.soak) if kind in LONGEST else kind for kind in LONG]
+)
 def test_memory_is_a_few_times_the_size_of_a_document(disk_path, kind):
     """16 MiB more of it cost 30 to 80 bytes of memory for every byte where all of it was looked at together."""
     content, ending, arguments = LONG[kind]

@@ -123,7 +123,7 @@ def test_kill_9_at_every_step_continues_what_was_finished(tiny, parts_read):
         assert not tiny.out.with_name("out.partial").exists()
 
 
-@pytest.mark.parametrize("dedup", ["exact", "none"])
+@pytest.mark.parametrize("dedup", ["exact", pytest.param("none", marks=pytest.mark.soak)])
 def test_kill_9_at_every_step_of_an_append_appends_once(tiny, dedup, tmp_path):
     tiny.prepare(dedup=dedup)
     shutil.copytree(tiny.out, tmp_path / "before")
@@ -142,7 +142,7 @@ def test_kill_9_at_every_step_of_an_append_appends_once(tiny, dedup, tmp_path):
         assert not tiny.out.with_name("out.partial").exists()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.soak)])
 def test_a_disk_that_fails_at_any_step_is_said_and_the_rerun_continues(tiny, code):
     with count_steps() as steps:
         tiny.prepare()

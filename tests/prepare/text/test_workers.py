@@ -154,8 +154,15 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_continues(sou
     assert tree_digest(out) == tree_digest(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("moment", ["starting", "working"])
+@pytest.mark.parametrize(
+    ("moment", "number", "code"),
+    [
+        ("starting", signal.SIGINT, 130),
+        ("working", signal.SIGTERM, 143),
+        pytest.param("starting", signal.SIGTERM, 143, marks=pytest.mark.soak),
+        pytest.param("working", signal.SIGINT, 130, marks=pytest.mark.soak),
+    ],
+)
 def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(source, out, tmp_path, moment, number, code, tools):
     big = tmp_path / "big.txt"  # the command line has parts of 16 MiB
     big.write_bytes(b"\n\n".join(b"%d %s" % (k, b"word " * 2000) for k in range(4000)))
