@@ -29,7 +29,8 @@ servers:
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils >/dev/null; fi
 
 test: setup servers check
-	$(PY) -m pytest -n 2 --dist worksteal -q
+	$(PY) -m pytest -n 2 --dist worksteal -q --ignore tests/frameworks
+	$(PY) -m pytest -n 2 --dist loadfile -q tests/frameworks  # apart: with these libraries in it every fork of a test takes longer
 	$(MAKE) --no-print-directory hidden
 
 # The core suite once more as on a platform without flock, memfd, madvise and without a compiler.

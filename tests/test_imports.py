@@ -1,6 +1,7 @@
 """What an import costs, counted in modules: nothing heavy is even looked for before it is needed."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -72,3 +73,46 @@ with mr.StoreWriter(sys.argv[1], columns={"x": mr.Column("int8")}) as writer:
 def test_a_store_in_memory_looks_for_nothing_heavy():
     script = "import millrace as mr\nmr.from_arrays({'x': [1, 2], 'name': ['a']}).fingerprint"
     assert asked_for(script).isdisjoint({*HEAVY, "pandas"})
+
+
+FRAMEWORKS = {"lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata", "jax", "tensorflow"}
+
+
+def test_no_framework_is_looked_for_unless_its_adapter_is_used(store_path):
+    script = """
+import millrace as mr
+store = mr.open_store(sys.argv[1])
+batch, = mr.Feed(mr.Records(store), batch=1, epochs=1, device="numpy").by_epoch()
+list(mr.Feed(mr.Records(store), batch=1, device="numpy").by_epoch(repeat=True))
+"""
+    assert asked_for(script, store_path).isdisjoint({*FRAMEWORKS, "torch"})
+    script = """
+import millrace as mr, millrace.torch
+batch, = mr.Feed(mr.Records(mr.open_store(sys.argv[1])), batch=1, epochs=1).by_epoch()
+batch.to("cpu")
+"""
+    own = asked_for("import torch")
+    assert (asked_for(script, store_path) - own).isdisjoint(FRAMEWORKS)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "missing"),
+    [
+        ("torch", "torch"),
+        ("jax", "jax"),
+        ("accelerate", "accelerate"),
+        ("transformers", "transformers"),
+        ("transformers", "accelerate"),
+    ],
+)
+def test_an_adapter_names_its_extra_where_that_is_missing(adapter, missing):
+    script = f"""
+import sys
+sys.modules[{missing!r}] = None
+try:
+    import millrace.{adapter}
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    assert re.fullmatch(rf"millrace\.{adapter} needs .*; pip install 'millrace\[{adapter}\]'\n", done.stdout)

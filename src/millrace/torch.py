@@ -9,11 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset as TorchIterableDataset
-from torch.utils.data import get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map
+
+try:
+    import torch
+    from torch.utils.data import Dataset as TorchDataset
+    from torch.utils.data import IterableDataset as TorchIterableDataset
+    from torch.utils.data import get_worker_info
+    from torch.utils.data._utils.collate import default_collate_fn_map
+except ImportError as error:
+    raise ImportError("millrace.torch needs torch; pip install 'millrace[torch]'") from error
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
