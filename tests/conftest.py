@@ -53,7 +53,7 @@ hypothesis.settings.load_profile("millrace")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of the core itself are not part of the pass that hides it, and long ones only of ``make soak``."""
+    """Where things are hidden, tests of those and in processes that see them are left out; long ones are for ``make soak``."""
     left_out = [item for item in items if _is_left_out(item)]
     if left_out:
         items[:] = [item for item in items if item not in left_out]
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_left_out(item: pytest.Item) -> bool:
     is_hidden = HIDDEN or os.environ.get("MILLRACE_NATIVE") == "0"
-    if is_hidden and item.get_closest_marker("needs_core"):
+    if is_hidden and (item.get_closest_marker("needs_core") or item.get_closest_marker("own_process")):
         return True
     if os.environ.get("MILLRACE_SOAK"):
         return False

@@ -44,12 +44,12 @@ class FeedMixin:
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.args.ignore_data_skip = True
         self.add_callback(FeedState())  # type: ignore[attr-defined]
 
     def get_train_dataloader(self) -> Any:
         if not isinstance(self.train_dataset, (Feed, Passes)):
             return super().get_train_dataloader()  # type: ignore[misc]
+        self.args.ignore_data_skip = True
         loader = TrainerLoader(self.train_dataset, is_shifted=self._is_shifted_twice(self.train_dataset))
         feed, accumulated = loader.feed, self.args.gradient_accumulation_steps
         if isinstance(loader.passes, Passes) and feed.last == "pad" and feed.order.n % feed.batch:
@@ -72,8 +72,13 @@ class FeedMixin:
         if not isinstance(chosen, Passes):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         loader = TrainerLoader(chosen, is_shifted=self._is_shifted_twice(chosen))
-        # By it the Trainer weights the loss of a batch.
-        self.args.per_device_eval_batch_size = loader.feed.batch // (loader.feed.world * max(1, self.args.n_gpu))
+        each, rest = divmod(loader.feed.batch, loader.feed.world)
+        if rest:
+            raise ConfigError(
+                f"batch={loader.feed.batch} is no multiple of the {loader.feed.world} ranks, and evaluation gathers equal shares; "
+                f"take batch={each * loader.feed.world}"
+            )
+        self.args.per_device_eval_batch_size = each // max(1, self.args.n_gpu)  # by it the loss of a batch is weighted
         return loader
 
     def _is_shifted_twice(self, dataset: Feed | Passes) -> bool:

@@ -107,6 +107,8 @@ def test_marks_do_not_go_to_other_samples():
         type(batch)(dict(batch)),
     ):
         assert other.positions is other.samples is other.valid is None
+    odd = type(batch)({"words": [["a"], ["b", "c"]], **{name: value[:3] for name, value in batch.items()}})
+    assert odd.samples is None
     given = type(batch)({name: value[:3] for name, value in batch.items()}, positions=np.arange(3))
     assert given.positions.tolist() == [0, 1, 2]
     assert given.samples is None

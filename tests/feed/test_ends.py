@@ -10,7 +10,7 @@ import pytest
 
 import millrace as mr
 
-pytestmark = pytest.mark.one_way  # all but two of them are of transforms, which have threads of their own
+pytestmark = [pytest.mark.own_process, pytest.mark.one_way]  # most are of transforms, which have threads of their own
 LIVE = """
 feed = feed_of({transform})
 for batch in feed:

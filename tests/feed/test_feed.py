@@ -252,6 +252,7 @@ def test_rename_comes_after_the_transform():
     feed = feed_of(transform=lambda batch, rng: {"z": batch.x + 1}, rename={"x": "inputs"})
     with pytest.raises(mr.ConfigError, match="names 'x'; the batch has z"):
         next(iter(feed))
+    assert feed.position == 0  # it was not delivered
 
 
 # Refusals.

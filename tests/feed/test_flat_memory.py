@@ -36,9 +36,10 @@ def measure(feed, *counts):
     return found
 """
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/self/smaps_rollup"), reason="only Linux tells anonymous pages"
-)
+pytestmark = [
+    pytest.mark.own_process,
+    pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="only Linux tells anonymous pages"),
+]
 
 
 # What is freed goes back to the kernel at once, else the allocator's own habits are measured (1 MB of 27).

@@ -5,6 +5,7 @@ import pytest
 
 import millrace as mr
 
+pytestmark = pytest.mark.own_process
 FORK = """
 feed = feed_of({transform})
 iterator = iter(feed)

@@ -143,6 +143,9 @@ def test_what_the_trainer_would_count_wrongly_is_refused(tokens, feed_of, tmp_pa
     train(tmp_path, even.by_epoch(), num_train_epochs=1)
     with pytest.raises(mr.ConfigError, match="saved with batch=5"):
         train(tmp_path, mr.Feed(tokens, batch=4, rename=NAMES, seed=1).by_epoch(), resume=tmp_path / "checkpoint-2")
+    shared = mr.Feed(tokens, batch=5, rename=NAMES, rank=0, world=2)
+    with pytest.raises(mr.ConfigError, match=r"batch=5 is no multiple of the 2 ranks.*take batch=4"):
+        train(tmp_path, even.by_epoch(), eval_dataset=shared, eval_on_start=True)
     floats = mr.Feed(feed_of().view, batch=4, transform=lambda batch, rng: {"x": batch.x, "labels": batch.x / 2.0})
     trainer = train(
         tmp_path,

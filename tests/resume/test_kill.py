@@ -10,7 +10,7 @@ import pytest
 
 import millrace as mr
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("way")]
 
 N, EPOCHS, SEED = 400, 3, 11
 

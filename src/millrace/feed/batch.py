@@ -86,7 +86,7 @@ class Batch(dict[str, Any]):
         values = {str(name): value for name, value in dict.items(self)}
         self.clear()
         self.update(values)
-        rows = next((len(value) for value in values.values() if isinstance(value, Ragged) or np.ndim(value)), None)
+        rows = next((len(v) for v in values.values() if isinstance(v, Ragged) or getattr(v, "ndim", None)), None)
         if rows is not None and rows == _num_marked(marks):
             self.__dict__.clear()
             self.__dict__ |= marks

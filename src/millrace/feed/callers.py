@@ -13,7 +13,7 @@ from typing import Any
 
 from millrace.errors import ConfigError
 
-LIGHTNING = ("lightning", "pytorch_lightning")
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 FIT, EPOCH = ".loops.fit_loop", ".loops.training_epoch_loop"
 EVALUATIONS = (".loops.evaluation_loop", ".loops.prediction_loop")
 PASSED_ON = ("millrace", "torch.utils.data", "torchdata")  # they iterate for somebody else

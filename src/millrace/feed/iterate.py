@@ -129,11 +129,11 @@ class Iteration:
                 batch = ring.ready.pop()  # at once: a loop that queues short kernels feels every call
             else:
                 batch = self._take()
+            if self._rename is not None:
+                batch = renamed(batch, self._rename)
             place.count += 1
             self._next_s += perf_counter() - began
-            if place.count == self.total:
-                batch = self._last(batch)
-            return batch if self._rename is None else renamed(batch, self._rename)
+            return batch if place.count != self.total else self._last(batch)
         except BaseException:
             self.close()
             raise

@@ -138,7 +138,7 @@ def parts_read(monkeypatch):
 
 def moments(steps):
     """Where to strike: at every step in a soak, else at every third, and at all of the last ones, which publish."""
-    return [at for at in range(1, len(steps) + 1) if SOAK or at % 3 == 1 or at > len(steps) - 25]
+    return [at for at in range(1, len(steps) + 1) if SOAK or at % 5 == 1 or at > len(steps) - 15]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
