@@ -21,15 +21,15 @@ def commands(block: str) -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """A page is one program: its Python as it stands, its millrace commands in between."""
-    program = ["import subprocess, sys"]
+    """A page is one program: its Python as it stands, its millrace commands in between, all in one process."""
+    program = ["from millrace.cli import run as millrace_command"]
     found = BLOCK.findall(page.read_text())
     for kind, block in found:
         if kind == "python":
             program.append(block)
         else:
             ours = [shlex.split(command) for command in commands(block) if command.startswith("millrace ")]
-            program += [f"subprocess.run([sys.executable, '-m', *{command!r}], check=True)" for command in ours]
+            program += [f"assert millrace_command({command[1:]!r}) == 0" for command in ours]
     assert len(program) > 3, f"{page} has hardly any code"
     script = tmp_path / "page.py"
     script.write_text("\n".join(program))

@@ -193,7 +193,8 @@ class Ranks:
 @pytest.fixture(scope="session")
 def forkserver() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "millrace.train.trainer", "torch.distributed.checkpoint"])
+    # torch._dynamo too: the first optimiser imports it, which takes a second and a half in every rank.
+    context.set_forkserver_preload(["torch", "millrace.train.trainer", "torch.distributed.checkpoint", "torch._dynamo"])
     return context
 
 
