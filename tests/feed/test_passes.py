@@ -206,15 +206,25 @@ def test_set_epoch_goes_forward_and_never_back():
     assert np.concatenate(positions(loader)).tolist() == list(range(50, 60))
 
 
-def test_after_a_restore_only_the_first_epoch_that_is_said_counts():
+@pytest.mark.parametrize(("position", "begins"), [(0, 0), (4, 10), (10, 10), (14, 20)])
+def test_a_restored_pass_that_a_framework_ends_is_followed_by_the_next(position, begins):
     feed = feed_of()
     loader = feed.by_epoch()
-    for restored, said, expected in ((4, 0, FIRST[1:]), (10, 1, SECOND), (4, 1, SECOND), (10, 0, SECOND)):
-        loader.load_state_dict(feed.state_dict() | {"position": restored})
-        begun = iter(loader)
-        loader.set_epoch(said)
-        loader.set_epoch(said + 1)  # an epoch in which no batch was taken
-        assert positions(begun) == expected
+    loader.load_state_dict(feed.state_dict() | {"position": position})
+    loader.end_epoch(None)
+    assert positions(loader)[0][0] == begins
+
+
+def test_in_an_epoch_that_a_framework_ends_nothing_more_is_delivered():
+    feed = feed_of()
+    loader = feed.by_epoch()
+    loader.load_state_dict(feed.state_dict() | {"position": 4})
+    loader.end_epoch(0)
+    begun = iter(loader)
+    loader.set_epoch(0)
+    assert positions(begun) == positions(loader) == []
+    loader.set_epoch(1)
+    assert positions(loader) == SECOND
 
 
 # Last batches.

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from pathlib import Path
 
 import lightning
 import numpy as np
@@ -60,12 +59,8 @@ SAVES = [
     "options",
     [
         {"max_epochs": 3},
-        {"max_epochs": -1, "max_steps": 11},
-        {"max_epochs": 3, "limit_train_batches": 2},
         {"max_epochs": -1, "max_steps": 7, "limit_train_batches": 2},
-        {"max_epochs": 3, "accumulate_grad_batches": 3},
         {"max_epochs": 3, "val_check_interval": 2},
-        {"max_epochs": -1, "max_steps": 11, "val_check_interval": 0.5},
     ],
     ids=str,
 )
@@ -89,19 +84,6 @@ def test_every_checkpoint_resumes_exactly(options, feed_of, tmp_path):
                 assert run(feed_of().by_epoch(), resume=path) == whole[done:], f"{how} {path.name}"
 
 
-def test_a_second_resume_and_a_feed_of_several_epochs(feed_of, tmp_path):
-    """A finite feed is one epoch of Lightning's; its length is the same after a restore."""
-    whole = fit(feed_of(epochs=3), max_epochs=1).seen
-    assert len(whole) == 10
-    seen, path = [], None
-    for life in range(3):
-        saves = ModelCheckpoint(tmp_path / str(life), every_n_train_steps=1, filename="{step}", save_top_k=-1)
-        model = fit(feed_of(epochs=3), max_epochs=1, max_steps=[3, 6, -1][life], resume=path, callbacks=[saves])
-        seen += model.seen
-        path = max(Path(saves.dirpath).glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
-    assert seen == whole
-
-
 def test_another_batch_within_an_epoch_is_refused(feed_of, tmp_path):
     """Lightning goes on counting batches, and would leave the rest of the pass."""
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=1, filename="{step}", save_top_k=-1)
@@ -110,14 +92,16 @@ def test_another_batch_within_an_epoch_is_refused(feed_of, tmp_path):
         fit(feed_of(batch=2).by_epoch(), resume=tmp_path / "step=2.ckpt")
 
 
-def test_two_limits_at_an_epochs_end_are_refused(feed_of, tmp_path):
-    """Lightning counts an epoch in which it takes no batch, and is done."""
-    saves = ModelCheckpoint(tmp_path, every_n_epochs=1, filename="{step}", save_top_k=-1)
-    limits = {"max_epochs": 3, "max_steps": 11}
-    fit(feed_of().by_epoch(), callbacks=[saves], **limits)
-    with pytest.raises(mr.ConfigError, match="max_epochs=3 and max_steps=11 Lightning counts an epoch too many"):
-        fit(feed_of().by_epoch(), resume=tmp_path / "step=4.ckpt", **limits)
-    assert len(fit(feed_of().by_epoch(), resume=tmp_path / "step=4.ckpt", max_epochs=3).seen) == 8
+def test_a_checkpoint_without_a_state_of_the_loader_is_refused_within_an_epoch(feed_of, tmp_path):
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=1, filename="{step}", save_top_k=-1)
+    fit(feed_of().by_epoch(), callbacks=[saves])
+    for step in (2, 4):
+        path = tmp_path / f"step={step}.ckpt"
+        checkpoint = torch.load(path)
+        del checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+        torch.save(checkpoint, path)
+    with pytest.raises(mr.ConfigError, match=r"saved within an epoch and holds no state of feed\.by_epoch\(\)"):
+        fit(feed_of().by_epoch(), resume=tmp_path / "step=2.ckpt")
 
 
 def test_validation_sees_every_sample_once_every_time(feed_of):
@@ -132,10 +116,12 @@ def test_validation_sees_every_sample_once_every_time(feed_of):
 @pytest.mark.parametrize(
     ("train", "val", "message"),
     [
-        (lambda feed_of: feed_of(), None, r"reads one batch ahead of an endless feed.*feed\.by_epoch\(\)"),
-        (lambda feed_of: feed_of(epochs=1), None, "delivered all of its epochs=1"),
+        (lambda feed_of: feed_of(), None, r"give it feed\.by_epoch\(\)"),
+        (lambda feed_of: feed_of(epochs=3), None, r"give it feed\.by_epoch\(\)"),
+        (lambda feed_of: feed_of().by_epoch(repeat=True), None, r"train with feed\.by_epoch\(\)"),
+        (lambda feed_of: [feed_of().by_epoch()] * 2, None, "give each a feed of its own"),
         (None, lambda feed_of: feed_of(epochs=1), r"feed\.by_epoch\(repeat=True\)"),
-        (None, lambda feed_of: feed_of(epochs=1).by_epoch(), r"feed\.by_epoch\(repeat=True\)"),
+        (None, lambda feed_of: feed_of().by_epoch(), r"feed\.by_epoch\(repeat=True\)"),
         (lambda feed_of: in_loader(DataLoader, feed_of(epochs=1)), None, r"give it feed\.by_epoch\(\) itself"),
         (
             lambda feed_of: in_loader(StatefulDataLoader, feed_of().by_epoch()),
@@ -146,9 +132,11 @@ def test_validation_sees_every_sample_once_every_time(feed_of):
     ],
     ids=[
         "endless",
-        "finite twice",
+        "finite",
+        "repeated",
+        "one feed twice",
         "val feed",
-        "val passes that end",
+        "val passes that go on",
         "DataLoader",
         "StatefulDataLoader",
         "val DataLoader",
@@ -161,6 +149,18 @@ def test_what_cannot_be_exact_is_refused_with_the_line_that_is(train, val, messa
     errors = (raised.value, raised.value.__context__)  # what Lightning does at its end may raise once more
     refusal = next(error for error in errors if isinstance(error, mr.ConfigError))
     assert re.search(message, str(refusal))
+
+
+def test_what_lightning_cannot_count_or_repeat_is_refused(feed_of):
+    class Taker(Model):
+        def training_step(self, dataloader_iter):
+            batch, _, _ = next(dataloader_iter)
+            return super().training_step(batch, 0)
+
+    with pytest.raises(mr.ConfigError, match=r"write training_step\(batch, batch_idx\)"):
+        fit(feed_of().by_epoch(), model=Taker())
+    with pytest.raises(mr.ConfigError, match=r"overfit_batches= wants the same batches.*mr\.Subset"):
+        fit(feed_of().by_epoch(), overfit_batches=2)
 
 
 def in_loader(kind, feed):

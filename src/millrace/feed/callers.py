@@ -14,7 +14,7 @@ from typing import Any
 from millrace.errors import ConfigError
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
-FIT, EPOCH = ".loops.fit_loop", ".loops.training_epoch_loop"
+FIT, EPOCH, COMBINED = ".loops.fit_loop", ".loops.training_epoch_loop", ".utilities.combined_loader"
 EVALUATIONS = (".loops.evaluation_loop", ".loops.prediction_loop")
 PASSED_ON = ("millrace", "torch.utils.data", "torchdata")  # they iterate for somebody else
 
@@ -31,7 +31,9 @@ def _is_in(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def _framework() -> tuple[str | None, Any]:
-    """Which one asks: lightning, lightning evaluation, accelerate, or None for anybody else; and Lightning's loop."""
+    """Which one asks: lightning, lightning evaluation, accelerate, or None for anybody else; and Lightning's fit loop."""
+    if not any(name in sys.modules for name in (*LIGHTNING, "accelerate")):
+        return None, None
     frames = [(module, frame) for module, frame in _frames() if not _is_in(module, PASSED_ON)]
     asks = frames[0][0] if frames else ""
     if _is_in(asks, ("accelerate",)):
@@ -42,46 +44,49 @@ def _framework() -> tuple[str | None, Any]:
         if module.endswith(EVALUATIONS):
             return "lightning evaluation", None
         if module.endswith((EPOCH, FIT)):
-            return "lightning", frame.f_locals.get("self")
+            is_trial = not asks.endswith(COMBINED)  # whether it can be iterated at all
+            return "lightning", None if is_trial else frame.f_locals["self"].trainer.fit_loop
     return "lightning", None
 
 
-def is_past_epoch() -> bool:
-    """Whether Lightning asks for a batch though it has had all of this epoch, as it does when it goes on from an epoch's end with
-    ``max_steps``; it would take that one and leave the rest of the pass."""
-    return bool(getattr(_framework()[1], "_is_training_done", False))
-
-
-def check_feed(feed: Any) -> None:
-    """Refuses Lightning what it would read wrongly: it reads ahead of a loader without a length, and passes twice over another."""
-    asks = _framework()[0] if any(name in sys.modules for name in LIGHTNING) else None
-    if asks == "lightning" and feed.epochs is None:
+def check_feed() -> None:
+    """Refuses a feed itself in Lightning, which reads ahead of an endless one and passes again over one that has ended."""
+    asks = _framework()[0]
+    if asks == "lightning":
         raise ConfigError(
-            "Lightning reads one batch ahead of an endless feed, so its checkpoints would be a batch too far; give it "
-            "feed.by_epoch()"
+            "Lightning counts the batches of an epoch, reads ahead where there is no length, and saves what it read; give it "
+            "feed.by_epoch(), whose checkpoints are exact"
         )
     if asks == "lightning evaluation":
+        raise _not_for_evaluation("a feed goes on")
+
+
+def check_passes(is_repeated: bool) -> Any:
+    """Refuses passes that repeat in training, and the others in evaluation. The answer is Lightning's fit loop, if that asks."""
+    asks, fit = _framework()
+    if asks == "lightning" and is_repeated:
         raise ConfigError(
-            "Lightning passes over a validation loader again and again, and a feed goes on; give it "
-            "feed.by_epoch(repeat=True), every pass of which is the whole first epoch"
+            "by_epoch(repeat=True) is the first epoch again and again, for evaluation; train with feed.by_epoch()"
         )
+    if asks == "lightning evaluation" and not is_repeated:
+        raise _not_for_evaluation("feed.by_epoch() goes on to the next epoch")
+    return fit
+
+
+def _not_for_evaluation(why: str) -> ConfigError:
+    return ConfigError(
+        f"Lightning passes over a validation loader again and again, and {why}; give it feed.by_epoch(repeat=True), every pass of "
+        "which is the whole first epoch"
+    )
 
 
 def check_restore(batch: int, is_within: bool, state: Mapping[str, Any]) -> None:
-    """Refuses what Lightning would go on with wrongly: it counts batches and epochs by itself."""
-    asks, loop = _framework() if any(name in sys.modules for name in LIGHTNING) else (None, None)
+    """Refuses another batch within an epoch, whose batches Lightning goes on counting."""
     counted = state.get("batch", batch)
-    if asks == "lightning" and is_within and counted != batch:
+    if is_within and counted != batch and _framework()[0] == "lightning":
         raise ConfigError(
             f"this pass was begun with batch={counted}, and Lightning goes on counting its batches; resume with "
             f"batch={counted}, not {batch}, or from the checkpoint of an epoch's end"
-        )
-    limits = getattr(loop, "max_epochs", None), getattr(loop, "max_steps", None)
-    has_ended = getattr(getattr(getattr(loop, "epoch_loop", None), "batch_progress", None), "is_last_batch", False)
-    if asks == "lightning" and has_ended and all(limit not in (None, -1) for limit in limits):
-        raise ConfigError(
-            f"with max_epochs={limits[0]} and max_steps={limits[1]} Lightning counts an epoch too many where it resumes from an "
-            "epoch's end, and stops early; give it one of the two"
         )
 
 

@@ -19,6 +19,7 @@ from millrace.feed.batch import Batch, last_start
 from millrace.feed.callers import check_feed
 from millrace.feed.explain import Explanation, describe
 from millrace.feed.iterate import Iteration, Place
+from millrace.feed.lightning import Hand
 from millrace.feed.line import Line, check_line
 from millrace.feed.options import check_options
 from millrace.feed.passes import Pass, Passes, not_by_number
@@ -85,8 +86,9 @@ class Feed:
         self.place: Place | None = None  # of the last iterator since then
         self._origin = 0  # p0: where batch 0 of explain and state_at begins
         self._in_passes = False  # whether batches end with their epoch, as by_epoch() makes them
-        self.least: int | None = 0  # where the pass begins that a framework says it is in; None after a restore
+        self.least = 0  # where the pass begins, at the earliest, that a framework says it is in
         self.is_restored = False
+        self.hand: Hand | None = None  # what Lightning has taken, while it reads this feed
         self._live: weakref.ref[Iteration | Pass] | None = None
         self._report: Report | None = None  # of the last iterator
 
@@ -159,8 +161,9 @@ class Feed:
     def __iter__(self) -> Iteration:
         self.check_idle("iterate")
         self.check_unfinished(self.position)
-        check_feed(self)
+        check_feed()
         self.count_passes(False)
+        self.hand = None
         iteration = self.iterate(self.line_here(self.position, self.stop))
         self.hold(iteration)
         return iteration
@@ -215,7 +218,14 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed stands: what the loop got, not what was prefetched. JSON, under 1 KB."""
-        return cursor.write(self.position, self.view, self.order, self.seed)
+        return cursor.write(self._used, self.view, self.order, self.seed)
+
+    @property
+    def _used(self) -> int:
+        """Where the feed stands, without the batch that Lightning took but has not used yet."""
+        if self.hand is not None and self.hand.is_full and self.place is not None:
+            return self.place.line.end(self.place.count - 1)
+        return self.position
 
     def state_at(self, batches: int) -> dict[str, Any]:
         """The state after this many batches since construction or restore, for frameworks that read ahead."""
@@ -239,7 +249,7 @@ class Feed:
         """Continues from a saved state; refuses one of another store, view, order or seed."""
         self.check_idle("load a state")
         self._position = self._origin = cursor.read(state, self.view, self.order, self.seed)
-        self.place, self.least, self.is_restored = None, None, True
+        self.place, self.hand, self.least, self.is_restored = None, None, 0, True
 
     # Explanations.
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
-from millrace.feed.callers import check_restore, is_past_epoch
+from millrace.feed.callers import check_passes, check_restore
 from millrace.feed.iterate import Iteration
+from millrace.feed.lightning import join
 from millrace.feed.line import Line
 from millrace.feed.report import Report
 from millrace.ragged import as_integer
@@ -32,11 +33,14 @@ class Passes:
             )
         self.feed, self.is_repeated = feed, repeat
         self._repeated: weakref.ref[Pass] | None = None  # the last pass, if they repeat
+        self._epoch: int | None = None  # the framework's, which calls set_epoch
+        self._ended_epoch: int | None = None  # the one of its epochs in which there is nothing more to deliver
 
     def __len__(self) -> int:
         return self.feed.line(0, self.feed.order.n).num_batches or 0
 
     def __iter__(self) -> Pass:
+        fit = check_passes(self.is_repeated)
         begun = Pass(self)
         if self.is_repeated:
             before = None if self._repeated is None else self._repeated()
@@ -44,6 +48,7 @@ class Passes:
                 before.close()
             self._repeated = weakref.ref(begun)
         else:
+            self.feed.hand = None if fit is None else join(fit)
             self._end_pass()
             self.feed.check_unfinished(self._next_start)
             self.feed.hold(begun)
@@ -55,9 +60,11 @@ class Passes:
             self.feed.close()
         self.feed.check_idle("begin a pass")
 
-    def begin(self) -> Iteration:
-        """The iterator of the pass that comes now."""
+    def begin(self) -> Iteration | None:
+        """The iterator of the pass that comes now, if there is one."""
         feed = self.feed
+        if self._ended_epoch is not None and self._ended_epoch == self._epoch:
+            return None
         if self.is_repeated:
             return Iteration(feed, feed.line_here(0, feed.order.n))
         feed.count_passes(True)
@@ -72,7 +79,7 @@ class Passes:
         place, start = self.feed.place, self.feed.position
         if place is not None and place.is_pass and place.count:
             start = place.line.stop or start
-        return max(start, self.feed.least or 0)
+        return max(start, self.feed.least)
 
     def _pass_from(self, start: int) -> Line:
         n, stop = self.feed.order.n, self.feed.stop
@@ -81,12 +88,14 @@ class Passes:
         return self.feed.line_here(start, end if stop is None else min(end, stop))
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by frameworks, some of which restore no loader where an epoch has ended: passes before this one are over.
+        """Called by frameworks, some of which restore no loader where an epoch has ended: passes before this one are over."""
+        self._epoch = as_integer("epoch", epoch)
+        self.feed.least = max(self.feed.least, self._epoch * self.feed.order.n)
 
-        After a restore only the first call counts: Lightning may then count an epoch in which it takes no batch.
-        """
-        if self.feed.least is None or not self.feed.is_restored:
-            self.feed.least = as_integer("epoch", epoch) * self.feed.order.n
+    def end_epoch(self, epoch: int | None) -> None:
+        """The pass that was restored is over. In this epoch of the framework, if it is in one, nothing more is delivered."""
+        n = self.feed.order.n
+        self.feed.least, self._ended_epoch = -(-self.feed.position // n) * n, epoch
 
     @property
     def sampler(self) -> Passes:
@@ -111,7 +120,7 @@ class Passes:
         raise not_by_number("passes over a feed have")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"feed": self.feed, "is_repeated": self.is_repeated, "_repeated": None}
+        return {**vars(self), "_repeated": None}
 
     def __repr__(self) -> str:
         kind = "the first epoch again and again" if self.is_repeated else "one epoch after the other"
@@ -126,7 +135,7 @@ def not_by_number(what: str) -> ConfigError:
 
 
 class Pass:
-    """The iterator of one pass. It starts with its first batch: frameworks ask for iterators that they never use."""
+    """An iterator that starts with its first batch: frameworks ask for iterators that they never use."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
@@ -138,11 +147,14 @@ class Pass:
 
     def __next__(self) -> Batch:
         if self._iteration is None:
-            if self._is_ended or (self._passes.feed.is_restored and is_past_epoch()):
+            self._iteration = None if self._is_ended else self._passes.begin()
+            if self._iteration is None:
                 self._is_ended = True
                 raise StopIteration
-            self._iteration = self._passes.begin()
-        return next(self._iteration)
+        batch = next(self._iteration)
+        if (hand := self._passes.feed.hand) is not None:
+            hand.take()
+        return batch
 
     @property
     def is_closed(self) -> bool:

@@ -1,0 +1,112 @@
+"""Lightning's fit loop counts batches and epochs by itself. Here its counters and our loaders are made to agree.
+
+``Hand`` says whether the batch that Lightning took last has been used, so that a checkpoint saved within a step does not count it.
+``settle`` puts Lightning's counters right after a checkpoint. By themselves they are right only for some of the moments at which a
+checkpoint can be saved, with any loader. The attributes used here are those of lightning 2.6.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.errors import ConfigError, MillraceError
+
+
+class Hand:
+    """The batch that Lightning took last, by its own count of batches."""
+
+    def __init__(self, fit: Any) -> None:
+        self._batches = fit.epoch_loop.batch_progress.total
+        self._taken_at: int | None = None
+
+    def take(self) -> None:
+        self._taken_at = self._batches.processed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether that batch is in hand: taken, but not used to its end."""
+        return bool(self._taken_at == self._batches.processed)
+
+
+def join(fit: Any) -> Hand:
+    """What a pass needs that Lightning's fit loop is about to read, after a checkpoint or not."""
+    try:
+        _check_loop(fit, fit._combined_loader.flattened)
+        if fit.is_resuming:
+            settle(fit)
+    except MillraceError:
+        fit._data_fetcher = None  # Lightning would ask it for a length it does not have yet, and hide this error
+        raise
+    return Hand(fit)
+
+
+def _check_loop(fit: Any, loaders: list[Any]) -> None:
+    """Refuses what Lightning would do wrongly with the loaders of its fit loop."""
+    if not hasattr(fit, "is_resuming"):
+        raise ConfigError("this Lightning is older than 2.6 and resumes in another way; pip install 'lightning>=2.6'")
+    if type(fit._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
+        raise ConfigError(
+            "training_step(dataloader_iter) takes batches that Lightning cannot count; write training_step(batch, batch_idx)"
+        )
+    if fit.trainer.overfit_batches > 0:
+        raise ConfigError(
+            "overfit_batches= wants the same batches in every epoch, and every pass has its own order; train on a few samples "
+            "instead: mr.Feed(mr.Subset(view, range(100)), ...).by_epoch()"
+        )
+    feeds = [id(loader.feed) for loader in loaders if hasattr(loader, "end_epoch")]
+    if len(set(feeds)) < len(feeds):
+        raise ConfigError(
+            "two of the train loaders read the same feed, and would end each other; give each a feed of its own"
+        )
+
+
+def settle(fit: Any) -> None:
+    """Makes counters and loaders agree after a checkpoint: what was processed was used, and nothing else.
+
+    An epoch is over when its last batch was processed. One that a run left before (``max_steps``, an early stop) goes on.
+    """
+    epochs, loop, batches = fit.epoch_progress, fit.epoch_loop, fit.epoch_loop.batch_progress
+    epoch, batch = epochs.current, batches.current
+    is_over = batches.is_last_batch and batch.ready == batch.processed
+    is_left = epoch.ready == epoch.processed and batch.processed > 0 and not is_over
+    is_within = is_left or epoch.started > epoch.processed
+    loaders = _restore(fit, needs_states=is_within and batch.processed > 0)
+    for count in (epochs.total, epoch):
+        count.processed -= is_left
+        count.completed = count.processed
+        count.ready = count.started = count.processed + is_within
+    if is_within:
+        _settle_batches(loop, is_over, is_rolled_back=is_left or batch.ready != batch.processed)
+    fit._restarting = loop.restarting = is_within  # the loop's setter would ask for max_steps
+    for loader in loaders:
+        is_used_up = fit._combined_loader._mode == "max_size" and loader.feed.position % loader.feed.order.n == 0
+        if is_over or (is_within and batch.processed and is_used_up) or (not is_within and epoch.processed):
+            loader.end_epoch(epoch.processed if is_within else None)
+
+
+def _settle_batches(loop: Any, is_over: bool, is_rolled_back: bool) -> None:
+    """As Lightning saves them after a step, which is what it knows to go on from; or as after an epoch's last validation."""
+    batches = loop.batch_progress
+    is_open = is_rolled_back or batches.current.completed < batches.current.processed
+    for count in (batches.total, batches.current):
+        count.ready = count.started = count.processed
+        count.completed = count.processed - (is_open and not is_over)
+    if is_rolled_back:
+        batches.is_last_batch = False
+        loop._batches_that_stepped -= not loop._should_accumulate()  # it will be counted when the loop starts
+
+
+def _restore(fit: Any, needs_states: bool) -> list[Any]:
+    """The passes among Lightning's loaders, with their states loaded: Lightning leaves them out where an epoch has ended."""
+    states, fit._combined_loader_states_to_load = fit._combined_loader_states_to_load, []
+    stateful = [loader for loader in fit._combined_loader.flattened if hasattr(loader, "load_state_dict")]
+    passes = [loader for loader in stateful if hasattr(loader, "end_epoch")]
+    for loader, state in zip(stateful, states, strict=False):
+        if loader in passes:
+            loader.load_state_dict(state)
+    if needs_states and not all(loader.feed.is_restored for loader in passes):
+        raise ConfigError(
+            "the checkpoint was saved within an epoch and holds no state of feed.by_epoch(); resume one that was saved with it, or "
+            "one of an epoch's end"
+        )
+    return passes
