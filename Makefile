@@ -99,6 +99,7 @@ bench-peers: setup .venv-peers/ready .venv-peers/feed/ready .venv-peers/mosaic/r
 soak: setup servers
 	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults tests/prepare/text/test_restart.py tests/prepare/text/test_lines.py --timeout 7200
 	MILLRACE_SOAK=100 $(PY) -m pytest -q tests/train/test_checkpoint.py -k loop --timeout 7200
+	MILLRACE_SOAK=500 $(PY) -m pytest -n 2 -q tests/frameworks/test_lightning_runs.py
 	MILLRACE_SOAK=1 $(PY) -m pytest -n 2 -q -m 'soak or one_way' --timeout 600
 
 dist: setup

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch.nn import functional
 
 import millrace as mr
 from millrace.accelerate import Loader
@@ -38,7 +37,7 @@ with open(run / f"steps-{accelerator.process_index}.jsonl", "a") as log:
     while step < EPOCHS * len(loader):
         for batch in loader:  # the rest of a pass, if the run was killed within it
             step += 1
-            loss = functional.cross_entropy(model(batch.x).flatten(0, 1), batch.y.flatten())
+            loss = torch.nn.functional.cross_entropy(model(batch.x).flatten(0, 1), batch.y.flatten())
             optimizer.zero_grad()
             accelerator.backward(loss)
             optimizer.step()
@@ -55,6 +54,6 @@ with open(run / f"steps-{accelerator.process_index}.jsonl", "a") as log:
 with torch.no_grad():  # gather_for_metrics leaves out padding: every block of val counts once, over all ranks
     losses = []
     for batch in val:
-        each = functional.cross_entropy(model(batch.x).transpose(1, 2), batch.y, reduction="none").mean(1)
+        each = torch.nn.functional.cross_entropy(model(batch.x).transpose(1, 2), batch.y, reduction="none").mean(1)
         losses.append(accelerator.gather_for_metrics(each))
 accelerator.print(f"val_loss {torch.cat(losses).mean().item():.4f} of {len(torch.cat(losses))} blocks")
