@@ -15,7 +15,8 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def commands(block: str) -> list[str]:
-    return [line.removeprefix("$ ").split("   #")[0] for line in block.splitlines() if line.startswith("$ ")]
+    lines = block.replace("\\\n", "").splitlines()  # a command may go on in the next line
+    return [line.removeprefix("$ ").split("   #")[0] for line in lines if line.startswith("$ ")]
 
 
 @pytest.mark.timeout(300)
