@@ -1,6 +1,6 @@
 """Accelerate: the loader is registered for checkpoints and not prepared, since each rank reads its share.
 
-accelerate launch --num-processes 2 examples/accelerate_loop.py STORE RUN
+torchrun --nproc-per-node 2 examples/accelerate_loop.py STORE RUN
 """
 
 import json

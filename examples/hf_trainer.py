@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 import millrace as mr
-from millrace.transformers import FeedTrainer
+from millrace.transformers import FeedTrainer, last_checkpoint
 
 EPOCHS, SAVE_EVERY = 3, 4
 path, run = sys.argv[1], Path(sys.argv[2])
@@ -43,4 +42,4 @@ if __name__ == "__main__":
         use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     trainer = Logged(GPT2LMHeadModel(config), arguments, train_dataset=feed.by_epoch(), eval_dataset=val)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(run))
+    trainer.train(resume_from_checkpoint=last_checkpoint(run))

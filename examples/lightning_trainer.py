@@ -11,6 +11,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional
+from torchmetrics import MeanMetric
 
 import millrace as mr
 
@@ -22,6 +23,7 @@ class Model(lightning.LightningModule):
     def __init__(self, vocab: int) -> None:
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Embedding(vocab, 32), torch.nn.Linear(32, vocab))
+        self.val_loss = MeanMetric()  # over all ranks
 
     def losses(self, batch: mr.Batch) -> torch.Tensor:
         return functional.cross_entropy(self.layers(batch.x).transpose(1, 2), batch.y, reduction="none").mean(1)
@@ -35,8 +37,8 @@ class Model(lightning.LightningModule):
 
     def validation_step(self, batch: mr.Batch, batch_idx: int) -> None:
         valid = torch.from_numpy(batch.valid).to(self.device)  # the last batch is padded: every sample counts once
-        loss = (self.losses(batch) * valid).sum() / valid.sum().clamp(min=1)
-        self.log("val_loss", loss, batch_size=int(valid.sum()), sync_dist=True)
+        self.val_loss.update(self.losses(batch), valid)
+        self.log("val_loss", self.val_loss)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)

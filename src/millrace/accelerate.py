@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from millrace.feed.batch import Batch, last_start
+from millrace.errors import ConfigError
+from millrace.feed.batch import Batch, last_span
 from millrace.feed.feed import Feed
 from millrace.feed.passes import Passes
 from millrace.view.view import View
@@ -38,19 +39,24 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]
         return len(self.passes)
 
     def __iter__(self) -> Iterator[Batch]:
+        self._check_shares()
         self.begin()
         try:
             for batch in self.passes:
-                if (start := last_start(batch)) is not None:
-                    self.end_of_dataloader, self.remainder = True, min(self.feed.batch, self._end(start) - start)
+                if (span := last_span(batch)) is not None:
+                    self.end_of_dataloader, self.remainder = True, span[1] - span[0]
                 yield batch
         finally:
             self.end()
 
-    def _end(self, start: int) -> int:
-        """The position at which the last batch ends that begins here."""
-        n, stop = self.feed.order.n, self.feed.stop
-        return (start // n + 1) * n if isinstance(self.passes, Passes) or stop is None else stop
+    def _check_shares(self) -> None:
+        """Refuses evaluation by shares that are not equal: they could not be gathered."""
+        batch, world = self.feed.batch, self.feed.world
+        if isinstance(self.passes, Passes) and self.passes.is_repeated and batch % world:
+            raise ConfigError(
+                f"batch={batch} is no multiple of the {world} ranks, and evaluation gathers equal shares; "
+                f"take batch={max(1, batch // world) * world}"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(self.passes, Passes):

@@ -8,7 +8,10 @@ skips nothing. ``FeedMixin`` does the same for a Trainer of one's own.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,9 +49,17 @@ class FeedMixin:
         super().__init__(*args, **options)
         self.add_callback(FeedState())  # type: ignore[attr-defined]
 
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+        """As the Trainer's; ``True`` is the last checkpoint that is whole, and an error where there is none."""
+        if resume_from_checkpoint is True and (found := last_checkpoint(self.args.output_dir)) is not None:
+            resume_from_checkpoint = found
+        return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+
     def get_train_dataloader(self) -> Any:
         if not isinstance(self.train_dataset, (Feed, Passes)):
             return super().get_train_dataloader()  # type: ignore[misc]
+        if isinstance(self.train_dataset, Passes) and self.train_dataset.is_repeated:
+            raise ConfigError("by_epoch(repeat=True) is the first epoch again and again; train with feed.by_epoch()")
         self.args.ignore_data_skip = True
         loader = TrainerLoader(self.train_dataset, is_shifted=self._is_shifted_twice(self.train_dataset))
         feed, accumulated = loader.feed, self.args.gradient_accumulation_steps
@@ -72,22 +83,33 @@ class FeedMixin:
         if not isinstance(chosen, Passes):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         loader = TrainerLoader(chosen, is_shifted=self._is_shifted_twice(chosen))
-        each, rest = divmod(loader.feed.batch, loader.feed.world)
-        if rest:
-            raise ConfigError(
-                f"batch={loader.feed.batch} is no multiple of the {loader.feed.world} ranks, and evaluation gathers equal shares; "
-                f"take batch={each * loader.feed.world}"
-            )
+        each = loader.feed.batch // loader.feed.world
         self.args.per_device_eval_batch_size = each // max(1, self.args.n_gpu)  # by it the loss of a batch is weighted
         return loader
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        if not isinstance(test_dataset, (Feed, Passes)):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return self.get_eval_dataloader(test_dataset)
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """With the mean over this rank's own rows as its loss: padding is left out when those of all ranks are gathered."""
+        is_averaged = self.args.average_tokens_across_devices
+        try:
+            self.args.average_tokens_across_devices = is_averaged and not isinstance(inputs, Batch)
+            return super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+        finally:
+            self.args.average_tokens_across_devices = is_averaged
 
     def _is_shifted_twice(self, dataset: Feed | Passes) -> bool:
         """Whether the labels are next tokens already, and the model would take the next ones of those."""
         feed = dataset.feed if isinstance(dataset, Passes) else dataset
         is_shifted = feed.rename.get("y") == "labels" and _is_blocks(feed.view) and self._shifts()
-        if is_shifted and not getattr(self, "model_accepts_loss_kwargs", False):
+        smooths = getattr(self, "label_smoother", None) is not None
+        if is_shifted and (smooths or not getattr(self, "model_accepts_loss_kwargs", False)):
+            who = "label_smoothing_factor=" if smooths else "this model"
             raise ConfigError(
-                "the labels are next tokens already, and this model shifts its labels itself; deliver "
+                f"the labels are next tokens already, and {who} shifts labels once more; deliver "
                 "transform=lambda batch, rng: {'input_ids': batch['x'], 'labels': batch['x']} without rename="
             )
         return is_shifted
@@ -101,6 +123,18 @@ class FeedMixin:
 
 class FeedTrainer(FeedMixin, Trainer):  # type: ignore[misc]
     """transformers' Trainer with feeds as its datasets."""
+
+
+def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The last checkpoint of a Trainer that is whole: one that was killed while it was saved has no readable state."""
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    for path in sorted(found, key=lambda path: -int(path.name.removeprefix("checkpoint-"))):
+        try:
+            json.loads((path / "trainer_state.json").read_bytes())
+        except (OSError, ValueError):
+            continue
+        return str(path)
+    return None
 
 
 class TrainerLoader(Loader):
@@ -160,7 +194,8 @@ class FeedState(TrainerCallback, ExportableState):  # type: ignore[misc]
                 f"the checkpoint of step {state.global_step} holds no state of a feed; resume one that FeedTrainer saved"
             )
         batch = train_dataloader.feed.batch
-        if saved["batch"] != batch and isinstance(train_dataloader.passes, Passes):
+        is_counted = isinstance(train_dataloader.passes, Passes) or train_dataloader.feed.epochs is not None
+        if saved["batch"] != batch and is_counted:
             raise ConfigError(
                 f"the checkpoint was saved with batch={saved['batch']}, and the Trainer counts epochs by steps; resume with that, "
                 f"not batch={batch}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.data import default_collate
 
 import millrace as mr
 from millrace.feed.pytrees import torch_pytrees
@@ -267,3 +268,23 @@ def test_columns_that_would_hide_what_a_batch_has_are_refused(name):
     store = mr.from_arrays({name: np.arange(10.0)})
     with pytest.raises(mr.ConfigError, match=f"cannot have a column named '{name}'"):
         mr.Feed(mr.Records(store), batch=2)
+
+
+def test_whole_batches_are_not_stacked():
+    """Whoever hands them to a DataLoader."""
+    torch_pytrees()
+    with pytest.raises(
+        mr.ConfigError, match="would stack whole batches of the feed into larger ones; give it batch_size=None"
+    ):
+        default_collate([batch_of(), batch_of()])
+
+
+def test_marks_are_dropped_by_pytrees_of_another_number_of_rows():
+    torch_pytrees()
+    columns = {"x": torch.arange(7), "hits": batch_of().hits.map(torch.from_numpy)}
+    batch = mr.Batch(columns, positions=np.arange(7), samples=np.arange(7), valid=np.ones(7, bool))
+    assert tree_map(lambda tensor: tensor[:3], batch).samples is None
+    assert tree_map(lambda tensor: tensor.sum(), batch).samples is None
+    assert tree_map(lambda one, other: torch.cat([one, other]), batch, batch).valid is None
+    assert_marks_equal(tree_map(lambda tensor: tensor * 2, batch), batch)
+    assert_marks_equal(tree_map(lambda tensor: "a name", batch), batch)

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -219,12 +220,15 @@ def test_in_an_epoch_that_a_framework_ends_nothing_more_is_delivered():
     feed = feed_of()
     loader = feed.by_epoch()
     loader.load_state_dict(feed.state_dict() | {"position": 4})
-    loader.end_epoch(0)
     begun = iter(loader)
+    loader.end_epoch(0)
     loader.set_epoch(0)
-    assert positions(begun) == positions(loader) == []
-    loader.set_epoch(1)
-    assert positions(loader) == SECOND
+    assert positions(begun) == []
+    assert positions(loader) == SECOND  # of a loop of one's own, which is in no epoch of a framework
+    begun = iter(loader)
+    loader.end_epoch(2)
+    loader.set_epoch(3)
+    assert positions(begun)[0][0] == 30
 
 
 # Last batches.
@@ -302,3 +306,18 @@ def test_its_samples_have_no_numbers():
         with pytest.raises(mr.ConfigError, match=r"millrace\.torch\.Dataset\(view\)"):
             loader[0]
     assert "one epoch after the other, 3 batches each" in repr(feed_of().by_epoch())
+
+
+def test_a_feed_that_is_sent_on_begins_the_next_pass_as_it_would_here():
+    feed = feed_of()
+    loader = feed.by_epoch()
+    next(iter(loader))
+    sent = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
+    assert sent.feed.position == 4
+    assert positions(sent) == SECOND == positions(loader)
+
+
+def test_epochs_of_a_framework_do_not_move_what_is_repeated():
+    feed = feed_of()
+    feed.by_epoch(repeat=True).set_epoch(7)
+    assert positions(feed.by_epoch()) == FIRST

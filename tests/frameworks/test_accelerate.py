@@ -80,7 +80,21 @@ def test_what_would_be_dispatched_is_refused(feed_of, kind):
         cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=kind is StatefulDataLoader)
     )
     loader = kind(millrace.torch.IterableDataset(feed_of(epochs=1)), batch_size=None)
-    with pytest.raises(
-        mr.ConfigError, match=r"sends rank 0's share to all ranks; give the loop feed\.by_epoch\(\) itself"
-    ):
+    message = r"sends rank 0's share to all ranks; loop over millrace\.accelerate\.Loader\(feed\.by_epoch\(\)\)"
+    with pytest.raises(mr.ConfigError, match=message):
         next(iter(accelerator.prepare(loader)))
+
+
+def test_a_dataset_of_the_users_own_is_seen_through(feed_of):
+    class Own(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from feed_of(epochs=1)
+
+    with pytest.raises(mr.ConfigError, match="sends rank 0's share to all ranks"):
+        next(iter(Accelerator(cpu=True).prepare(DataLoader(Own(), batch_size=None))))
+
+
+def test_evaluation_by_unequal_shares_is_refused(feed_of):
+    loader = Loader(feed_of(batch=3, rank=0, world=2).by_epoch(repeat=True))
+    with pytest.raises(mr.ConfigError, match=r"batch=3 is no multiple of the 2 ranks.*take batch=2"):
+        next(iter(loader))

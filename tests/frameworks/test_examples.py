@@ -81,3 +81,9 @@ def test_one_process_killed_is_the_uninterrupted_run_bit_for_bit(example, is_end
     lives_of(example, store, tmp_path, "whole:1:0", "run:1:7", "run:1:0")
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole") == expected(store, is_endless)
     assert losses_of(tmp_path / "run") == losses_of(tmp_path / "whole")
+
+
+def test_examples_are_short():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")}
+    assert len(lengths) == 7
+    assert max(lengths.values()) < 60, lengths

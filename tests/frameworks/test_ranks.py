@@ -44,3 +44,47 @@ def test_ranks_that_are_spawned_or_forked_share_an_epoch(tmp_path, method, kind)
     assert len(found[0]) == len(found[1]) == 5
     together = [sample for batches in zip(*found, strict=True) for one in batches for sample in one]
     assert together == mr.Shuffled(30, seed=3).samples(np.arange(30)).tolist()
+
+
+LIGHTNING = """
+import json, sys
+from pathlib import Path
+import lightning
+import numpy as np
+import torch
+import millrace as mr
+
+torch.set_num_threads(1)
+
+class Model(lightning.LightningModule):
+    def __init__(self, folder):
+        super().__init__()
+        self.layer, self.folder = torch.nn.Linear(1, 1), folder
+
+    def training_step(self, batch, batch_idx):
+        with open(self.folder / f"rank-{self.global_rank}", "a") as log:
+            print(json.dumps(batch.samples.tolist()), file=log)
+        return self.layer(batch.x.float()).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+if __name__ == "__main__":
+    feed = mr.Feed(mr.Blocks(mr.from_arrays({"tokens": np.arange(31)}), length=1), batch=6, seed=3)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=sys.argv[2], max_epochs=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Model(Path(sys.argv[1])), feed.by_epoch())
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+def test_ranks_that_lightning_starts_share_every_batch(tmp_path, strategy):
+    """They got the same batches when a feed was what it was where it was made."""
+    script = tmp_path / "lightning_ranks.py"
+    script.write_text(LIGHTNING)
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path), strategy]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    shares = [(tmp_path / f"rank-{rank}").read_text().splitlines() for rank in range(2)]
+    together = [sample for both in zip(*shares, strict=True) for share in both for sample in json.loads(share)]
+    assert together == mr.Shuffled(30, seed=3).samples(np.arange(60)).tolist(), done.stderr

@@ -1,6 +1,8 @@
 """A feed in the Trainer of Hugging Face: exact resume by its checkpoints, exact evaluation, no label shifted twice."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import millrace as mr
 import millrace.torch
-from millrace.transformers import FeedMixin, FeedTrainer
+from millrace.transformers import FeedMixin, FeedTrainer, last_checkpoint
 
 NAMES = {"x": "input_ids", "y": "labels"}
 
@@ -185,3 +187,85 @@ def test_other_datasets_go_as_before(tokens, tmp_path):
     )
     assert trainer.train().global_step == 2
     assert trainer.evaluate()["eval_loss"] > 0
+
+
+RANKS = """
+import json, os, sys
+import numpy as np
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+import millrace as mr
+
+def evaluate(rank, world, path, batches):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # asked for, but the ranks meet by a file
+    import torch
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=world)
+    from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_seed
+    from millrace.transformers import FeedTrainer
+    set_seed(0)
+    config = GPT2Config(vocab_size=16, n_positions=4, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    store = mr.from_arrays({"tokens": np.random.default_rng(0).integers(0, 16, 83)})
+    arguments = TrainingArguments(path + "-out", report_to="none", use_cpu=True, disable_tqdm=True)
+    found = []
+    for batch in batches:
+        feed = mr.Feed(mr.Blocks(store, length=4), batch=batch, rename={"x": "input_ids", "y": "labels"})
+        found.append(FeedTrainer(model, arguments, eval_dataset=feed).evaluate()["eval_loss"])
+    if rank == 0:
+        print(json.dumps(found))
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+
+if __name__ == "__main__":
+    multiprocessing.start_processes(evaluate, (2, sys.argv[1], (6, 8, 12, 20)), nprocs=2, start_method="spawn")
+"""
+
+
+def test_ranks_evaluate_to_the_loss_of_one_though_the_last_batch_is_padded(tokens, tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "group")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    every = tokens[np.arange(20)]
+    with torch.no_grad():
+        logits = model_of().eval()(torch.from_numpy(every["x"])).logits
+    expected = functional.cross_entropy(logits.transpose(1, 2), torch.from_numpy(every["y"])).item()
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx([expected] * 4, rel=1e-6)
+
+
+def test_what_shifts_labels_once_more_or_repeats_is_refused(tokens, tmp_path):
+    feed = mr.Feed(tokens, batch=5, rename=NAMES)
+    with pytest.raises(mr.ConfigError, match="label_smoothing_factor= shifts labels once more; deliver"):
+        train(tmp_path, feed.by_epoch(), label_smoothing_factor=0.1)
+    with pytest.raises(mr.ConfigError, match=r"train with feed\.by_epoch\(\)"):
+        train(tmp_path, feed.by_epoch(repeat=True))
+
+
+def test_a_finite_feed_resumes_with_its_batch_alone(tokens, tmp_path):
+    train(tmp_path, mr.Feed(tokens, batch=5, rename=NAMES, epochs=2), max_steps=4)
+    with pytest.raises(mr.ConfigError, match="saved with batch=5"):
+        train(
+            tmp_path, mr.Feed(tokens, batch=10, rename=NAMES, epochs=2), max_steps=4, resume=tmp_path / "checkpoint-2"
+        )
+
+
+def test_predict_takes_a_feed(tokens, tmp_path):
+    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True)
+    found = FeedTrainer(model_of(), arguments).predict(mr.Feed(tokens, batch=6, rename=NAMES))
+    assert found.predictions.shape[0] == 20
+
+
+def test_a_checkpoint_that_was_killed_while_it_was_saved_is_passed_over(tokens, tmp_path):
+    feed = mr.Feed(tokens, batch=5, rename=NAMES, seed=1)
+    whole = train(tmp_path, feed.by_epoch(), num_train_epochs=1)
+    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()
+    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text('{"step')
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    again = Seen(model_of(), whole.args, train_dataset=mr.Feed(tokens, batch=5, rename=NAMES, seed=1).by_epoch())
+    again.train(resume_from_checkpoint=True)
+    assert again.seen == whole.seen[2:]
+    assert last_checkpoint(tmp_path / "none") is None

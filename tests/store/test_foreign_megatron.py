@@ -76,9 +76,14 @@ def test_sequences_know_their_document(tmp_path: Path) -> None:
         assert found.columns["document"][:].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("documents", [[0, 3], [1, 2], [0, 3, 2], [-1, 2], [0, 1]])
+@pytest.mark.parametrize("documents", [[0, 3], [1, 2], [-1, 2], [0, 1]])
 def test_documents_that_are_not_the_sequences_are_refused(tmp_path: Path, documents: list[int]) -> None:
     refused(write_pair(tmp_path, [3, 1], documents=documents), "documents go from sequence", "expected from 0 to 2")
+
+
+def test_documents_that_fall_are_refused(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, [3, 1], documents=[0, 3, 2])
+    refused(path, "document 2 begins at sequence 2, before document 1 at 3")
 
 
 def test_pairs_in_a_folder_open_as_one(tmp_path: Path) -> None:
@@ -98,6 +103,11 @@ def test_pairs_in_a_folder_have_the_splits_that_all_names_say(tmp_path: Path) ->
     store = open_foreign(str(tmp_path), None)
     assert store.splits == ("train", "val")
     assert store.split("val").num_rows == 5
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("train", "val"):
+        write_pair(other, [3, 2], name=name)
+    assert open_foreign(str(other), None).splits == ("train", "val")
     write_pair(tmp_path, [1], name="books")
     with pytest.raises(ConfigError, match=r"books: its name says no split, and others say one of train, val, test"):
         open_foreign(str(tmp_path), None)

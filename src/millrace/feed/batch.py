@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -86,8 +86,8 @@ class Batch(dict[str, Any]):
         values = {str(name): value for name, value in dict.items(self)}
         self.clear()
         self.update(values)
-        rows = next((len(v) for v in values.values() if isinstance(v, Ragged) or getattr(v, "ndim", None)), None)
-        if rows is not None and rows == _num_marked(marks):
+        rows = num_rows(values.values())
+        if rows is not None and rows == num_marked(marks):
             self.__dict__.clear()
             self.__dict__ |= marks
 
@@ -116,7 +116,7 @@ class Batch(dict[str, Any]):
     @property
     def num_samples(self) -> int:
         """Rows of the batch, padding included."""
-        count = _num_marked(self.__dict__)
+        count = num_marked(self.__dict__)
         return count if count is not None else len(next(iter(self.values()))) if self else 0
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
@@ -166,10 +166,10 @@ def part_of(batch: Batch, rows: slice) -> Batch:
     return Batch({name: value[rows] for name, value in dict.items(batch)}, **marks)
 
 
-def last_start(batch: Batch) -> int | None:
-    """Where a last batch begins on its line, over all ranks; None for any other. Padding alone does not show it."""
-    start: int | None = batch.__dict__.get("_start")
-    return start
+def last_span(batch: Batch) -> tuple[int, int] | None:
+    """The positions [first, last) of a last batch, over all ranks; None for any other. Padding alone does not show them."""
+    span: tuple[int, int] | None = batch.__dict__.get("_span")
+    return span
 
 
 def renamed(batch: Batch, rename: Mapping[str, str]) -> Batch:
@@ -178,12 +178,21 @@ def renamed(batch: Batch, rename: Mapping[str, str]) -> Batch:
     return marked({rename.get(name, name): value for name, value in dict.items(batch)}, batch.__dict__)
 
 
-def _num_marked(marks: dict[str, Any]) -> int | None:
+def num_marked(marks: dict[str, Any]) -> int | None:
     """How many samples the marks of a batch are of."""
     if "_marks" in marks and "positions" not in marks:
         return int(marks["_marks"].size)
     positions = marks.get("positions")
     return None if positions is None else len(positions)
+
+
+def num_rows(values: Iterable[Any]) -> int | None:
+    """Rows of the first column that has any."""
+    for value in values:
+        array = value.offsets if isinstance(value, Ragged) else value
+        if getattr(array, "ndim", None):
+            return len(array) - isinstance(value, Ragged)
+    return None
 
 
 MARKS = {"positions": np.dtype(np.int64), "samples": np.dtype(np.int64), "valid": np.dtype(bool)}
@@ -199,7 +208,7 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
     for name in names:
         if not isinstance(name, str):
             raise ConfigError(f"a batch has column {name!r}; names are strings")
-        if name in (*MARKS, "_marks", "_start") or hasattr(Batch, name):
+        if name in (*MARKS, "_marks", "_span") or hasattr(Batch, name):
             raise ConfigError(
                 f"a batch cannot have a column named {name!r}, which Batch uses itself; rename the column"
             )

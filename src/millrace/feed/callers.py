@@ -9,14 +9,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from millrace.errors import ConfigError
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 FIT, EPOCH, COMBINED = ".loops.fit_loop", ".loops.training_epoch_loop", ".utilities.combined_loader"
 EVALUATIONS = (".loops.evaluation_loop", ".loops.prediction_loop")
-PASSED_ON = ("millrace", "torch.utils.data", "torchdata")  # they iterate for somebody else
+LOADERS = ("torch.utils.data", "torchdata")
+STACKED = (
+    "the DataLoader would stack whole batches of the feed into larger ones; give it batch_size=None, or transformers' Trainer the "
+    "feed itself by millrace.transformers.FeedTrainer"
+)
+PASSED_ON = ("millrace", *LOADERS)  # they iterate for somebody else
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
@@ -30,47 +35,82 @@ def _is_in(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def _framework() -> tuple[str | None, Any]:
-    """Which one asks: lightning, lightning evaluation, accelerate, or None for anybody else; and Lightning's fit loop."""
+class Asker(NamedTuple):
+    """Who asks for an iterator: lightning, lightning evaluation, accelerate, or None for anybody else."""
+
+    name: str | None = None
+    fit: Any = None  # Lightning's fit loop, if that asks
+    is_setup: bool = False  # before its first epoch
+
+
+def _asker() -> Asker:
     if not any(name in sys.modules for name in (*LIGHTNING, "accelerate")):
-        return None, None
-    frames = [(module, frame) for module, frame in _frames() if not _is_in(module, PASSED_ON)]
+        return Asker()
+    frames = list(_frames())
+    # A dataset of the user's own passes on what it reads, as ours does: then it is the reader of the DataLoader who asks.
+    through = next((k for k, (module, _) in enumerate(frames) if _is_in(module, LOADERS)), 0)
+    frames = [(module, frame) for module, frame in frames[through:] if not _is_in(module, PASSED_ON)]
     asks = frames[0][0] if frames else ""
     if _is_in(asks, ("accelerate",)):
-        return "accelerate", None
+        return Asker("accelerate")
     if not _is_in(asks, LIGHTNING):
-        return None, None
+        return Asker()
     for module, frame in frames:
         if module.endswith(EVALUATIONS):
-            return "lightning evaluation", None
+            return Asker("lightning evaluation")
         if module.endswith((EPOCH, FIT)):
             is_trial = not asks.endswith(COMBINED)  # whether it can be iterated at all
-            return "lightning", None if is_trial else frame.f_locals["self"].trainer.fit_loop
-    return "lightning", None
+            fit = None if is_trial else frame.f_locals["self"].trainer.fit_loop
+            return Asker("lightning", fit, module.endswith(FIT))
+    return Asker("lightning")
 
 
 def check_feed() -> None:
     """Refuses a feed itself in Lightning, which reads ahead of an endless one and passes again over one that has ended."""
-    asks = _framework()[0]
-    if asks == "lightning":
-        raise ConfigError(
+    asks = _asker()
+    if asks.name == "lightning":
+        raise _refused(
+            asks,
             "Lightning counts the batches of an epoch, reads ahead where there is no length, and saves what it read; give it "
-            "feed.by_epoch(), whose checkpoints are exact"
+            "feed.by_epoch(), whose checkpoints are exact",
         )
-    if asks == "lightning evaluation":
+    if asks.name == "lightning evaluation":
         raise _not_for_evaluation("a feed goes on")
+    _check_accelerate(asks)
 
 
-def check_passes(is_repeated: bool) -> Any:
-    """Refuses passes that repeat in training, and the others in evaluation. The answer is Lightning's fit loop, if that asks."""
-    asks, fit = _framework()
-    if asks == "lightning" and is_repeated:
+def check_iterator() -> None:
+    """Refuses an iterator where Lightning wants a loader: it has neither a state nor a second pass."""
+    if (_asker().name or "").startswith("lightning"):
+        raise ConfigError("an iterator cannot be restored by Lightning; give it feed.by_epoch() itself, without iter()")
+
+
+def check_passes(is_repeated: bool) -> Asker:
+    """Refuses passes that repeat in training, and the others in evaluation; says who asks."""
+    asks = _asker()
+    if asks.name == "lightning" and is_repeated:
         raise ConfigError(
             "by_epoch(repeat=True) is the first epoch again and again, for evaluation; train with feed.by_epoch()"
         )
-    if asks == "lightning evaluation" and not is_repeated:
+    if asks.name == "lightning evaluation" and not is_repeated:
         raise _not_for_evaluation("feed.by_epoch() goes on to the next epoch")
-    return fit
+    _check_accelerate(asks)
+    return asks
+
+
+def _check_accelerate(asks: Asker) -> None:
+    if asks.name == "accelerate":
+        raise ConfigError(
+            "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; loop over "
+            "millrace.accelerate.Loader(feed.by_epoch()), in which each rank reads its share, and give transformers' Trainer the "
+            "feed by millrace.transformers.FeedTrainer"
+        )
+
+
+def _refused(asks: Asker, message: str) -> ConfigError:
+    if asks.fit is not None:
+        asks.fit._data_fetcher = None  # Lightning would ask it for a length it does not have yet, and hide this error
+    return ConfigError(message)
 
 
 def _not_for_evaluation(why: str) -> ConfigError:
@@ -83,7 +123,7 @@ def _not_for_evaluation(why: str) -> ConfigError:
 def check_restore(batch: int, is_within: bool, state: Mapping[str, Any]) -> None:
     """Refuses another batch within an epoch, whose batches Lightning goes on counting."""
     counted = state.get("batch", batch)
-    if is_within and counted != batch and _framework()[0] == "lightning":
+    if is_within and counted != batch and _asker().name == "lightning":
         raise ConfigError(
             f"this pass was begun with batch={counted}, and Lightning goes on counting its batches; resume with "
             f"batch={counted}, not {batch}, or from the checkpoint of an epoch's end"
@@ -94,19 +134,12 @@ def check_dataset(is_repeated: bool) -> None:
     """Refuses what would stack, dispatch, or never restore the batches of an ``IterableDataset``."""
     readers = (frame.f_locals.get("self") for module, frame in _frames() if module.startswith("torch.utils.data"))
     if any(getattr(reader, "auto_collation", False) is True for reader in readers):
-        raise ConfigError(
-            "the DataLoader would stack whole batches of the feed into larger ones; give it batch_size=None, or transformers' "
-            "Trainer the feed itself by millrace.transformers.FeedTrainer"
-        )
-    asks = _framework()[0]
-    if asks == "accelerate":
-        raise ConfigError(
-            "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; give the loop "
-            "feed.by_epoch() itself (each rank then reads its share), and transformers' Trainer by "
-            "millrace.transformers.FeedTrainer"
-        )
-    if asks == "lightning" and not is_repeated:
-        raise ConfigError(
+        raise ConfigError(STACKED)
+    asks = _asker()
+    _check_accelerate(asks)
+    if asks.name == "lightning" and not is_repeated:
+        raise _refused(
+            asks,
             "Lightning does not restore a DataLoader where an epoch ended; give it feed.by_epoch() itself, which needs no "
-            "DataLoader"
+            "DataLoader",
         )

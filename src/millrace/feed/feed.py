@@ -15,7 +15,7 @@ from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.feed import cursor, journal
-from millrace.feed.batch import Batch, last_start
+from millrace.feed.batch import Batch, last_span
 from millrace.feed.callers import check_feed
 from millrace.feed.explain import Explanation, describe
 from millrace.feed.iterate import Iteration, Place
@@ -87,7 +87,7 @@ class Feed:
         self._origin = 0  # p0: where batch 0 of explain and state_at begins
         self._in_passes = False  # whether batches end with their epoch, as by_epoch() makes them
         self.least = 0  # where the pass begins, at the earliest, that a framework says it is in
-        self.is_restored = False
+        self.is_restored = False  # since its last iterator
         self.hand: Hand | None = None  # what Lightning has taken, while it reads this feed
         self._live: weakref.ref[Iteration | Pass] | None = None
         self._report: Report | None = None  # of the last iterator
@@ -175,7 +175,7 @@ class Feed:
         if line.start != self.position:  # passes that a loop left early: batches are counted anew after them
             self._origin = line.start
         iteration = Iteration(self, line, is_pass=is_pass)
-        self.place = iteration.place
+        self.place, self.is_restored = iteration.place, False
         return iteration
 
     def hold(self, iterator: Iteration | Pass) -> None:
@@ -236,7 +236,8 @@ class Feed:
 
     def state_before(self, batch: Batch) -> dict[str, Any]:
         """The state of a loop that has this batch but has not used it yet, for loops that read ahead."""
-        start, positions, place = last_start(batch), batch.positions, self.place
+        span, positions, place = last_span(batch), batch.positions, self.place
+        start = None if span is None else span[0]
         if start is None:
             if place is None or positions is None or len(positions) != place.line.size:
                 raise ConfigError(
@@ -310,7 +311,9 @@ class Feed:
             "device": self.device, "transform": self.transform, "rename": self.rename, "last": self.last,
             "workers": self._workers, "depth": self.depth, "run": self.run,
         }  # fmt: skip
-        return _unpickled, (type(self), self.view, options, self.position, self._in_passes)
+        is_left = self.place is not None and self.place.is_pass and self.place.count > 0
+        least = self.place.line.stop if is_left and self.place is not None else self.least
+        return _unpickled, (type(self), self.view, options, (self.position, least, self._in_passes))
 
     def __repr__(self) -> str:
         known = self.given if self.place is None else self._share
@@ -318,8 +321,8 @@ class Feed:
         return f"<Feed of {self.view!r} in {self.order!r}: position {self.position:,}, batch {self.batch}{share}>"
 
 
-def _unpickled(kind: type[Feed], view: View, options: dict[str, Any], position: int, in_passes: bool) -> Feed:
+def _unpickled(kind: type[Feed], view: View, options: dict[str, Any], where: tuple[int, int, bool]) -> Feed:
     feed = kind(view, **options)
-    feed._position = feed._origin = position
-    feed._in_passes = in_passes
+    feed._position, feed.least, feed._in_passes = where
+    feed._origin = feed._position
     return feed

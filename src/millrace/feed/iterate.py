@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from millrace.errors import ConfigError, FeedError, StoreError
 from millrace.feed import native
 from millrace.feed.batch import Batch, part_of, renamed
+from millrace.feed.callers import check_iterator
 from millrace.feed.cuda import CudaLanes
 from millrace.feed.device import DeviceRing, group_of
 from millrace.feed.line import Line
@@ -107,6 +108,7 @@ class Iteration:
         return ParcelRing(stage, lanes, depth=depth)
 
     def __iter__(self) -> Iteration:
+        check_iterator()
         return self
 
     def __len__(self) -> int:
@@ -146,7 +148,7 @@ class Iteration:
         first, last = self.line.span(place.count - 1)
         if self._feed.last == "short" and last - first < self.line.batch:
             batch = part_of(batch, slice(last - first))
-        batch.__dict__["_start"] = first
+        batch.__dict__["_span"] = first, last
         try:
             self.close()
         except BaseException:  # a signal: the batch is not delivered

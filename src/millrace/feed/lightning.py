@@ -28,19 +28,31 @@ class Hand:
         return bool(self._taken_at == self._batches.processed)
 
 
-def join(fit: Any) -> Hand:
-    """What a pass needs that Lightning's fit loop is about to read, after a checkpoint or not."""
+def join(fit: Any, loader: Any, is_setup: bool) -> Hand:
+    """What a pass needs that Lightning's fit loop is about to read, after a checkpoint or not.
+
+    ``is_setup``: before its first epoch. Later a short loader may begin again within an epoch that is still a resumed one.
+    """
     try:
-        _check_loop(fit, fit._combined_loader.flattened)
-        if fit.is_resuming:
-            settle(fit)
+        passes = _passes_of(fit._combined_loader.flattened)
+        _check_loop(fit, passes)
+        if is_setup and loader is passes[0]:
+            for each in passes:
+                each.ended_epoch = None  # that was of another run
+            if fit.is_resuming:
+                settle(fit)
+        if is_setup and not fit.is_resuming and loader.next_start % loader.feed.order.n:
+            raise ConfigError(
+                "this loader stands within an epoch, and Lightning counts whole ones; leave load_state_dict out and resume by "
+                "trainer.fit(..., ckpt_path=...)"
+            )
     except MillraceError:
         fit._data_fetcher = None  # Lightning would ask it for a length it does not have yet, and hide this error
         raise
     return Hand(fit)
 
 
-def _check_loop(fit: Any, loaders: list[Any]) -> None:
+def _check_loop(fit: Any, passes: list[Any]) -> None:
     """Refuses what Lightning would do wrongly with the loaders of its fit loop."""
     if not hasattr(fit, "is_resuming"):
         raise ConfigError("this Lightning is older than 2.6 and resumes in another way; pip install 'lightning>=2.6'")
@@ -53,11 +65,15 @@ def _check_loop(fit: Any, loaders: list[Any]) -> None:
             "overfit_batches= wants the same batches in every epoch, and every pass has its own order; train on a few samples "
             "instead: mr.Feed(mr.Subset(view, range(100)), ...).by_epoch()"
         )
-    feeds = [id(loader.feed) for loader in loaders if hasattr(loader, "end_epoch")]
+    feeds = [id(loader.feed) for loader in passes]
     if len(set(feeds)) < len(feeds):
         raise ConfigError(
             "two of the train loaders read the same feed, and would end each other; give each a feed of its own"
         )
+
+
+def _passes_of(loaders: list[Any]) -> list[Any]:
+    return [loader for loader in loaders if hasattr(loader, "end_epoch")]
 
 
 def settle(fit: Any) -> None:
@@ -100,7 +116,7 @@ def _restore(fit: Any, needs_states: bool) -> list[Any]:
     """The passes among Lightning's loaders, with their states loaded: Lightning leaves them out where an epoch has ended."""
     states, fit._combined_loader_states_to_load = fit._combined_loader_states_to_load, []
     stateful = [loader for loader in fit._combined_loader.flattened if hasattr(loader, "load_state_dict")]
-    passes = [loader for loader in stateful if hasattr(loader, "end_epoch")]
+    passes = _passes_of(stateful)
     for loader, state in zip(stateful, states, strict=False):
         if loader in passes:
             loader.load_state_dict(state)

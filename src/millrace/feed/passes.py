@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
-from millrace.feed.callers import check_passes, check_restore
+from millrace.feed.callers import check_iterator, check_passes, check_restore
 from millrace.feed.iterate import Iteration
 from millrace.feed.lightning import join
 from millrace.feed.line import Line
@@ -34,47 +34,49 @@ class Passes:
         self.feed, self.is_repeated = feed, repeat
         self._repeated: weakref.ref[Pass] | None = None  # the last pass, if they repeat
         self._epoch: int | None = None  # the framework's, which calls set_epoch
-        self._ended_epoch: int | None = None  # the one of its epochs in which there is nothing more to deliver
+        self.ended_epoch: int | None = None  # the one of its epochs in which there is nothing more to deliver
 
     def __len__(self) -> int:
         return self.feed.line(0, self.feed.order.n).num_batches or 0
 
     def __iter__(self) -> Pass:
-        fit = check_passes(self.is_repeated)
-        begun = Pass(self)
+        _, fit, is_setup = check_passes(self.is_repeated)
+        begun = Pass(self, is_counted=fit is not None)
         if self.is_repeated:
             before = None if self._repeated is None else self._repeated()
             if before is not None:
-                before.close()
+                before.leave()
             self._repeated = weakref.ref(begun)
         else:
-            self.feed.hand = None if fit is None else join(fit)
+            if fit is None:
+                self.ended_epoch = None
+            self.feed.hand = None if fit is None else join(fit, self, is_setup)
             self._end_pass()
-            self.feed.check_unfinished(self._next_start)
+            self.feed.check_unfinished(self.next_start)
             self.feed.hold(begun)
         return begun
 
     def _end_pass(self) -> None:
         """Ends the pass before, also that of another loader over the same feed; an iterator of the feed itself goes on."""
         if isinstance(self.feed.live, Pass):
-            self.feed.close()
+            self.feed.live.leave()
         self.feed.check_idle("begin a pass")
 
     def begin(self) -> Iteration | None:
         """The iterator of the pass that comes now, if there is one."""
         feed = self.feed
-        if self._ended_epoch is not None and self._ended_epoch == self._epoch:
+        if self.ended_epoch is not None and self.ended_epoch == self._epoch:
             return None
         if self.is_repeated:
             return Iteration(feed, feed.line_here(0, feed.order.n))
         feed.count_passes(True)
-        line = self._pass_from(self._next_start)
+        line = self._pass_from(self.next_start)
         if not line.num_batches and line.stop != feed.stop:  # only a rest that is dropped
             line = self._pass_from(line.stop or 0)
         return feed.iterate(line, is_pass=True)
 
     @property
-    def _next_start(self) -> int:
+    def next_start(self) -> int:
         """Where the next pass begins: after the one before, which came to its end or was left, if that delivered anything."""
         place, start = self.feed.place, self.feed.position
         if place is not None and place.is_pass and place.count:
@@ -89,13 +91,17 @@ class Passes:
 
     def set_epoch(self, epoch: int) -> None:
         """Called by frameworks, some of which restore no loader where an epoch has ended: passes before this one are over."""
+        if self.is_repeated:
+            return
         self._epoch = as_integer("epoch", epoch)
+        if self.ended_epoch != self._epoch:
+            self.ended_epoch = None
         self.feed.least = max(self.feed.least, self._epoch * self.feed.order.n)
 
     def end_epoch(self, epoch: int | None) -> None:
         """The pass that was restored is over. In this epoch of the framework, if it is in one, nothing more is delivered."""
         n = self.feed.order.n
-        self.feed.least, self._ended_epoch = -(-self.feed.position // n) * n, epoch
+        self.feed.least, self.ended_epoch = -(-self.feed.position // n) * n, epoch
 
     @property
     def sampler(self) -> Passes:
@@ -129,32 +135,46 @@ class Passes:
 
 def not_by_number(what: str) -> ConfigError:
     return ConfigError(
-        f"{what} batches in order, not samples by number; give the loop the object itself, a DataLoader "
-        "millrace.torch.Dataset(view), and transformers' Trainer by millrace.transformers.FeedTrainer"
+        f"{what} batches in order, not samples by number. Loop over it directly. For a DataLoader use "
+        "millrace.torch.Dataset(view). For the Trainer of transformers use millrace.transformers.FeedTrainer"
     )
 
 
 class Pass:
     """An iterator that starts with its first batch: frameworks ask for iterators that they never use."""
 
-    def __init__(self, passes: Passes) -> None:
-        self._passes = passes
+    def __init__(self, passes: Passes, *, is_counted: bool) -> None:
+        self._passes, self._is_counted = (
+            passes,
+            is_counted,
+        )  # by Lightning, which would take its end for that of the epoch
         self._iteration: Iteration | None = None
         self._is_ended = False
+        self._is_left = False
 
     def __iter__(self) -> Pass:
+        check_iterator()
         return self
 
     def __next__(self) -> Batch:
+        if self._is_left and self._is_counted:
+            raise ConfigError(
+                "another iter() of this loader ended the pass that Lightning reads; give whoever reads beside it a feed of its own"
+            )
         if self._iteration is None:
             self._iteration = None if self._is_ended else self._passes.begin()
             if self._iteration is None:
                 self._is_ended = True
                 raise StopIteration
         batch = next(self._iteration)
-        if (hand := self._passes.feed.hand) is not None:
+        if (hand := self._passes.feed.hand) is not None and not self._passes.is_repeated:
             hand.take()
         return batch
+
+    def leave(self) -> None:
+        """Ends the pass before its last batch, for another one."""
+        self._is_left = not self.is_closed
+        self.close()
 
     @property
     def is_closed(self) -> bool:

@@ -1,6 +1,7 @@
 """Batch and Ragged as pytrees: leaves are the columns, and a batch that is rebuilt of them keeps its marks.
 
-``torch_pytrees`` is called where torch is in use, ``millrace.jax`` is for JAX.
+``torch_pytrees`` is called where torch is in use, ``millrace.jax`` is for JAX. There a DataLoader learns too that batches are not
+to be stacked.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millrace.feed.batch import MARKS, Batch, marked
+from millrace.errors import ConfigError
+from millrace.feed.batch import MARKS, Batch, marked, num_marked, num_rows
+from millrace.feed.callers import STACKED
 from millrace.ragged import Ragged
 
 
@@ -29,10 +32,16 @@ class Outline:
         return f"Outline({', '.join(self.names)})"
 
     def batch(self, leaves: Sequence[Any], is_traced: Callable[[Any], bool]) -> Batch:
-        """The batch of these leaves; without marks where they stand for those of any batch."""
+        """The batch of these leaves; without marks where they stand for any batch, or have another number of rows."""
         traced = any(is_traced(part) for leaf in leaves for part in _parts(leaf))
-        marks: dict[str, Any] = dict.fromkeys(MARKS) if traced else self.marks
+        keeps = not traced and (not _has_arrays(leaves) or num_rows(leaves) == num_marked(self.marks))
+        marks: dict[str, Any] = self.marks if keeps else dict.fromkeys(MARKS)
         return marked(dict(zip(self.names, leaves, strict=True)), marks)
+
+
+def _has_arrays(leaves: Sequence[Any]) -> bool:
+    """False where leaves are something else: shapes, shardings, whatever a function makes of arrays."""
+    return any(getattr(part, "ndim", None) is not None for leaf in leaves for part in _parts(leaf))
 
 
 def _parts(leaf: Any) -> tuple[Any, ...]:
@@ -51,6 +60,10 @@ def ragged_of(arrays: Sequence[Any]) -> Ragged:
     return Ragged.trusted(*arrays)
 
 
+def _refuse_stacking(batches: Any, *, collate_fn_map: Any = None) -> Any:
+    raise ConfigError(STACKED)
+
+
 _is_known_to_torch = False
 
 
@@ -63,6 +76,9 @@ def torch_pytrees() -> None:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx import Proxy
     from torch.utils import _pytree
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    default_collate_fn_map[Batch] = _refuse_stacking
 
     def is_traced(leaf: Any) -> bool:
         return isinstance(leaf, (FakeTensor, Proxy))

@@ -60,6 +60,9 @@ def _find_in_folder(folder: str, given: str | None) -> Found | None:
     names = list_folder(folder)
     if DATA in names:
         return read_series(folder, given)
+    pairs = [name[:-4] for name in names if name.endswith(".idx") and f"{name[:-4]}.bin" in names]
+    if any(has_index(os.path.join(folder, stem), given) for stem in pairs):
+        return read_megatron_folder(folder, names, given)
     has_bins = "train.bin" in names or "val.bin" in names
     if "dataset_metadata.json" in names:
         if has_bins and split_files(folder):
@@ -73,7 +76,5 @@ def _find_in_folder(folder: str, given: str | None) -> Found | None:
         return read_bin_folder(folder, given)
     if names and all(name.endswith(".npy") for name in names):
         return read_npy_folder(folder, given)
-    if any(name.endswith(".idx") and f"{name.removesuffix('.idx')}.bin" in names for name in names):
-        return read_megatron_folder(folder, names, given)
     bins = [name for name in names if name.endswith(".bin")]
     return read_shards(folder, bins, given) if any(map(SPLIT.search, bins)) else None

@@ -26,7 +26,7 @@ from millrace.store.layout import DTYPES, Column
 from millrace.store.reader import MAX_MAPS
 
 SPLITS = ("train", "val", "test")
-SPLIT = re.compile(r"_(train|val|test)(?![a-zA-Z])")
+SPLIT = re.compile(r"(?:^|_)(train|val|test)(?![a-zA-Z])")
 END_BYTES = 64 << 10  # the fingerprint reads this much of both ends of each file
 COPY_AGAIN = "copy the file again"
 

@@ -149,10 +149,17 @@ def _documents(index: MappedFile, documents: Array, sequences: int) -> Int64s:
     """Where each document begins among the sequences; where an index does not say, each sequence is one."""
     if len(documents) < 2:
         return np.arange(sequences + 1)
-    if documents[0] != 0 or documents[-1] != sequences or np.any(documents[1:] < documents[:-1]):
+    again = "write the pair again with Megatron's preprocess_data"
+    if documents[0] != 0 or documents[-1] != sequences:
         raise corrupt(
             index.path, f"its {len(documents) - 1} documents go from sequence {documents[0]} to {documents[-1]}, expected from 0 "
-            f"to {sequences}, never falling", "write the pair again with Megatron's preprocess_data", found=int(documents[-1]),
+            f"to {sequences}", again, found=int(documents[-1]),
+        )  # fmt: skip
+    if (falls := documents[1:] < documents[:-1]).any():
+        at = int(np.argmax(falls))
+        raise corrupt(
+            index.path, f"document {at + 1} begins at sequence {documents[at + 1]}, before document {at} at {documents[at]}", again,
+            found=int(documents[at + 1]),
         )  # fmt: skip
     return np.asarray(documents, np.int64)
 

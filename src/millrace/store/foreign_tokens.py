@@ -63,7 +63,8 @@ def read_shards(folder: str, names: list[str], given: str | None) -> Found:
                 part.file.path, "has no header of llm.c, as files of such a folder do",
                 "copy it again, move it away, or give dtype= where none of them has one",
             )  # fmt: skip
-    return _found("bin-shards", f"folder of {len(parts)} llm.c .bin of {parts[0].dtype} tokens", parts)
+    what = "llm.c" if all(part.start for part in parts) else "headerless"
+    return _found("bin-shards", f"folder of {len(parts)} {what} .bin of {parts[0].dtype} tokens", parts)
 
 
 def read_split_folders(folder: str, given: str | None) -> Found:
