@@ -11,12 +11,13 @@ EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_s
 
 def run(
     config: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="CONFIG",
             help="A TOML file, or a preset: nano, gpt-124m, gpt-150m, gpt-250m, lstm, transformer.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     store: Annotated[str | None, typer.Option(help="The store to train on.")] = None,
     input_: Annotated[str | None, typer.Option("--input", help="A small file to prepare within the run.")] = None,
     run_: Annotated[
@@ -26,6 +27,7 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.batch=64.")
     ] = None,
     resume: Annotated[str, typer.Option(help="auto continues a run that is there; never refuses to.")] = "auto",
+    keys: Annotated[bool, typer.Option("--keys", help="Print every configuration key, then stop.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for machines at the end; progress goes to stderr.")
     ] = False,
@@ -44,6 +46,11 @@ def run(
     from millrace.cli.train_console import TrainConsole, summary, training_extras
     from millrace.errors import ConfigError, MillraceError
 
+    if keys:
+        show_keys(as_json)
+        return
+    if config is None:
+        raise typer.BadParameter("missing; give a TOML file or a preset, e.g. nano", param_hint="CONFIG")
     if resume not in ("auto", "never"):
         raise typer.BadParameter(f"{resume!r}; expected auto or never", param_hint="--resume")
     given = {key: value for key, value in (("store", store), ("input", input_)) if value is not None}
@@ -76,3 +83,14 @@ def run(
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"stopped by signal {stopped_by}; continue with: {same_command(sys.argv[1:])}\n")
         raise typer.Exit(128 + stopped_by)
+
+
+def show_keys(as_json: bool) -> None:
+    from millrace.cli.console import print_json, print_line
+    from millrace.train import keys
+
+    if as_json:
+        print_json(keys.as_json())
+        return
+    for line in keys.lines():
+        print_line(line)

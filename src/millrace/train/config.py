@@ -1,4 +1,4 @@
-"""What a training run is told: TOML to frozen dataclasses, every key known, every value checked.
+"""What a training run is told: TOML to the frozen dataclasses of ``settings.py``, every key known, every value checked.
 
 ``load_config`` reads a file, or a preset of ``configs/``, and the ``--set a.b=c`` of the command line; the resolved values
 are saved with the run.
@@ -12,147 +12,17 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from millrace.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Data:
-    """Which store, and what a sample of it is."""
-
-    store: str = ""  # a prepared store or a foreign layout; or `input`, a small file prepared within the run
-    input: str = ""
-    split: str = "train"
-    val_split: str = "val"
-    length: int = 256  # text: tokens of a block
-    lookback: int = 64  # series: rows of x
-    horizon: int = 8  # series: rows of y
-    lead: int = 0
-    stride: int = 0  # 0: `length` for text, 1 for series
-    inputs: tuple[str, ...] = ()  # series: features of x; empty: those the store names so, else all
-    target: tuple[str, ...] = ()  # series: features of y, likewise
-    # series: static, static_categorical, categorical, known_future, mask, time; forecasters have the mask of a store anyway
-    include: tuple[str, ...] = ()
-    prepare: dict[str, Any] = field(default_factory=dict)  # options of the preparation of `input`
-
-
-@dataclass(frozen=True)
-class Model:
-    """Which model, and its size."""
-
-    kind: str = "gpt"  # gpt, lstm, transformer, or module:callable
-    layers: int = 4
-    heads: int = 4
-    width: int = 128
-    dropout: float = 0.0
-    vocabulary: int = 0  # 0: that of the store, rounded up to a multiple of 64
-    document_mask: bool = False  # gpt: attention stays within a document
-    normalize: bool = True  # forecasters: each window relative to its last row, in units of its spread
-    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of module:callable
-
-
-@dataclass(frozen=True)
-class Train:
-    """How long, how much at once, in which precision, on what."""
-
-    max_steps: int = 100
-    batch: int = 32  # global: samples per optimiser step, over all ranks and micro-batches
-    micro_batch: int = 0  # samples per forward pass of a rank; 0: its whole share
-    halve_on_oom: bool = False
-    seed: int = 0
-    log_every: int = 10
-    precision: str = "fp32"  # fp32, bf16, fp16, fp64
-    clip: float = 1.0  # gradient norm; 0: none
-    device: str = "auto"  # auto, cpu, cuda
-    threads: int = 0  # of torch on the CPU; 0: its default
-    parallel: str = "ddp"  # ddp, fsdp2
-    compile: bool = False
-    recompute: bool = False  # activation checkpointing: less memory, a second forward pass
-    deterministic: bool = False  # on a GPU: only kernels that give the same bits again, as those of a CPU do
-    tensorboard: bool = True  # where it is installed
-    timeout_s: int = 600  # how long a rank waits for the others
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """Which optimiser, and its learning rate over the steps."""
-
-    name: str = "adamw"  # adamw, adafactor, sgd
-    lr: float = 1e-3
-    min_lr: float = 0.0
-    schedule: str = "cosine"  # cosine, linear, constant
-    warmup: int = 0  # steps
-    decay_steps: int = 0  # where the schedule ends; 0: at max_steps
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    momentum: float = 0.0  # sgd
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """When state is saved, and how much of it is kept.
-
-    It is always saved at the end, on SIGTERM and SIGINT, and after an evaluation that is better than all before.
-    """
-
-    every: int = 100  # steps; 0: only at the end
-    every_minutes: float = 0.0
-    keep: int = 2  # newest ones; the one with the best val_loss is kept besides
-    asynchronous: bool = True
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """When the val split is evaluated, and how much of it."""
-
-    every: int = 0  # steps; 0: only at the end
-    batches: int = 0  # 0: all of it, each sample once
-
-
-@dataclass(frozen=True)
-class Config:
-    """A training run."""
-
-    data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    train: Train = field(default_factory=Train)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    evaluation: Evaluation = field(default_factory=Evaluation)
-
+from millrace.train.keys import expected
+from millrace.train.settings import BELOW, CHOICES, FORECASTERS, FROM_ZERO, OWN_MODELS, POSITIVE
+from millrace.train.settings import Config as Config
 
 SECTIONS = {each.name: each for each in dataclasses.fields(Config)}
-CHOICES = {
-    "train.precision": ("fp32", "bf16", "fp16", "fp64"),
-    "train.device": ("auto", "cpu", "cuda"),
-    "train.parallel": ("ddp", "fsdp2"),
-    "optimizer.name": ("adamw", "adafactor", "sgd"),
-    "optimizer.schedule": ("cosine", "linear", "constant"),
-}
-POSITIVE = (
-    "data.length", "data.lookback", "data.horizon", "model.layers", "model.heads", "model.width", "train.max_steps",
-    "train.batch", "train.log_every", "train.timeout_s", "checkpoint.keep",
-)  # fmt: skip
-FROM_ZERO = (
-    "data.lead", "data.stride", "model.vocabulary", "model.dropout", "train.micro_batch", "train.seed", "train.clip",
-    "train.threads", "optimizer.lr", "optimizer.min_lr", "optimizer.warmup", "optimizer.decay_steps",
-    "optimizer.weight_decay", "optimizer.momentum", "checkpoint.every", "checkpoint.every_minutes", "evaluation.every",
-    "evaluation.batches",
-)  # fmt: skip
-BELOW = {
-    "model.dropout": 1,
-    "train.batch": 2**31,
-    "train.threads": 4096,
-    "checkpoint.every_minutes": 1e9,
-    "optimizer.lr": 1e9,
-}
-FORECASTERS = ("lstm", "transformer")
-OWN_MODELS = ("gpt", *FORECASTERS)
 PRESETS = Path(__file__).parent / "configs"
 
 
@@ -205,8 +75,9 @@ def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> 
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
-        what, _, key = str(error).partition(" - at `$.")
-        raise ConfigError(f"{name}: {key.rstrip('`')}: {what[:1].lower()}{what[1:]}") from error
+        key = str(error).partition(" - at `$.")[2].rstrip("`").partition("[")[0]
+        section, _, part = key.partition(".")
+        raise ConfigError(f"{name}: {key} = {values[section][part]!r}; expected {expected(key)}") from error
     _check_values(config, name)
     return config
 

@@ -20,11 +20,11 @@ from millrace.prepare.text.prepare import prepare_text
 from millrace.store import platform
 from millrace.store.open import open_store
 from millrace.store.store import Store
-from millrace.train.config import FORECASTERS, Config, Data
 from millrace.train.models.blocks import Blocks as RunBlocks
 from millrace.train.models.forecast import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
 from millrace.train.run import DATA, Run, as_begun
+from millrace.train.settings import FORECASTERS, Config, Data
 from millrace.view.blocks import Blocks
 from millrace.view.records import Records
 from millrace.view.view import View, row_column

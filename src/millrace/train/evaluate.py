@@ -12,10 +12,10 @@ from torch import Tensor
 from millrace.feed.batch import Batch, part_of
 from millrace.feed.feed import Feed
 from millrace.order.orders import Sequential
-from millrace.train.config import Config
 from millrace.train.dist import World
 from millrace.train.models.forecast import Forecaster
 from millrace.train.nonfinite import tell_samples
+from millrace.train.settings import Config
 from millrace.train.stepper import Stepper
 from millrace.view.view import View
 

@@ -11,8 +11,8 @@ from torch import nn
 from millrace.errors import ConfigError
 from millrace.train import data, state
 from millrace.train.checkpoint import Checkpoints
-from millrace.train.config import Config
 from millrace.train.run import existing_run
+from millrace.train.settings import Config
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Adafactor, AdamW, Optimizer
 
-from millrace.train.config import Config
-from millrace.train.config import Optimizer as Options
+from millrace.train.settings import Config
+from millrace.train.settings import Optimizer as Options
 
 
 def build_optimizer(model: nn.Module, options: Options) -> Optimizer:

@@ -10,9 +10,9 @@ import torch.distributed as distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from millrace.train.config import Config
 from millrace.train.dist import World
 from millrace.train.models.blocks import Blocks
+from millrace.train.settings import Config
 
 
 def distribute(model: nn.Module, config: Config, world: World) -> nn.Module:

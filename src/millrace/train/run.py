@@ -27,8 +27,9 @@ from millrace.identity import digest
 from millrace.store import platform
 from millrace.store.lock import FolderLock
 from millrace.store.store import Store
-from millrace.train.config import FORECASTERS, Config, as_dict, parse_config
+from millrace.train.config import as_dict, parse_config
 from millrace.train.dist import World
+from millrace.train.settings import FORECASTERS, Config
 from millrace.train.tensors import hash_file
 
 NAME, DATA = "run.json", "data"

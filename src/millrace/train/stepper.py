@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from millrace.errors import ConfigError, TrainError
 from millrace.feed.batch import Batch
 from millrace.order.share import share
-from millrace.train.config import OWN_MODELS, Config
 from millrace.train.dist import World
 from millrace.train.oom import is_out_of_memory, memory_for
 from millrace.train.optimizers import learning_rate, set_learning_rate
 from millrace.train.parallel import share_buffers
 from millrace.train.precision import Precision
 from millrace.train.seeds import seed_step
+from millrace.train.settings import OWN_MODELS, Config
 
 SMALLER_STATE = "take optimizer.name = 'adafactor', train.parallel = 'fsdp2' on several GPUs or a smaller model"
 

@@ -20,7 +20,6 @@ from millrace.store import platform
 from millrace.train import data, run, state
 from millrace.train.board import Board
 from millrace.train.checkpoint import Checkpoints, State, name_of
-from millrace.train.config import Config
 from millrace.train.console import Console, Silent
 from millrace.train.dist import World, end_world, is_told_elsewhere, of_ranks, start_world
 from millrace.train.evaluate import evaluate
@@ -34,6 +33,7 @@ from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
 from millrace.train.saver import Saver
 from millrace.train.seeds import make_deterministic, seed_step
+from millrace.train.settings import Config
 from millrace.train.signals import Signals
 from millrace.train.stepper import SMALLER_STATE, Stepper
 

@@ -1,0 +1,139 @@
+"""The reference of every configuration key, made from ``settings.py``: for ``millrace train --keys`` and its page.
+
+``docs/guide/configuration.md`` is ``page()``; write it again with ``python -m millrace.train.keys > docs/guide/configuration.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.train.settings import BELOW, CHOICES, FROM_ZERO, POSITIVE, Config
+
+KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "tuple[str, ...]": "a list of text",
+    "tuple[float, float]": "two numbers",
+    "dict[str, Any]": "a table",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the configuration: ``train.max_steps``, what it takes, its default as TOML writes it, its meaning."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+
+
+def sections() -> dict[str, str]:
+    """The sections in their order, with what each is about."""
+    return {each.name: _first_line(each.default_factory) for each in dataclasses.fields(Config)}
+
+
+def every_key() -> list[Key]:
+    """Every key, in the order of the sections."""
+    found = []
+    for section in dataclasses.fields(Config):
+        kind: Any = section.default_factory
+        for each in dataclasses.fields(kind):
+            name = f"{section.name}.{each.name}"
+            default = {} if each.default is dataclasses.MISSING else each.default
+            found.append(Key(name, _takes(name, str(each.type)), default, each.metadata["meaning"]))
+    return found
+
+
+def expected(name: str) -> str:
+    """What a key takes, in words.
+
+    >>> expected("train.max_steps"), expected("train.device")
+    ('an integer, 1 or more', 'auto, cpu or cuda')
+    """
+    return next(key.type for key in every_key() if key.name == name)
+
+
+def _takes(name: str, kind: str) -> str:
+    if name in CHOICES:
+        *others, last = CHOICES[name]
+        return f"{', '.join(others)} or {last}"
+    least = ", 1 or more" if name in POSITIVE else ", 0 or more" if name in FROM_ZERO else ""
+    below = f", below {BELOW[name]:g}" if BELOW.get(name) == 1 else ""  # the others only catch mistakes
+    return KINDS[kind] + least + below
+
+
+def toml(value: Any) -> str:
+    """A default as a TOML file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return str(value)
+
+
+def _first_line(kind: Any) -> str:
+    return str(kind.__doc__).strip().splitlines()[0]
+
+
+def as_json() -> list[dict[str, Any]]:
+    """Every key for machines."""
+    return [dataclasses.asdict(key) for key in every_key()]
+
+
+def lines() -> list[str]:
+    """The reference on a terminal."""
+    found: list[str] = []
+    for section, about in sections().items():
+        found += [*([""] if found else []), f"[{section}]  {about}"]
+        for key in every_key():
+            if key.name.startswith(f"{section}."):
+                found += [f"  {key.name} = {toml(key.default)}", f"      {key.type}. {key.meaning}"]
+    return found
+
+
+INTRODUCTION = """\
+# Configuration
+
+A configuration is a TOML file with the keys below. Leave out what should keep its default.
+`--set train.batch=64` changes a key for one run. This page is made from the code. The same
+reference on a terminal, and for machines:
+
+```console
+$ millrace train --keys
+$ millrace train --keys --json
+```
+
+The presets are such files. Python reads them, and checks every key and value:
+
+```python
+from millrace.train.config import load_config
+
+print(load_config("nano", ["train.batch=64"]).train)
+```
+"""
+
+
+def page() -> str:
+    """The text of ``docs/guide/configuration.md``."""
+    parts = [INTRODUCTION]
+    for section, about in sections().items():
+        rows = [
+            f"| `{key.name}` | {key.type} | `{toml(key.default)}` | {key.meaning} |"
+            for key in every_key()
+            if key.name.startswith(f"{section}.")
+        ]
+        heading = [f"## [{section}]", "", about, "", "| key | takes | default | meaning |", "|---|---|---|---|"]
+        parts.append("\n".join([*heading, *rows]) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,169 @@
+"""The keys of a training run: one frozen dataclass per section of the TOML file, each key with its default and its meaning.
+
+``config.py`` reads and checks them; ``keys.py`` prints them as the reference of ``millrace train --keys``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def key(default: T, meaning: str) -> T:
+    """A field with its default and what it means, for the reference."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which store, and what one sample of it is."""
+
+    store: str = key("", "The prepared store, or a layout of another tool. `--store` sets it.")
+    input: str = key("", "A small file to prepare within the run, instead of a store. `--input` sets it.")
+    split: str = key("train", "The split to train on.")
+    val_split: str = key("val", "The split to evaluate on. A store without it is trained without evaluation.")
+    length: int = key(256, "Text: tokens of one sample.")
+    lookback: int = key(64, "Series: rows the model sees.")
+    horizon: int = key(8, "Series: rows the model forecasts.")
+    lead: int = key(0, "Series: rows between lookback and horizon.")
+    stride: int = key(0, "Rows from the start of one sample to the next. 0: `length` for text, 1 for series.")
+    inputs: tuple[str, ...] = key((), "Series: features the model sees. Empty: those the store names, else all.")
+    target: tuple[str, ...] = key((), "Series: features to forecast. Empty: those the store names, else all.")
+    include: tuple[str, ...] = key(
+        (),
+        "Series: what else the model gets: static, static_categorical, categorical, known_future, mask, time. "
+        "lstm and transformer always get the mask of a store that has one.",
+    )
+    prepare: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"meaning": "Options for preparing `input`, e.g. {tokenizer = 'bytes'}."}
+    )
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which model, and its size."""
+
+    kind: str = key("gpt", "gpt, lstm, transformer, or your own as module:callable.")
+    layers: int = key(4, "Layers.")
+    heads: int = key(4, "Attention heads of a layer. They must divide `width`. lstm has none.")
+    width: int = key(128, "Numbers in a hidden state.")
+    dropout: float = key(0.0, "Share of hidden numbers set to 0 while training.")
+    vocabulary: int = key(0, "gpt: number of token ids. 0: that of the store, rounded up to a multiple of 64.")
+    document_mask: bool = key(False, "gpt: attention stays within a document.")
+    normalize: bool = key(
+        True, "lstm, transformer: each window enters relative to its last row, in units of its spread."
+    )
+    options: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"meaning": "Keyword arguments for module:callable."}
+    )
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, how much at once, in which precision, on what."""
+
+    max_steps: int = key(100, "Steps of the whole run. A finished run continues when you raise it.")
+    batch: int = key(32, "Samples of one step, over all ranks and micro-batches.")
+    micro_batch: int = key(0, "Samples of one forward pass on one rank. 0: the rank's whole share of the batch.")
+    halve_on_oom: bool = key(False, "When memory runs out, halve `micro_batch` and repeat the step.")
+    seed: int = key(0, "Seed of weights, sample order and dropout.")
+    log_every: int = key(10, "Steps between two lines of progress.")
+    precision: str = key("fp32", "Number format of the computation.")
+    clip: float = key(1.0, "Largest norm of the gradient; longer ones are shortened. 0: no limit.")
+    device: str = key("auto", "auto takes a GPU where there is one.")
+    threads: int = key(
+        0,
+        "Threads of torch on the CPU. 0: OMP_NUM_THREADS, else the cores that are idle when the run begins; "
+        "a continued run keeps its number.",
+    )
+    parallel: str = key("ddp", "Several ranks: ddp keeps a copy of the model on each, fsdp2 splits it.")
+    compile: bool = key(False, "Compile the model with torch.compile.")
+    recompute: bool = key(False, "Compute activations again in the backward pass: less memory, more time.")
+    deterministic: bool = key(False, "GPU: use only kernels that give the same bits every time. CPUs always do.")
+    tensorboard: bool = key(True, "Write TensorBoard files where TensorBoard is installed.")
+    timeout_s: int = key(600, "Seconds a rank waits for the others.")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Which optimiser, and its learning rate over the steps."""
+
+    name: str = key("adamw", "The optimiser.")
+    lr: float = key(1e-3, "Highest learning rate.")
+    min_lr: float = key(0.0, "Learning rate where the schedule ends.")
+    schedule: str = key("cosine", "How the learning rate falls.")
+    warmup: int = key(0, "Steps in which the learning rate rises from 0 to `lr`.")
+    decay_steps: int = key(0, "Step where the schedule ends. 0: at train.max_steps.")
+    weight_decay: float = key(0.1, "Weight decay.")
+    betas: tuple[float, float] = key((0.9, 0.95), "adamw: decay of the running means of gradient and square.")
+    momentum: float = key(0.0, "sgd: momentum.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When state is saved, and how much of it is kept.
+
+    A run also saves at its end, on SIGTERM and Ctrl-C, and after its best evaluation.
+    """
+
+    every: int = key(100, "Steps between two checkpoints. 0: only at the end.")
+    every_minutes: float = key(0.0, "Minutes between two checkpoints. 0: only by steps.")
+    keep: int = key(2, "How many of the newest checkpoints to keep. The best one is kept besides.")
+    asynchronous: bool = key(True, "Write checkpoints in the background.")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When the val split is evaluated, and how much of it."""
+
+    every: int = key(0, "Steps between two evaluations. 0: only at the end.")
+    batches: int = key(0, "Batches of one evaluation. 0: the whole split, as far as `max_share` allows.")
+    max_share: float = key(
+        0.25,
+        "Most batches of one evaluation, as a share of the steps between two evaluations. "
+        "The default takes about a tenth of the run's time. 0: no limit.",
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run."""
+
+    data: Data = dataclasses.field(default_factory=Data)
+    model: Model = dataclasses.field(default_factory=Model)
+    train: Train = dataclasses.field(default_factory=Train)
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
+    evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
+
+
+FORECASTERS = ("lstm", "transformer")
+OWN_MODELS = ("gpt", *FORECASTERS)
+CHOICES = {
+    "train.precision": ("fp32", "bf16", "fp16", "fp64"),
+    "train.device": ("auto", "cpu", "cuda"),
+    "train.parallel": ("ddp", "fsdp2"),
+    "optimizer.name": ("adamw", "adafactor", "sgd"),
+    "optimizer.schedule": ("cosine", "linear", "constant"),
+}
+POSITIVE = (
+    "data.length", "data.lookback", "data.horizon", "model.layers", "model.heads", "model.width", "train.max_steps",
+    "train.batch", "train.log_every", "train.timeout_s", "checkpoint.keep",
+)  # fmt: skip
+FROM_ZERO = (
+    "data.lead", "data.stride", "model.vocabulary", "model.dropout", "train.micro_batch", "train.seed", "train.clip",
+    "train.threads", "optimizer.lr", "optimizer.min_lr", "optimizer.warmup", "optimizer.decay_steps",
+    "optimizer.weight_decay", "optimizer.momentum", "checkpoint.every", "checkpoint.every_minutes", "evaluation.every",
+    "evaluation.batches", "evaluation.max_share",
+)  # fmt: skip
+BELOW = {
+    "model.dropout": 1,
+    "train.batch": 2**31,
+    "train.threads": 4096,
+    "checkpoint.every_minutes": 1e9,
+    "optimizer.lr": 1e9,
+    "evaluation.max_share": 1e9,
+}
