@@ -113,6 +113,7 @@ def nano(store: Path, **changes: Any) -> dict[str, Any]:
         },
         "optimizer": {"lr": 1e-2, "warmup": 3},
         "checkpoint": {"every": 5},
+        "evaluation": {"max_share": 0},  # all of the split
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")

@@ -461,7 +461,10 @@ def test_on_a_terminal_one_line_is_replaced_and_the_last_stays(config, tokens, t
     progress = [part for parts in written for part in parts if part.startswith("step ") and ", loss" in part]
     assert [part.partition("/")[0] for part in progress] == [f"step {step}" for step in range(1, 7)]
     assert max(map(len, progress[:-1])) < 60  # one that wraps is not replaced
+    parts = [part.rstrip() for parts in written for part in parts]
+    assert next(part for part in parts if "evaluation" in part) == "step 6: evaluation, batch 1/1"
     left = [parts[-1].rstrip() for parts in written]
+    assert not any("evaluation" in line for line in left)  # the result stands in its place
     assert [line.partition(", ")[0] for line in left if ", loss" in line] == ["step 6/6"]
     assert [line for line in left if line.startswith("saved step")][-1].startswith("saved step 6: training stood")
     for parts in written:  # nothing of a longer line shines through

@@ -43,7 +43,7 @@ def run(
     from pathlib import Path
 
     from millrace.cli.console import print_json, same_command
-    from millrace.cli.train_console import TrainConsole, summary, training_extras
+    from millrace.cli.train_console import summary, training_extras
     from millrace.errors import ConfigError, MillraceError
 
     if keys:
@@ -60,6 +60,7 @@ def run(
             "prepared within the run"
         )
     from millrace.train.config import load_config
+    from millrace.train.console import StreamConsole
 
     folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
     has_started = False
@@ -68,7 +69,7 @@ def run(
         with training_extras():
             from millrace.train.trainer import train
         has_started = True
-        stopped_by = train(loaded, folder, resume=resume, console=TrainConsole(sys.stderr if as_json else sys.stdout))
+        stopped_by = train(loaded, folder, resume=resume, console=StreamConsole(sys.stderr if as_json else sys.stdout))
     except MillraceError as error:
         # What is wrong before the ranks have met is wrong for all of them.
         if error.is_told or (not has_started and os.environ.get("LOCAL_RANK", "0") != "0"):

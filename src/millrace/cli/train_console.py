@@ -1,44 +1,13 @@
-"""What commands about training print: lines that stay, a progress line that is replaced on a terminal, JSON at the end."""
+"""What commands about training share: the JSON at the end of a run, and the extras they need."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from millrace.errors import ConfigError
-
-
-class TrainConsole:
-    """Writes to a stream; where that is no terminal every progress line stays."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._width = 0  # of the progress line that stands there
-
-    def say(self, text: str) -> None:
-        self._write(text, "\n")
-        self._width = 0
-
-    def show(self, text: str) -> None:
-        if not self._is_terminal:
-            self.say(text)
-            return
-        text = text[: max(20, shutil.get_terminal_size().columns - 1)]  # a line that wraps is not replaced
-        self._write(text, "")
-        self._width = len(text)
-
-    def _write(self, text: str, end: str) -> None:
-        start = "\r" if self._width else ""
-        try:
-            self._stream.write(start + text.ljust(self._width) + end)
-            self._stream.flush()
-        except OSError:  # nobody reads any more (`| head`), or no room for the log: the training goes on, quietly
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 def summary(run: Path, stopped_by: int) -> dict[str, Any]:

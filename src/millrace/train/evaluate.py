@@ -1,4 +1,7 @@
-"""Evaluation: every sample of the val split once, over all ranks, weighted by its targets."""
+"""Evaluation: samples of the val split, each once, over all ranks, weighted by their targets.
+
+How many is a function of the configuration and the split, never of the clock: a resumed run evaluates the same samples.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from millrace.feed.batch import Batch, part_of
 from millrace.feed.feed import Feed
-from millrace.order.orders import Sequential
+from millrace.order.orders import Order, Sequential, Shuffled
 from millrace.train.dist import World
 from millrace.train.models.forecast import Forecaster
 from millrace.train.nonfinite import tell_samples
@@ -27,10 +30,41 @@ class Evaluation:
     val_loss: float | None
     val_baseline: float | None = None  # where the model has one
     problem: str = ""
+    samples: int = 0
 
     def values(self) -> dict[str, float | None]:
         baseline = {} if self.val_baseline is None else {"val_baseline": self.val_baseline}
         return {"val_loss": self.val_loss, **baseline}
+
+    def line(self, of: int) -> str:
+        """What a person reads of an evaluation of a split of ``of`` samples."""
+        parts = [f"val_loss {self.val_loss:.4f}"]
+        if self.val_loss is not None and self.val_baseline:
+            ratio = self.val_loss / self.val_baseline
+            better = "better" if ratio < 1 else "worse"
+            parts.append(f"{better} than repeating the last value: {ratio:.3f}x its error")
+        if self.samples < of:
+            parts.append(f"{self.samples:,} of {of:,} samples of the split")
+        return parts[0] + (f" ({'; '.join(parts[1:])})" if parts[1:] else "")
+
+
+def num_batches(config: Config, samples: int, batch: int) -> int:
+    """How many batches an evaluation takes of a split.
+
+    At most ``evaluation.batches``, else ``evaluation.max_share`` of the steps between two evaluations. A batch here costs
+    about a third of a training step, so the default of 0.25 takes about a tenth of the run's time.
+    """
+    asked = config.evaluation
+    whole = -(-samples // batch)
+    if asked.batches:
+        return min(whole, asked.batches)
+    between = min(asked.every or config.train.max_steps, config.train.max_steps)
+    return min(whole, max(1, int(between * asked.max_share))) if asked.max_share else whole
+
+
+def evaluation_order(samples: int, is_whole: bool) -> Order:
+    """All samples in their order, or some that are spread over the split: the same ones in every evaluation and run."""
+    return Sequential(samples) if is_whole else Shuffled(samples, seed=0)
 
 
 def evaluate(
@@ -40,11 +74,17 @@ def evaluate(
     world: World,
     to_device: Callable[[Batch], Batch],
     is_asked_to_stop: Callable[[], int] = lambda: 0,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Evaluation | None:
-    """The loss over the view, or None where it was left: all ranks ask after each batch and get the same answer."""
+    """The loss over the view, or None where it was left: all ranks ask after each batch and get the same answer.
+
+    ``progress`` is called before each batch with the batches done, and how many there are.
+    """
+    batch = max(config.train.batch, world.size)
+    count = num_batches(config, len(view), batch)
+    order = evaluation_order(len(view), count * batch >= len(view))
     feed = Feed(
-        view, batch=max(config.train.batch, world.size), order=Sequential(len(view)), epochs=1, rank=world.rank,
-        world=world.size, device=str(world.device),
+        view, batch=batch, order=order, epochs=1, rank=world.rank, world=world.size, device=str(world.device)
     )  # fmt: skip
     model = stepper.model
     model.eval()
@@ -52,10 +92,11 @@ def evaluate(
     try:
         with torch.no_grad(), feed:
             for number, whole in enumerate(feed):
-                if config.evaluation.batches and number >= config.evaluation.batches:
+                if number >= count:
                     break
                 if is_asked_to_stop():
                     return None
+                progress(number, count)
                 parts = [_sums(part, stepper, to_device, counts) for part, counts in stepper.parts(whole)]
                 sums.append(torch.stack(parts).sum(0))
     finally:
@@ -65,7 +106,8 @@ def evaluate(
     if not math.isfinite(loss):
         return Evaluation(None, problem=_problem(each[:, 1], feed, world))
     has_baseline = compared > 0 and math.isfinite(baseline)
-    return Evaluation(loss / max(total, 1.0), baseline / compared if has_baseline else None)
+    samples = min(count * batch, len(view))
+    return Evaluation(loss / max(total, 1.0), baseline / compared if has_baseline else None, samples=samples)
 
 
 def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch], counts: bool) -> Tensor:

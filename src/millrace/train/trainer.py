@@ -20,7 +20,7 @@ from millrace.store import platform
 from millrace.train import data, run, state
 from millrace.train.board import Board
 from millrace.train.checkpoint import Checkpoints, State, name_of
-from millrace.train.console import Console, Silent
+from millrace.train.console import Console, Silent, console_for_python
 from millrace.train.dist import World, end_world, is_told_elsewhere, of_ranks, start_world
 from millrace.train.evaluate import evaluate
 from millrace.train.losses import Losses
@@ -39,7 +39,11 @@ from millrace.train.stepper import SMALLER_STATE, Stepper
 
 
 def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
-    """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0."""
+    """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0.
+
+    Without a console, progress goes to stderr where that is a terminal or a notebook; ``console=Silent()`` says nothing.
+    """
+    console = console_for_python() if console is None else console
     world = start_world(config.train.device, config.train.timeout_s)
     try:
         return _train(config, folder, world, resume, console)
@@ -225,7 +229,9 @@ class Trainer:
         with memory_for(
             f"in the evaluation after step {self.step}", "set train.micro_batch or a smaller one", step=self.step
         ):
-            found = evaluate(self.val_view, self.stepper, self.config, self.world, self.to_device, self._asked)
+            found = evaluate(
+                self.val_view, self.stepper, self.config, self.world, self.to_device, self._asked, self._note_evaluation
+            )
         if found is None:
             return self._asked()
         if found.val_loss is None:
@@ -236,11 +242,11 @@ class Trainer:
             self._saver.note_best(self.step, found.val_loss)
         self._write(found.values())
         if found.val_loss is not None:
-            beside = (
-                f", {found.val_loss / found.val_baseline:.3f} of repeating the last value" if found.val_baseline else ""
-            )
-            self._console.say(f"step {self.step:,}: val_loss {found.val_loss:.4f}{beside}")
+            self._console.say(f"step {self.step:,}: {found.line(len(self.val_view))}")
         return 0
+
+    def _note_evaluation(self, done: int, of: int) -> None:
+        self._console.note(f"step {self.step:,}: evaluation, batch {done + 1:,}/{of:,}")
 
     def _asked(self) -> int:
         """The signal that a rank received, the same on all of them."""

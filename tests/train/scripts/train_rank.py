@@ -24,6 +24,8 @@ class Lines:
         if text.startswith(f"step {self.stand_at}/"):
             time.sleep(1000)
 
+    def note(self, text: str) -> None: ...
+
 
 def rank(values: dict, folder: str, environment: dict[str, str], log: str, stand_at: int = 0) -> None:
     """Trains as ``millrace train`` does; exits with the signal's number, 0, or 1 and the error in the log."""
