@@ -37,7 +37,7 @@ def test_a_preset_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatc
     for path in PRESETS:
         assert load_config(path.stem) == load_config(path.name) == load_config(path)
     Path("nano").mkdir()  # a folder is no configuration
-    assert load_config("nano").model.width == 128
+    assert load_config("nano").model.width == 64
     Path("nano.toml").write_text("[model]\nwidth = 48\n")
     assert load_config("nano.toml").model.width == 48
     with pytest.raises(

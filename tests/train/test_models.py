@@ -78,6 +78,21 @@ def test_presets_have_the_size_they_are_named_after(tokens):
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(expected, rel=0.01)
 
 
+def test_nano_is_done_in_two_minutes_with_any_tokenizer(tokens):
+    """Counted, not timed: a core does about 6e10 operations a second, and gpt2's vocabulary is the largest in use."""
+    from millrace.train.config import load_config
+    from millrace.train.evaluate import num_batches
+
+    config = load_config("nano", ["model.vocabulary=50304"])
+    with torch.device("meta"):
+        model = build_model(config, mr.open_store(tokens), None)
+    batch = {"x": torch.zeros(config.train.batch, config.data.length, dtype=torch.int64)}
+    evaluations = config.train.max_steps // config.evaluation.every
+    batches = evaluations * num_batches(config, samples=10**9, batch=config.train.batch)
+    steps = config.train.max_steps + batches / 3  # forward only
+    assert steps * model.flops(batch) <= 120 * 6e10
+
+
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table with all that can be included: gaps, categories, static features, what is known ahead."""
