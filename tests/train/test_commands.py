@@ -225,7 +225,7 @@ def test_wrong_usage_is_one_line(config, tokens, tmp_path, capsys):
     cases = {
         "give one; --store for prepared data": ["train", config, "--store", "a", "--input", "b"],
         "is a file; give the run a folder": ["train", config, "--store", str(tokens), "--run", config],
-        "the view has no samples": [
+        "data.length = 100,000,000 needs 100,000,001 tokens, and the split 'train' of": [
             *("train", config, "--store", str(tokens), "--run", str(tmp_path / "long")),
             *("--set", "data.length=100000000"),
         ],

@@ -25,6 +25,7 @@ from millrace.train.models.forecast import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
 from millrace.train.run import DATA, Run, as_begun
 from millrace.train.settings import FORECASTERS, Config, Data
+from millrace.train.warn import why_empty
 from millrace.view.blocks import Blocks
 from millrace.view.records import Records
 from millrace.view.view import View, row_column
@@ -104,7 +105,11 @@ def check_kind(config: Config, store: Store) -> None:
 
 def training_view(store: Store, config: Config) -> View:
     check_kind(config, store)
-    return _view(store.split(config.data.split), config)
+    part = store.split(config.data.split)
+    view = _view(part, config)
+    if not len(view):
+        raise ConfigError(why_empty(view, part, config.data))
+    return view
 
 
 def validation_view(store: Store, config: Config) -> View | None:

@@ -36,6 +36,8 @@ from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
 from millrace.train.signals import Signals
 from millrace.train.stepper import SMALLER_STATE, Stepper
+from millrace.train.threads import set_threads
+from millrace.train.warn import warnings
 
 
 def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
@@ -74,8 +76,8 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.world = config, folder, world
         self._console = console if console is not None and world.is_first else Silent()
-        if config.train.threads:
-            torch.set_num_threads(config.train.threads)
+        begun = run.read_run(folder)
+        set_threads(config.train.threads, begun.threads if begun else None, world, self._console.say)
         if config.train.deterministic:
             make_deterministic()
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
@@ -296,8 +298,8 @@ class Trainer:
             f"{len(self.view):,} samples, batch {self.config.train.batch}, {self.config.train.precision}, "
             f"threads {torch.get_num_threads()}"
         )
-        if self.step >= self.config.train.max_steps:
-            self._console.say(f"already at step {self.step:,} of {self.config.train.max_steps:,}: nothing left to do")
+        for line in warnings(self.step, self.config, len(self.view)):
+            self._console.say(line)
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._metrics is not None:

@@ -1,0 +1,56 @@
+"""What a run says before its first step: why it cannot begin, and what may not be what was wanted."""
+
+from __future__ import annotations
+
+import pytest
+
+import millrace as mr
+from millrace.cli import run as millrace
+from millrace.train.trainer import train
+
+from .conftest import config_of
+from .test_threads import Lines
+
+
+def test_a_lookback_longer_than_every_series_is_told_with_its_key_and_the_longest(waves, tmp_path):
+    store = mr.open_store(waves)
+    longest = max((store.offsets[1:] - store.offsets[:-1]) * 4 // 5)
+    expected = (
+        f"data.lookback = 500, data.horizon = 4, data.lead = 0 need a series of 504 rows, and the longest in the split "
+        f"'train' of {waves} has {longest}; lower data.lookback or data.horizon"
+    )
+    with pytest.raises(mr.ConfigError) as found:
+        train(config_of(waves, model__kind="lstm", data__lookback=500), tmp_path / "run")
+    assert str(found.value) == expected
+
+
+def said_by(config, run) -> list[str]:
+    console = Lines()
+    train(config, run, console=console)
+    return [line for line in console.said if line.startswith(("warning", "already"))]
+
+
+def test_fewer_steps_than_were_done_are_warned_of(tokens, tmp_path):
+    assert said_by(config_of(tokens, train__max_steps=5), tmp_path / "run") == []
+    assert said_by(config_of(tokens, train__max_steps=5), tmp_path / "run") == [
+        "already at step 5 of 5: nothing left to do; raise train.max_steps to go on"
+    ]
+    assert said_by(config_of(tokens, train__max_steps=3), tmp_path / "run") == [
+        "warning: the run stands at step 5, and train.max_steps = 3 asks for fewer: nothing is done, and its model has 5 "
+        "steps; start another with --run for a model of 3"
+    ]
+
+
+def test_a_batch_larger_than_the_samples_is_warned_of(tokens, tmp_path):
+    (told,) = said_by(config_of(tokens, train__max_steps=1, train__batch=5000), tmp_path / "run")
+    assert told.startswith("warning: train.batch = 5,000 is larger than the ")
+    assert "every step sees samples twice" in told
+
+
+def test_a_step_that_a_run_never_took_is_refused(tokens, tmp_path, capsys):
+    train(config_of(tokens, train__max_steps=3), tmp_path / "run")
+    assert millrace(["explain", str(tmp_path / "run"), "--step", "3"]) == 0
+    capsys.readouterr()
+    assert millrace(["explain", str(tmp_path / "run"), "--step", "99"]) == 1
+    run = tmp_path / "run"
+    assert capsys.readouterr().err == f"error: step 99: the run {run} has 3 steps; give one from 1 to 3\n"
