@@ -18,7 +18,7 @@ NAMES = [
     "MillraceError", "QueueError", "QueueUnreachable", "Ragged", "Records", "ResumeMismatch", "Sequential",
     "Shuffled", "SourceError", "Spans", "StageFailed", "Store", "StoreCorrupt", "StoreError", "StoreLocked",
     "StoreNotFound", "StoreTooNew", "StoreWriteFailed", "StoreWriter", "Subset", "TrainError", "View", "Windows", "__version__",
-    "from_arrays", "from_pandas", "from_spec", "open_store", "prepare_table", "prepare_text",
+    "from_arrays", "from_pandas", "from_spec", "open_run", "open_store", "prepare_table", "prepare_text",
 ]  # fmt: skip
 
 

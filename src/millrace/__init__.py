@@ -32,6 +32,7 @@ _NAMES = {
     "from_arrays": "store.memory",
     "from_pandas": "store.memory",
     "from_spec": "view.spec",
+    "open_run": "train.opened",
     "open_store": "store.open",
     "prepare_table": "prepare.table.prepare",
     "prepare_text": "prepare.text.prepare",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from millrace.store.open import open_store as open_store
     from millrace.store.store import Store as Store
     from millrace.store.writer import StoreWriter as StoreWriter
+    from millrace.train.opened import open_run as open_run
     from millrace.view.blocks import Blocks as Blocks
     from millrace.view.compose import Concat as Concat
     from millrace.view.compose import Subset as Subset

@@ -57,12 +57,8 @@ class Forecasts:
 
 def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequence[str] = ()) -> Forecasts:
     """Forecasts the last ``windows`` horizons of an entity, each from the rows before it; some of the targets, or all."""
-    model, store = trained.model, trained.store
-    if not isinstance(model, Forecaster):
-        raise ConfigError(
-            f"the run trained {trained.config.model.kind!r}, which forecasts nothing; see millrace generate"
-        )
-    record = _record(store, entity)
+    model, store = forecaster_of(trained), trained.store
+    record = record_of(store, entity)
     view = windows_of(store, dataclasses.replace(trained.config.data, stride=1))
     first, last = (
         bisect.bisect_left(range(len(view)), r, key=lambda i: view.records([i])[0]) for r in (record, record + 1)
@@ -77,18 +73,12 @@ def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequenc
     starts = view.spans(samples).starts - origin
     begins = starts + view.lookback + view.lead
     past_rows = np.arange(int(starts[0]), int(begins[-1]) + view.horizon)
-    targets = list(range(model.shapes.outputs)) if view.target is None else list(view.target)
-
-    def in_units(values: Array) -> Array:
-        """As the source had them, where the store knows its scaling."""
-        scaled = store.meta.get("scaling") if store.manifest is None else store.manifest.scaling
-        return values if scaled is None else store.inverse(values, features=targets, entity=record)
-
+    targets = target_numbers(view)
     of_past = slice(past_rows[0] + origin, past_rows[-1] + 1 + origin)
-    past = in_units(_observed(store, view.column, of_past)[:, targets])
+    past = in_units(store, view, _observed(store, view.column, of_past)[:, targets], record)
     rows = begins[:, None] + np.arange(view.horizon)
     labels = [str(label) for label in view.labels["y"]]
-    chosen = _chosen(target, labels)
+    chosen = chosen_targets(target, labels)
     axis, times = _times(store, of_past, past_rows)
     return Forecasts(
         entity=entity,
@@ -97,10 +87,29 @@ def forecast(trained: Trained, entity: str, *, windows: int = 4, target: Sequenc
         times=times,
         rows=rows,
         truth=past[rows - past_rows[0]][..., chosen],
-        forecast=in_units(made.numpy())[..., chosen],
+        forecast=in_units(store, view, made.numpy(), record)[..., chosen],
         past_rows=past_rows,
         past=past[:, chosen],
     )
+
+
+def forecaster_of(trained: Trained) -> Forecaster:
+    if not isinstance(trained.model, Forecaster):
+        raise ConfigError(
+            f"the run trained {trained.config.model.kind!r}, which forecasts nothing; see millrace generate"
+        )
+    return trained.model
+
+
+def target_numbers(view: Any) -> list[int]:
+    """The features of y among those of the store."""
+    return list(range(view.fields[1].tail[-1])) if view.target is None else list(view.target)
+
+
+def in_units(store: Any, view: Any, values: Array, entity: Any) -> Array:
+    """Values of targets as the source had them, where the store knows its scaling."""
+    scaled = store.meta.get("scaling") if store.manifest is None else store.manifest.scaling
+    return values if scaled is None else store.inverse(values, features=target_numbers(view), entity=entity)
 
 
 def _observed(store: Any, column: str, rows: slice) -> Array:
@@ -112,7 +121,7 @@ def _observed(store: Any, column: str, rows: slice) -> Array:
     return np.where(np.asarray(store.columns["mask"][rows]).reshape(values.shape) != 0, values, np.nan)
 
 
-def _chosen(wanted: Sequence[str], targets: list[str]) -> list[int]:
+def chosen_targets(wanted: Sequence[str], targets: list[str]) -> list[int]:
     """The places of the targets that are asked for; all where none is."""
     unknown = [name for name in wanted if name not in targets]
     if unknown:
@@ -130,16 +139,17 @@ def _times(store: Any, rows: slice, past_rows: Array) -> tuple[str, Array]:
     return label, times if unit is None else times.astype(f"datetime64[{unit}]")
 
 
-def _record(store: Any, entity: str) -> int:
+def record_of(store: Any, entity: str) -> int:
     """The record of an entity, by its name or its number."""
     names = store.columns["name"][:].tolist() if "name" in store.columns else []
     if entity in names:
         return int(names.index(entity))
     if entity.isdigit() and int(entity) < store.num_records:
         return int(entity)
+    some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     raise ConfigError(
-        f"entity {entity!r} is not in {store.path}; it has {store.num_records:,} ({', '.join(names[:5])}, ...): give a name, "
-        f"or a number from 0 to {store.num_records - 1}"
+        f"entity {entity!r} is not in {store.path}; it has {store.num_records:,} ({some}): give a name, or a number from 0 to "
+        f"{store.num_records - 1}"
     )
 
 

@@ -1,10 +1,13 @@
-"""A trained model out of a run folder, for those who use it: generate, forecast, one's own programs."""
+"""A trained model out of a run folder, for those who use it: generate, forecast, one's own programs.
+
+``mr.open_run(folder).model()`` is the way there for programs.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,6 +15,10 @@ from millrace.errors import ConfigError
 from millrace.train import data, state
 from millrace.train.checkpoint import Checkpoints
 from millrace.train.run import existing_run
+
+if TYPE_CHECKING:
+    from millrace.store.store import Store
+    from millrace.train.predict import Prediction
 from millrace.train.settings import Config
 
 
@@ -23,6 +30,20 @@ class Trained:
     config: Config
     store: Any
     step: int
+
+    def predict(self, store: Store | None = None, entity: str | int = 0) -> Prediction:
+        """Forecasts the rows after the last one of an entity, in the units of the source.
+
+        ``store`` is the one the model was trained on where it is left out, or one that goes on from it: the same features
+        and scaling, such as the same store after an append. ``entity`` is a name or a record number.
+
+            model = mr.open_run("runs/heat").model()
+            found = model.predict(mr.open_store("sensors"), "s3")
+            found.times, found.values          # (horizon,), (horizon, targets); found.targets names the columns
+        """
+        from millrace.train.predict import predict
+
+        return predict(self, entity, store)
 
 
 def load_model(run: Path, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None) -> Trained:
