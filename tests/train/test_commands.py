@@ -263,7 +263,7 @@ def test_a_wrong_resume_is_wrong_usage(config, tokens, tmp_path, capsys):
     [
         (
             {"WORLD_SIZE": "2"},
-            "WORLD_SIZE = 2, but RANK, MASTER_ADDR, MASTER_PORT are not set; start the ranks with torchrun",
+            "WORLD_SIZE = 2, but RANK, MASTER_ADDR, MASTER_PORT are not set; unset WORLD_SIZE, and start the ranks with",
         ),
         ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h"}, "WORLD_SIZE = 2, but MASTER_PORT is not set"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two' in the environment; expected a number"),

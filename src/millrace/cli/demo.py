@@ -118,6 +118,7 @@ def summarise(facts: dict[str, Any], say: Any) -> None:
     say("Try next:")
     say(f'  millrace generate {folder}/gpt --prompt "def read("')
     say(f"  millrace forecast {folder}/lstm --entity sensor-012")
+    say(f"  millrace forecast {folder}/lstm --out {folder}/forecast.csv")
     say(f"  millrace explain {folder}/gpt --step {text['killed_at']}")
 
 

@@ -26,6 +26,9 @@ def run(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.batch=64.")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Train with this many processes on this machine.", show_default="1")
+    ] = None,
     resume: Annotated[str, typer.Option(help="auto continues a run that is there; never refuses to.")] = "auto",
     keys: Annotated[bool, typer.Option("--keys", help="Print every configuration key, then stop.")] = False,
     as_json: Annotated[
@@ -34,7 +37,7 @@ def run(
 ) -> None:
     """Train a model, or continue where it was killed.
 
-    Also under torchrun as is: torchrun --nproc-per-node 4 -m -- millrace train CONFIG ...
+    On several machines use torchrun: torchrun --nnodes 2 --nproc-per-node 8 ... -m -- millrace train CONFIG ...
     """
     import os
     import signal
@@ -59,8 +62,14 @@ def run(
             f"--store {store} and --input {input_}: give one; --store for prepared data, --input for a small file to be "
             "prepared within the run"
         )
+    from millrace.train import launch
     from millrace.train.config import load_config
     from millrace.train.console import StreamConsole
+
+    if launch.is_rank():
+        launch.follow_launcher()
+    elif ranks is not None:
+        launch.check_not_launched(ranks)
 
     folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
     has_started = False
@@ -68,6 +77,11 @@ def run(
         loaded = load_config(config, changes or [], given)
         with training_extras():
             from millrace.train.trainer import train
+        if ranks is not None and ranks > 1 and not launch.is_rank():
+            options = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
+            again = ["train", config, *(str(part) for option in options if option[1] is not None for part in option)]
+            again += [part for change in changes or [] for part in ("--set", change)]
+            sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks))  # the first rank said the rest
         has_started = True
         stopped_by = train(loaded, folder, resume=resume, console=StreamConsole(sys.stderr if as_json else sys.stdout))
     except MillraceError as error:

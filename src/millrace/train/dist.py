@@ -54,8 +54,8 @@ def start_world(device: str, timeout_s: int) -> World:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 and name not in os.environ]
     if missing:
         raise ConfigError(
-            f"WORLD_SIZE = {size}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; start the ranks with "
-            f"torchrun --nproc-per-node {size} -m -- millrace train ..., or unset WORLD_SIZE to train in one process"
+            f"WORLD_SIZE = {size}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; unset WORLD_SIZE, and "
+            f"start the ranks with millrace train ... --ranks {size}, or by torchrun"
         )
     rank = _told("RANK", 0)
     if not 0 <= rank < size:
@@ -122,6 +122,6 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))  # so that all of them say the same
     if processes > torch.cuda.device_count():
         raise ConfigError(
-            f"{processes} processes, but there are {torch.cuda.device_count()} GPUs; lower torchrun's --nproc-per-node"
+            f"{processes} processes, but there are {torch.cuda.device_count()} GPUs; lower --ranks (or torchrun's --nproc-per-node)"
         )
     return torch.device("cuda", local_rank)

@@ -1,0 +1,100 @@
+"""``millrace train --ranks 2``: real processes; their exit code, their messages said once, nobody left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from millrace.cli import run as millrace
+
+from .conftest import losses
+from .test_commands import CONFIG, environment
+
+
+@pytest.fixture
+def command(tokens: Path, tmp_path: Path) -> list[str]:
+    (tmp_path / "small.toml").write_text(CONFIG)
+    millrace = [sys.executable, "-m", "millrace", "train", str(tmp_path / "small.toml")]
+    return [*millrace, "--store", str(tokens), "--run", str(tmp_path / "run"), "--ranks", "2"]
+
+
+def children_of(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def test_ranks_train_together_and_json_is_printed_once(command, tmp_path):
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=100, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 6
+    assert done.stderr.count("step 6/6") == 1
+    assert "2 ranks" in done.stderr
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_error_is_said_once(command, tmp_path):
+    done = subprocess.run(
+        [*command, "--set", "model.kind=lstm"], capture_output=True, text=True, timeout=100, env=environment()
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "is a text store" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [(signal.SIGINT, 130, "interrupted; run it again with: "), (signal.SIGTERM, 143, "continue with: ")],
+)
+def test_a_signal_saves_and_says_once_how_to_continue(number, code, told, command, tmp_path):
+    command += ["--set", "train.max_steps=1000000", "--set", "checkpoint.every=0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        while not losses(tmp_path / "run"):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert error.count("\n") == 1
+    assert f"{told}millrace train {tmp_path}/small.toml" in error
+    assert "--ranks 2" in error
+    last = max(losses(tmp_path / "run"))
+    assert (tmp_path / "run/checkpoints/latest").read_text() == f"step-{last:08d}\n"
+
+
+@pytest.mark.parametrize("whom", ["a rank", "the launcher"])
+def test_nobody_is_left_when_one_is_killed(whom, command, tmp_path):
+    command += ["--set", "train.max_steps=1000000", "--set", "checkpoint.every=0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        while not losses(tmp_path / "run"):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        ranks = children_of(process.pid)
+        assert len(ranks) == 2
+        os.kill(max(ranks) if whom == "a rank" else process.pid, signal.SIGKILL)
+        error = process.stderr.read()  # ends when the last of them has ended
+    assert process.returncode == (1 if whom == "a rank" else -signal.SIGKILL)
+    if whom == "a rank":
+        assert "was ended by SIGKILL" in error
+        assert error.count("error: another rank has ended") == 1
+    else:  # they save, as on SIGTERM
+        assert (tmp_path / "run/checkpoints/latest").exists()
+
+
+def test_ranks_under_torchrun_are_refused(command, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert millrace(command[3:]) == 1
+    assert capsys.readouterr().err == (
+        "error: --ranks 2, but WORLD_SIZE = 4 is set, as torchrun does; leave --ranks out under torchrun, or start millrace "
+        "without it\n"
+    )
