@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Protocol, TextIO
 
+from millrace.prepare.shown import is_watched
+
 BLINK_S = 0.1  # between two notes: more are not read
 
 
@@ -69,12 +71,5 @@ class StreamConsole:
 
 
 def console_for_python() -> Console:
-    """What a call from Python shows: its progress on stderr where that is a terminal or a notebook, else nothing."""
-    stream = sys.stderr
-    is_watched = stream is not None and (stream.isatty() or is_notebook())
-    return StreamConsole(stream) if is_watched else Silent()
-
-
-def is_notebook() -> bool:
-    """Whether this is the kernel of a notebook, whose stderr a person reads though it is no terminal."""
-    return "ipykernel" in sys.modules
+    """What a call from Python shows: its progress on stderr where a person reads it, else nothing."""
+    return StreamConsole(sys.stderr) if is_watched(sys.stderr) else Silent()

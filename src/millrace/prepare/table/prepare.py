@@ -25,6 +25,7 @@ from millrace.prepare.functions import source_digest
 from millrace.prepare.parts import read_done
 from millrace.prepare.plan import check_plan, differences
 from millrace.prepare.room import check_room
+from millrace.prepare.shown import default_progress
 from millrace.prepare.table import shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
 from millrace.prepare.table.clean import grid_step, local_times
@@ -64,7 +65,7 @@ def prepare_table(
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     target = Path(os.path.realpath(out))
-    running = Running(workers or num_cores(), stall_s, progress or (lambda *_: None))
+    running = Running(workers or num_cores(), stall_s, progress or default_progress())
     if append:
         from millrace.prepare.table.append import append_table
 

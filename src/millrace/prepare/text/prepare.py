@@ -22,6 +22,7 @@ from millrace.prepare.files import InputFile
 from millrace.prepare.parts import read_done
 from millrace.prepare.plan import check_plan
 from millrace.prepare.room import check_room
+from millrace.prepare.shown import default_progress
 from millrace.prepare.text import shards as sharding
 from millrace.prepare.text import spent
 from millrace.prepare.text.assignment import SPLITS, Assignment
@@ -69,7 +70,7 @@ def prepare_text(
     """
     reading, cutting = parted(as_made(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
-                        workers or num_cores(), append, progress or (lambda *_: None), stall_s).run()  # fmt: skip
+                        workers or num_cores(), append, progress or default_progress(), stall_s).run()  # fmt: skip
 
 
 class _OtherEngine(Exception):
