@@ -168,7 +168,7 @@ def test_an_untrained_forecaster_repeats_the_last_value():
 class Said(list):
     """A console that keeps its lines."""
 
-    say = show = list.append
+    say = show = note = list.append
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])

@@ -149,7 +149,7 @@ def test_another_input_is_refused_and_the_same_elsewhere_continues(tmp_path, cap
     from millrace.train.trainer import train
 
     class Printed:
-        say = show = staticmethod(print)
+        say = show = note = staticmethod(print)
 
     one, moved, other = tmp_path / "one.txt", tmp_path / "moved.txt", tmp_path / "other.txt"
     one.write_text("a few words of one text. " * 200)
@@ -349,7 +349,7 @@ def test_a_run_keeps_the_threads_it_began_with_and_every_other_life_says_so(toke
     from millrace.train.trainer import train
 
     class Printed:
-        say = show = staticmethod(print)
+        say = show = note = staticmethod(print)
 
     before = torch.get_num_threads()
     try:

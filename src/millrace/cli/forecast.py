@@ -25,7 +25,7 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines; draws nothing.")] = False,
 ) -> None:
-    """Forecast the rows to come, or draw forecasts against what happened.
+    """Forecast the rows to come, or draw past forecasts.
 
     With --out FILE.csv or FILE.parquet: forecasts behind the last row of every entity, in the units of the source, with the
     columns entity, time and one per target. Else: a picture of the last horizons of one --entity.
