@@ -48,10 +48,12 @@ def run(
     from millrace.cli.console import print_json, same_command
     from millrace.cli.train_console import summary, training_extras
     from millrace.errors import ConfigError, MillraceError
+    from millrace.train.threads import wait_asleep
 
     if keys:
         show_keys(as_json)
         return
+    wait_asleep()
     if config is None:
         raise typer.BadParameter("missing; give a TOML file or a preset, e.g. nano", param_hint="CONFIG")
     if resume not in ("auto", "never"):

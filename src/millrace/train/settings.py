@@ -76,7 +76,7 @@ class Train:
     device: str = key("auto", "auto takes a GPU where there is one.")
     threads: int = key(
         0,
-        "Threads of torch on the CPU. 0: OMP_NUM_THREADS, else the cores that are idle when the run begins; "
+        "Threads of torch on the CPU. 0: OMP_NUM_THREADS, else the cores, shared by the ranks; "
         "a continued run keeps its number.",
     )
     parallel: str = key("ddp", "Several ranks: ddp keeps a copy of the model on each, fsdp2 splits it.")

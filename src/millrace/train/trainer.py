@@ -77,7 +77,7 @@ class Trainer:
         self.config, self.folder, self.world = config, folder, world
         self._console = console if console is not None and world.is_first else Silent()
         begun = run.read_run(folder)
-        set_threads(config.train.threads, begun.threads if begun else None, world, self._console.say)
+        set_threads(config.train.threads, begun.threads if begun else None)
         if config.train.deterministic:
             make_deterministic()
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
