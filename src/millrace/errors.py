@@ -26,6 +26,7 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -165,3 +166,26 @@ def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
     place = f" at byte {error.offset:,}" if hasattr(error, "offset") else ""
     message = f"{doing} {path}{place}: {os.strerror(code)}{who}{free}; {remedy}, then run the same command again"
     return StoreWriteFailed(message, path=path, errno=code)
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The known name that somebody who typed ``name`` probably meant; None where none is near.
+
+    >>> closest("Origin", ["origin", "dest"]), closest("volme", ["open", "volume"]), closest("x", ["origin"])
+    ('origin', 'volume', None)
+    """
+    import difflib
+
+    known = {str(known).casefold(): str(known) for known in names}
+    near = difflib.get_close_matches(str(name).casefold(), known, n=1, cutoff=0.7)
+    return known[near[0]] if near else None
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """What a message about an unknown name adds: the nearest known one, or nothing.
+
+    >>> "split 'vall' is unknown" + did_you_mean("vall", ["train", "val"]) + "; expected train or val"
+    "split 'vall' is unknown (did you mean 'val'?); expected train or val"
+    """
+    near = closest(name, names)
+    return "" if near is None else f" (did you mean {near!r}?)"

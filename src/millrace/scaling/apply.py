@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.errors import ConfigError, StoreCorrupt
+from millrace.errors import ConfigError, StoreCorrupt, did_you_mean
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.scaling.moments import Float64s
@@ -59,7 +59,9 @@ class StoreScaling:
             elif isinstance(feature, (int, np.integer)) and 0 <= feature < len(names):
                 numbers.append(int(feature))
             else:
-                raise ConfigError(f"feature {feature!r} is unknown; the store has {', '.join(names)}")
+                raise ConfigError(
+                    f"feature {feature!r} is unknown{did_you_mean(feature, names)}; the store has {', '.join(names)}"
+                )
         if len(numbers) != width:
             raise ConfigError(
                 f"{len(numbers)} features for values of {width}; name the feature of each number on the last axis"

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millrace.errors import ConfigError, StoreCorrupt
+from millrace.errors import ConfigError, StoreCorrupt, did_you_mean
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.store.columns import ColumnArray
 from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts, Manifest, digest
 from millrace.store.text_columns import DictionaryColumn, StringColumn
+from millrace.store.times import read_times
 
 
 class Shards(Protocol):
@@ -39,7 +40,7 @@ class Shards(Protocol):
 
 class _Columns(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
-        raise KeyError(f"column {name!r} is unknown; the store has {', '.join(self)}")
+        raise KeyError(f"column {name!r} is unknown{did_you_mean(name, self)}; the store has {', '.join(self)}")
 
 
 class Store:
@@ -222,6 +223,19 @@ class Store:
         """
         return self._scaling.inverse(y, features, entity)  # type: ignore[no-any-return]
 
+    def times(self, rows: Any = None) -> Array:
+        """The times of some rows (default: all) as numpy datetime64, in the store's one unit ``meta["time"]["unit"]``.
+
+        The column ``time`` counts that unit from 1970-01-01, in UTC where the source named a zone. Without a unit the
+        source had plain numbers, and they are returned.
+
+        >>> from millrace import from_arrays
+        >>> arrays = {"values": [1.0, 2.0], "time": [19723, 19724]}
+        >>> from_arrays(arrays, [0, 2], kind="series", meta={"time": {"unit": "D"}}).times([1]).tolist()
+        [datetime.date(2024, 1, 2)]
+        """
+        return read_times(self, rows)
+
     # Where a row lies, for explanations.
 
     def shard_name(self, shard: int) -> str:
@@ -246,7 +260,7 @@ class Store:
             if name == "train" and not self.splits and self.split_name in (None, "train"):
                 return self
             known = f"this store has {', '.join(self.splits)}" if self.splits else "this is a split or has none"
-            raise ConfigError(f"split {name!r} is unknown; {known}")
+            raise ConfigError(f"split {name!r} is unknown{did_you_mean(name, self.splits)}; {known}")
         part = object.__new__(Store)
         part.__dict__.update({key: value for key, value in self.__dict__.items() if key not in _CACHED})
         part.split_name = name

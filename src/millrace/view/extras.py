@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
 from millrace.gather.reference import Field
 from millrace.view.view import StoreLike, column_field
 
@@ -30,7 +30,9 @@ def as_include(include: str | Sequence[str]) -> tuple[str, ...]:
     names = (include,) if isinstance(include, str) else tuple(include)
     for name in names:
         if name not in EXTRAS:
-            raise ConfigError(f"include={name!r} is unknown; expected some of {', '.join(EXTRAS)}")
+            raise ConfigError(
+                f"include={name!r} is unknown{did_you_mean(name, EXTRAS)}; expected some of {', '.join(EXTRAS)}"
+            )
     return tuple(name for name in EXTRAS if name in names)
 
 

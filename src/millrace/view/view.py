@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
 from millrace.gather.reference import Field, Located, Sources
 from millrace.identity import canonical, digest
 from millrace.lazy import cached_property
@@ -177,7 +177,8 @@ def column_field(store: StoreLike, name: str, **options: Any) -> Field:
     """The field of a column as it is delivered."""
     column = store.layout.columns.get(name)
     if column is None:
-        raise ConfigError(f"column {name!r} is unknown; the store has {', '.join(store.layout.columns)}")
+        known = store.layout.columns
+        raise ConfigError(f"column {name!r} is unknown{did_you_mean(name, known)}; the store has {', '.join(known)}")
     if column.dtype == "string":
         return Field(name, name, None, np.dtype(object), is_text=True)
     dtype = np.dtype(_WIDER.get(column.dtype, column.dtype))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.extras import Places, as_include, extra_fields, meta_names, picked
@@ -201,7 +201,7 @@ def _feature_numbers(
                     if names is None
                     else f"features are {', '.join(names)}"
                 )
-                raise ConfigError(f"{what} {wanted!r} is unknown; {known}")
+                raise ConfigError(f"{what} {wanted!r} is unknown{did_you_mean(wanted, names or ())}; {known}")
             numbers.append(names.index(wanted))
         else:
             if not isinstance(wanted, (int, np.integer)) or not 0 <= wanted < count:
