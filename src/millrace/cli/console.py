@@ -7,11 +7,14 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
+
+LEAST = 24  # characters of a cell that is cut to fit
 
 
 def print_line(text: str = "") -> None:
@@ -39,11 +42,63 @@ def same_command(arguments: Sequence[str]) -> str:
     return f"{start} {shlex.join(arguments)}"
 
 
-def print_table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> None:
-    """Columns as wide as their content; the first row is the heading."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+def print_table(
+    rows: Sequence[Sequence[str]], *, indent: str = "  ", right: Container[str] = (), fit: str | None = None
+) -> None:
+    """Columns as wide as their content; the first row is the heading.
+
+    Columns named in ``right`` are aligned to the right. Cells of the column ``fit`` are cut with an ellipsis where the
+    lines would be wider than the terminal; what goes to a file or a pipe is whole.
+    """
+    heading = rows[0]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(heading))]
+    if fit in heading and (columns := terminal_columns()):
+        place = heading.index(fit)
+        rest = len(indent) + sum(widths) + 2 * (len(widths) - 1) - widths[place]
+        widths[place] = min(widths[place], max(columns - rest, LEAST))
     for row in rows:
-        print_line((indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip())
+        cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=True)]
+        aligned = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(heading, cells, widths, strict=True)
+        ]
+        print_line((indent + "  ".join(aligned)).rstrip())
+
+
+def terminal_columns() -> int | None:
+    """How wide the terminal is; None where the output goes to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def shorten(text: str, width: int) -> str:
+    """At most ``width`` characters, with an ellipsis in the middle: of a path both ends matter.
+
+    >>> shorten("docs/a/rather/long/path.txt", 20)
+    'docs/a/r...path.txt'
+    """
+    if len(text) <= width:
+        return text
+    side = max(width - 3, 2) // 2
+    return f"{text[:side]}...{text[-side:]}"
+
+
+def printable(text: str) -> str:
+    """On one line: line ends and other control characters as escapes."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def several(names: Sequence[str], most: int, rest: str) -> str:
+    """Names in a sentence: ``a, b and c``; beyond ``most`` their number, and ``rest`` says where the others are."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most:,} more ({rest})"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 shard``, ``2,000 shards``, ``3 entities``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,10 @@ import typer
 from millrace.cli import views
 
 EXAMPLE = "millrace explain corpus/ --step 81204 --length 1024 --batch 32 --seed 7"
+LONGEST = 300  # characters of a cell
+# What preparation keeps of a record for its own use: not where a sample comes from.
+SERIES_COLUMNS = ("name", "cuts", "scaling", "static", "static_categorical")
+TEXT_COLUMNS = ("hash",)
 
 
 def run(
@@ -36,10 +41,12 @@ def run(
     if os.path.isfile(os.path.join(path, journal.NAME)):
         found = explain_run(path, step)
     else:
+        from millrace.feed.explain import prepared_from
         from millrace.feed.feed import Feed
 
         view = views.build_view(path, split, length, lookback, horizon, stride, lead)
         found = Feed(view, batch=batch, seed=seed, rank=0, world=1, device="numpy").explain(step - 1)
+        found["sources"] = prepared_from(view)
     show(found, step, most, as_json)
 
 
@@ -47,7 +54,7 @@ def explain_run(path: str, step: int) -> Any:
     """The step of a run, by the lines its feeds left there."""
     from millrace.errors import StoreNotFound
     from millrace.feed import journal
-    from millrace.feed.explain import describe
+    from millrace.feed.explain import describe, prepared_from
     from millrace.order.orders import order_from_spec
     from millrace.store.open import open_store
     from millrace.view.spec import from_spec
@@ -63,7 +70,9 @@ def explain_run(path: str, step: int) -> Any:
         stores[fingerprint] = open_pinned(where, fingerprint, open_store)
     view = from_spec(start["view"], stores, journal.arrays(path))
     end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
-    return describe(view, order_from_spec(start["order"]), position, end, step - 1)
+    found = describe(view, order_from_spec(start["order"]), position, end, step - 1)
+    found["sources"] = prepared_from(view)
+    return found
 
 
 def check_step(path: str, step: int) -> None:
@@ -93,25 +102,58 @@ def open_pinned(where: str, fingerprint: str, open_store: Any) -> Any:
 
 
 def show(found: Any, step: int, most: int, as_json: bool) -> None:
-    from millrace.cli.console import print_json, print_line, print_table
+    from millrace.cli.console import plural, print_json, print_line, print_table, several
 
-    rows = found["rows"]
+    rows, sources = found["rows"], found["sources"]
     if as_json:
-        print_json(
-            {"step": step, "positions": found["positions"].tolist(), "samples": found["samples"].tolist(), "rows": rows}
-        )
+        arrays = {name: found[name].tolist() for name in ("positions", "samples")}
+        print_json({"step": step, **arrays, "rows": rows, "sources": sources})
         return
     first, last = int(found["positions"][0]), int(found["positions"][-1])
-    print_line(f"step {step:,}: {len(rows):,} samples, positions {first:,} to {last:,}, epoch {found['epochs'][0]}")
-    table = [("position", "sample", "shard", "rows", "record", "columns")]
-    for row in rows[:most]:
-        for number, piece in enumerate(row["pieces"]):
-            columns = ", ".join(
-                f"{name}={str(value)[:60]}" for name, value in piece["columns"].items() if name != "hash"
-            )
-            span = f"{piece['rows'][0]:,} to {piece['rows'][1] - 1:,}"
-            start = (f"{row['position']:,}", f"{row['sample']:,}") if number == 0 else ("", "")
-            table.append((*start, piece["shard"], span, f"{piece['record']:,}", columns))
-    print_table(table)
+    epochs = sorted(set(found["epochs"].tolist()))
+    epoch = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
+    print_line(f"step {step:,}: {plural(len(rows), 'sample')}, positions {first:,} to {last:,}, {epoch}")
+    lines = [cells for row in rows[:most] for cells in _lines(row, len({row["store"] for row in rows}) > 1)]
+    names = list(dict.fromkeys(name for cells in lines for name in cells))
+    table = [names, *([cells.get(name, "") for name in names] for cells in lines)]
+    print_table(table, right={"position", "sample"}, fit="source")
     if len(rows) > most:
-        print_line(f"  ... and {len(rows) - most:,} more; --most {len(rows)} shows all, --json for machines")
+        print_line(f"  ... and {len(rows) - most:,} more; --most {len(rows)} shows all, --json is for programs")
+    for store, files in sources.items():
+        if files:
+            which = f"{store} was prepared from" if len(sources) > 1 else "The store was prepared from"
+            print_line(f"{which} {several(files, 5, '--json lists all')}.")
+    if any(sources.values()):
+        print_line("It does not record which file or line a row came from.")
+
+
+def _lines(row: dict[str, Any], name_store: bool) -> Iterator[dict[str, str]]:
+    """The cells of one sample by heading: a line for each record it has rows of."""
+    for number, piece in enumerate(row["pieces"]):
+        cells = {"position": f"{row['position']:,}", "sample": f"{row['sample']:,}"} if number == 0 else {}
+        if "entity" in row:
+            cells["entity"] = shown_value(row["entity"])
+        for name, part in (("input", row.get("input")), ("target", row.get("target")), ("times", row)):
+            if part and "times" in part:
+                cells[name] = f"{part['times'][0]} to {part['times'][1]}"
+        first, stop = piece["rows"]
+        cells["rows"] = f"{first:,} to {stop - 1:,}" if stop > first else "none"
+        if "entity" not in row:
+            cells["record"] = f"{piece['record']:,}"
+        cells["shard"] = piece["shard"]
+        if name_store:
+            cells["store"] = str(row["store"])
+        hidden = SERIES_COLUMNS if "entity" in row else TEXT_COLUMNS if "source" in piece["columns"] else ()
+        for name, value in piece["columns"].items():
+            if name not in hidden:
+                cells[name if name not in cells else f"column {name}"] = shown_value(value)
+        yield cells
+
+
+def shown_value(value: Any) -> str:
+    """A value of a record column in one cell."""
+    from millrace.cli.console import printable, shorten
+
+    if isinstance(value, list):
+        return "[" + ", ".join([shown_value(item) for item in value[:4]] + ["..."] * (len(value) > 4)) + "]"
+    return f"{value:.6g}" if isinstance(value, float) else shorten(printable(str(value)), LONGEST)

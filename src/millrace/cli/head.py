@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 EXAMPLE = "millrace head prices/ --split val --records 2"
-SHOWN_BY_NAME = ("values", "time", "scaling", "name", "categorical", "static", "static_categorical")
+SHOWN_BY_NAME = ("values", "time", "scaling", "name", "categorical", "static", "static_categorical", "cuts")
 SHOWN = 12  # columns of a table of rows
+WIDEST = 16  # numbers of a row
 
 
 def run(
@@ -38,7 +40,7 @@ def run(
 
 def record(store: Any, number: int, rows: int) -> dict[str, Any]:
     """The values of one record: all record columns, the first rows of each row column."""
-    entry: dict[str, Any] = {"record": number, "rows": {}, "columns": {}}
+    entry: dict[str, Any] = {"record": number, "rows": {}, "shown": rows, "columns": {}}
     if store.manifest is not None and store.manifest.tokenizer is not None:
         start, stop = store.offsets[number : number + 2].tolist()
         last = min(stop, start + 20 * rows)
@@ -81,22 +83,29 @@ def _has_series(store: Any) -> bool:
 def _series(store: Any, number: int, rows: int) -> list[dict[str, Any]]:
     import numpy as np
 
+    from millrace.store.times import show_times
+
     start, stop = store.offsets[number : number + 2].tolist()
     start, stop = _split_rows(store, number, start, stop)
     picked = slice(start, min(stop, start + rows))
-    unscaled = store.inverse(
-        store.columns["values"][picked], features=range(len(store.meta["features"])), entity=number
-    )
+    stored, features = store.columns["values"][picked], range(len(store.meta["features"]))
+    unscaled = store.inverse(stored, features=features, entity=number)
+    # Scaling and rounding make -0.0017 of a zero. A value is zero where a zero is stored as the same number.
+    zero = _rounded(store.scale(np.zeros(len(features)), entity=number), store.layout.columns["values"].dtype)
+    unscaled = np.where(np.asarray(stored) == zero, 0.0, unscaled)
     labels = _labels(store, picked)
-    kept = store.meta.get("time") or {}
     shown = []
-    for k, (time, values) in enumerate(zip(store.columns["time"][picked], unscaled, strict=True)):
-        when = _plain(time)
-        if kept.get("unit") is not None:
-            when = str(np.datetime64(int(time), kept["unit"])) + "Z" * (kept.get("zone") is not None)
+    for k, (when, values) in enumerate(zip(show_times(store, store.times(picked)), unscaled, strict=True)):
         named = dict(zip(store.meta["features"], values.tolist(), strict=True))
         shown.append({"time": when, **named, **{name: column[k] for name, column in labels.items()}})
     return shown
+
+
+def _rounded(values: Any, dtype: str) -> Any:
+    """Numbers as a column of this type keeps them."""
+    from millrace.store.layout import bfloat16_bits, bfloat16_values
+
+    return bfloat16_values(bfloat16_bits(values)) if dtype == "bfloat16" else values.astype(dtype)
 
 
 def _static(store: Any, number: int) -> dict[str, Any]:
@@ -125,37 +134,70 @@ def _plain(value: Any) -> Any:
 
 
 def show(entry: dict[str, Any]) -> None:
-    from millrace.cli.console import print_line, print_table
+    from millrace.cli.console import plural, print_line, print_table
 
-    lengths = ", ".join(
-        f"{rows:,} rows" if axis == "rows" else f"{rows:,} {axis}" for axis, rows in entry["rows"].items()
-    )
+    lengths = [plural(rows, "row") if axis == "rows" else f"{rows:,} {axis}" for axis, rows in entry["rows"].items()]
     who = f" {entry['columns']['name']!r}" if "series" in entry and "name" in entry["columns"] else ""
-    print_line(f"record {entry['record']:,}{who}: {lengths}")
+    is_cut = "text" not in entry and max(entry["rows"].values(), default=0) > entry["shown"]
+    cut = f" (the first {entry['shown']} shown)" if is_cut else ""
+    print_line(f"record {entry['record']:,}{who}: {', '.join(lengths)}{cut}")
     if "text" in entry:
         print_line(f"  text  {entry['text']!r}{'…' if entry['truncated'] else ''}")
     if entry.get("series"):
-        table = [list(entry["series"][0]), *([_cell(value) for value in row.values()] for row in entry["series"])]
-        print_table([row[:SHOWN] + ["..."] * (len(row) > SHOWN) for row in table])
+        names = list(entry["series"][0])
+        columns = [aligned([row[name] for row in entry["series"]]) for name in names[:SHOWN]]
+        table = [names[:SHOWN], *map(list, zip(*columns, strict=True))]
+        print_table(table, right=set(names[1:]))
+        if len(names) > SHOWN:
+            print_line(f"  ... and {len(names) - SHOWN} more columns; --json shows all")
     if "static" in entry:
-        print_line(f"  static  {', '.join(f'{name} {_cell(value)}' for name, value in entry['static'].items())}")
+        print_line(f"  static  {', '.join(f'{name} {number_text(value)}' for name, value in entry['static'].items())}")
     for name, value in entry["columns"].items():
         if "series" in entry and name in SHOWN_BY_NAME:
             continue  # shown above, as they were before
         if isinstance(value, list) and value and isinstance(value[0], list):
             print_line(f"  {name}")
-            for row in value:
-                print_line(f"    {_short(row)}")
+            columns = [aligned([row[k] for row in value]) for k in range(min(len(value[0]), WIDEST))]
+            for cells in zip(*columns, strict=True):
+                print_line(f"    {'  '.join(cells)}{'  ...' * (len(value[0]) > WIDEST)}")
         else:
             print_line(f"  {name}  {_short(value)}")
 
 
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+def aligned(values: Sequence[Any]) -> list[str]:
+    """The cells of one column, numbers with their points below each other.
+
+    >>> aligned([0.0, 98.5, -1e-9, 123.25])
+    ['  0   ', ' 98.5 ', '-1e-09', '123.25']
+    """
+    cells = [number_text(value) for value in values]
+    if not all(isinstance(value, (int, float)) or value is None for value in values):
+        return cells
+    tails = [len(cell.partition(".")[2]) + 1 if "." in cell and "e" not in cell else 0 for cell in cells]
+    padded = [
+        cell if "e" in cell else cell + " " * (max(tails) - tail) for cell, tail in zip(cells, tails, strict=True)
+    ]
+    width = max(map(len, padded))
+    return [cell.rjust(width) for cell in padded]
+
+
+def number_text(value: Any) -> str:
+    """A value as people read it: an exact zero is 0, and only a tiny or huge number is in scientific notation.
+
+    >>> [number_text(value) for value in (0.0, -0.0, 1e-9, 98.55, 1234567.0, 0.1 + 0.2, None, "x")]
+    ['0', '0', '1e-09', '98.55', '1234567', '0.3', '', 'x']
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    if value == 0:
+        return "0"
+    return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
 
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        cells = [_short(item) for item in value[:16]]
-        return "[" + ", ".join(cells + ["..."] * (len(value) > 16)) + "]"
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+        cells = [_short(item) for item in value[:WIDEST]]
+        return "[" + ", ".join(cells + ["..."] * (len(value) > WIDEST)) + "]"
+    return number_text(value) if isinstance(value, float) else repr(value)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 EXAMPLE = "millrace info prices/"
+KINDS = {"series": "series (a table)"}
+NOUNS = {"text": ("document", "token"), "series": ("entity", "row")}
+SAID = ("features", "target", "entity", "time", "cut_times", "report", "layout")  # by the sentences above the tables
 
 
 def run(
@@ -37,7 +41,7 @@ def describe(store: Any) -> dict[str, Any]:
         "kind": store.kind,
         "fingerprint": store.fingerprint,
         "parent": None if manifest is None else manifest.parent,
-        "snapshots": [] if manifest is None else snapshots(store.path),
+        "snapshots": [] if manifest is None else _describe_snapshots(store),
         "records": store.num_records,
         "rows": {axis: store.axis_rows(axis) for axis in store.axes if axis not in layout.columns},
         "shards": store.num_shards,
@@ -57,18 +61,55 @@ def describe(store: Any) -> dict[str, Any]:
         if manifest is None or manifest.scaling is None
         else {key: manifest.scaling[key] for key in ("method", "fit_on", "per_entity")},
         "splits": {name: _describe_split(store, name) for name in store.splits},
-        "cuts": None if store.time_cuts is None else {"column": store.time_cuts.column, "gap": store.time_cuts.gap},
+        "cuts": None if store.time_cuts is None else _describe_cuts(store),
+        "time": _describe_time(store),
+        "tokenizer": None if manifest is None or manifest.tokenizer is None else manifest.tokenizer.get("name"),
         "meta": dict(store.meta),
     }
 
 
-def snapshots(path: str) -> list[str]:
-    """The fingerprints ``--snapshot`` and ``open_store(snapshot=)`` can open."""
-    import os
+def _describe_snapshots(store: Any) -> list[dict[str, Any]]:
+    """What ``--snapshot`` and ``open_store(snapshot=)`` can open, oldest first."""
+    from millrace.store.history import snapshots
+    from millrace.store.open import open_store
 
-    return sorted(
-        name.removesuffix(".json") for name in os.listdir(os.path.join(path, "snapshots")) if name.endswith(".json")
-    )
+    current, found = open_store(store.path).fingerprint, []
+    sources: set[str] = set()
+    for snapshot in snapshots(store.path):
+        sources.update(snapshot.sources)
+        found.append(
+            {
+                "fingerprint": snapshot.fingerprint,
+                "date": snapshot.date,
+                "current": snapshot.fingerprint == current,
+                "shown_here": snapshot.fingerprint == store.fingerprint != current,
+                "sources": len(sources),  # also those of the snapshots before it
+            }
+        )
+    return found
+
+
+def _describe_cuts(store: Any) -> dict[str, Any]:
+    """Splits by time: the gap after a cut, and when each split begins where preparation says it."""
+    import numpy as np
+
+    from millrace.store.times import show_times, time_unit
+
+    cuts, unit, times = store.time_cuts, time_unit(store), store.meta.get("cut_times")
+    begins: dict[str, Any] = {}
+    is_known = isinstance(times, (list, tuple)) and len(times) == len(cuts.splits) - 1
+    if is_known and all(isinstance(time, int if unit else (int, float)) for time in times):
+        values = np.array(times) if unit is None else np.array(times, np.int64).view(f"datetime64[{unit}]")
+        begins = dict(zip(cuts.splits[1:], show_times(store, values), strict=True))
+    return {"column": cuts.column, "gap": cuts.gap, "from": begins}
+
+
+def _describe_time(store: Any) -> dict[str, str | None] | None:
+    """What the column ``time`` counts; None where rows have no times."""
+    from millrace.store.times import UNITS, has_times, time_unit, time_zone
+
+    unit = time_unit(store)
+    return {"unit": unit and UNITS[unit], "zone": time_zone(store)} if has_times(store) else None
 
 
 def _describe_split(store: Any, name: str) -> dict[str, Any]:
@@ -79,48 +120,120 @@ def _describe_split(store: Any, name: str) -> dict[str, Any]:
     return {"records": part.num_records, "rows": part.num_rows, "shards": part.num_shards}
 
 
-def _scaling(scaling: dict[str, Any]) -> str:
-    each = ", every record by its own" if scaling["per_entity"] else ""
-    return f"{scaling['method']}, fitted on {scaling['fit_on']} rows{each}"
-
-
 def show(facts: dict[str, Any]) -> None:
-    from millrace.cli.console import print_fields, print_line, print_table, size
+    """Sentences and tables for people."""
+    from millrace.cli.console import print_line, print_table
 
-    rows = ", ".join(
-        f"{count:,} on {axis}" if len(facts["rows"]) > 1 else f"{count:,}" for axis, count in facts["rows"].items()
-    )
-    print_fields([
-        ("path", facts["path"] or "in memory"),
-        ("layout", facts["layout"] if facts["version"] is None else f"{facts['layout']}, format version {facts['version']}"),
-        ("kind", facts["kind"]),
-        ("records", f"{facts['records']:,}"),
-        ("rows", rows),
-        ("size", f"{size(facts['bytes'])} in {facts['shards']:,} shards"),
-        *([] if facts["scaling"] is None else [("scaling", _scaling(facts["scaling"]))]),
-        ("fingerprint", facts["fingerprint"] + (f" (continues {facts['parent']})" if facts["parent"] else "")),
-    ])  # fmt: skip
-    for snapshot in facts["snapshots"]:
-        if len(facts["snapshots"]) > 1:
-            print_line(f"  snapshot {snapshot}{' (this one)' if snapshot == facts['fingerprint'] else ''}")
-    print_line("columns")
-    table = [("name", "dtype", "shape", "per", "items")]
+    for sentence in (*_contents(facts), *_preparation(facts)):
+        print_line(sentence)
+    tables = {"Columns": _columns(facts), _splits_heading(facts): _splits(facts)}
+    tables |= {"Snapshots, oldest first": _snapshots(facts), "Other facts (meta)": _meta(facts["meta"])}
+    for heading, table in tables.items():
+        if table:
+            print_line()
+            print_line(heading)
+            print_table(table, right={"count", "records", "rows", "shards"}, fit="value")
+
+
+def _contents(facts: dict[str, Any]) -> list[str]:
+    """What it is, how much it holds, and how it is named."""
+    from millrace.cli.console import plural, size
+
+    record, row = NOUNS.get(facts["kind"], ("record", "row"))
+    rows = [plural(count, row if axis == "rows" else f"{row} of {axis}") for axis, count in facts["rows"].items()]
+    records = plural(facts["records"], record) + (" (a record each)" if record != "record" else "")
+    what = f"a millrace store of {KINDS.get(facts['kind'], facts['kind'])}, format version {facts['version']}"
+    return [
+        f"{facts['path']} is {what if facts['version'] else 'in the layout of another program: ' + facts['layout']}.",
+        f"It holds {' and '.join(rows)} in {records}: {size(facts['bytes'])} in {plural(facts['shards'], 'shard')}.",
+        *(_written(snapshot) for snapshot in facts["snapshots"] if snapshot["fingerprint"] == facts["fingerprint"]),
+        f"Its fingerprint is {facts['fingerprint']}.",
+    ]
+
+
+def _written(snapshot: dict[str, Any]) -> str:
+    from millrace.cli.console import plural
+
+    sources = f" from {plural(snapshot['sources'], 'source file')}" if snapshot["sources"] else ""
+    return f"It was written on {_date(snapshot)} UTC{sources}."
+
+
+def _date(snapshot: dict[str, Any]) -> str:
+    return str(snapshot["date"]).replace("T", " ").removesuffix("Z")
+
+
+def _preparation(facts: dict[str, Any]) -> list[str]:
+    """What was done to the values, where preparation says it."""
+    from millrace.cli.console import plural, several
+
+    meta, found = facts["meta"], []
+    if features := meta.get("features"):
+        target = f"; the target is {several(_names(meta['target']), 8, '--json')}" if meta.get("target") else ""
+        names = several(_names(features), 8, "--json lists all")
+        found.append(f"Each row has {plural(len(_names(features)), 'feature')}: {names}{target}.")
+    if meta.get("entity"):
+        found.append(f"Entities are told apart by {several(_names(meta['entity']), 8, '--json lists all')}.")
+    if facts["time"]:
+        found.append(_time(facts["time"]))
+    if scaling := facts["scaling"]:
+        each = "each record by its own statistics" if scaling["per_entity"] else "all records together"
+        found.append(f"Values are scaled: {scaling['method']}, {each}, fitted on the {scaling['fit_on']} rows.")
+        found.append("store.inverse() gives the original units.")
+    if facts["tokenizer"]:
+        found.append(f"The tokenizer is {facts['tokenizer']}.")
+    return found
+
+
+def _time(time: dict[str, str | None]) -> str:
+    if time["unit"] is None:
+        return "The column time holds the numbers of the source; store.times() gives them."
+    zone = " UTC" if time["zone"] else ""
+    return f"The column time counts {time['unit']} since 1970-01-01{zone}; store.times() gives dates."
+
+
+def _names(value: Any) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, (list, tuple)) else [str(value)]
+
+
+def _columns(facts: dict[str, Any]) -> list[Sequence[str]]:
+    table: list[Sequence[str]] = [("name", "type", "shape", "one for each", "count")]
     for name, column in facts["columns"].items():
-        per = "record" if column["per"] == "record" else f"row of {column['axis']}"
-        dtype = f"dictionary of {column['values']:,}" if "values" in column else column["dtype"]
-        table.append((name, dtype, str(tuple(column["shape"])) if column["shape"] else "", per, f"{column['items']:,}"))
-    print_table(table)
-    if facts["splits"]:
-        print_line(
-            "splits"
-            if facts["cuts"] is None
-            else f"splits by time (column {facts['cuts']['column']}, gap {facts['cuts']['gap']})"
+        each = (
+            "record" if column["per"] == "record" else "row" if column["axis"] == "rows" else f"row of {column['axis']}"
         )
-        splits = [
-            (name, f"{s['records']:,}", f"{s['rows']:,}", f"{s['shards']:,}") for name, s in facts["splits"].items()
-        ]
-        print_table([("name", "records", "rows", "shards"), *splits])
-    if facts["meta"]:
-        print_line("meta")
-        for key, value in facts["meta"].items():
-            print_line(f"  {key}: {str(value)[:200]}")
+        dtype = f"dictionary of {column['values']:,} values" if "values" in column else column["dtype"]
+        shape = " x ".join(map(str, column["shape"])) or "single"
+        table.append((name, dtype, shape, each, f"{column['items']:,}"))
+    return table
+
+
+def _splits_heading(facts: dict[str, Any]) -> str:
+    if facts["cuts"] is None:
+        return "Splits"
+    gap = f", with a gap of {facts['cuts']['gap']} rows" if facts["cuts"]["gap"] else ""
+    times = [f"{name} from {start}" for name, start in facts["cuts"]["from"].items()]
+    return f"Splits by time{''.join(f', {time}' for time in times)}{gap}"
+
+
+def _splits(facts: dict[str, Any]) -> list[Sequence[str]]:
+    splits = [(name, *(f"{s[key]:,}" for key in ("records", "rows", "shards"))) for name, s in facts["splits"].items()]
+    return [("name", "records", "rows", "shards"), *splits] if splits else []
+
+
+def _snapshots(facts: dict[str, Any]) -> list[Sequence[str]]:
+    if len(facts["snapshots"]) < 2:
+        return []
+    table: list[Sequence[str]] = [("date (UTC)", "fingerprint", "")]
+    for snapshot in facts["snapshots"]:
+        marks = [word for word in ("current", "shown here") if snapshot[word.replace(" ", "_")]]
+        table.append((_date(snapshot), snapshot["fingerprint"], ", ".join(marks)))
+    return table
+
+
+def _meta(meta: dict[str, Any]) -> list[Sequence[str]]:
+    """What else the store says of itself: keys of the user's own, and what no sentence above names."""
+    from millrace.cli.console import printable, shorten
+
+    others = {key: value for key, value in meta.items() if key not in SAID}
+    table = [(printable(key), shorten(printable(str(value)), 200)) for key, value in others.items()]
+    return [("name", "value"), *table] if table else []

@@ -9,8 +9,11 @@ import numpy as np
 
 from millrace.order.orders import Order
 from millrace.ragged import Int64s, Spans, concatenated_ranges
+from millrace.store.history import source_files
+from millrace.store.times import has_times, show_times
 from millrace.view.compose import Concat, Subset
 from millrace.view.view import View
+from millrace.view.windows import Windows
 
 
 class Explanation(dict[str, Any]):
@@ -19,6 +22,9 @@ class Explanation(dict[str, Any]):
     Each row names the store, split and rows, and in ``pieces`` for every record it has rows of: shard, rows within the
     shard and within the record, and the record's columns (among them the source and its row or byte, where
     preparation kept them). ``shard``, ``record`` and ``columns`` of the row itself are those of its first piece.
+
+    A sample of a series store also names its ``entity`` and the first and last of its ``times``. A window has them for
+    ``input`` and ``target``, each with its ``rows``. Times are ISO dates, or numbers where the source had numbers.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -43,6 +49,15 @@ def describe(view: View, order: Order, start: int, stop: int, batch: int) -> Exp
         shards=[row.get("shard") for row in rows],
         rows=rows,
     )
+
+
+def prepared_from(view: View) -> dict[str, list[str]]:
+    """The files that series stores were prepared from, by the path of the store.
+
+    A store does not know which of them a row was in. Text does: each document has its ``source``.
+    """
+    roots = [store.root for store in view.stores if store.kind == "series" and store.root.manifest is not None]
+    return {root.path: source_files(root.path, root.fingerprint) for root in roots}
 
 
 def describe_samples(view: View, samples: Int64s) -> list[dict[str, Any]]:
@@ -90,10 +105,46 @@ def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
             "columns": {name: values[k] for name, values in columns.items()},
         })  # fmt: skip
     where = {"store": store.path, "split": store.split_name}
+    is_series = store.kind == "series" and spans.offsets is None
+    parts = _parts(view, spans, view.records(samples)) if is_series else [{} for _ in pieces]
     return [
-        {"sample": int(sample), **where, **(found[0] if found else {}), **_whole(found), "pieces": found}
-        for sample, found in zip(samples.tolist(), pieces, strict=True)
+        {"sample": int(sample), **where, **(found[0] if found else {}), **part, **_whole(found), "pieces": found}
+        for sample, found, part in zip(samples.tolist(), pieces, parts, strict=True)
     ]
+
+
+def _parts(view: View, spans: Spans, records: Int64s) -> list[dict[str, Any]]:
+    """What a sample of a series store has besides: its entity, the rows and times of its input and target."""
+    store, starts, stops = view.store, spans.starts, spans.stops
+    ranges = {"": (starts, stops)}
+    if isinstance(view, Windows):
+        ranges = {"input": (starts, starts + view.lookback), "target": (stops - view.horizon, stops)}
+    found: list[dict[str, Any]] = [{} for _ in range(len(spans))]
+    names = _entities(store, records)
+    for name, (first, stop) in ranges.items():
+        times = _first_and_last(store, first, stop)
+        for k, row in enumerate(found):
+            row["entity"] = names[k]
+            part = {"rows": (int(first[k]), int(stop[k])), **({"times": times[k]} if times[k] else {})}
+            row.update({name: part} if name else part)
+    return found
+
+
+def _entities(store: Any, records: Int64s) -> list[str]:
+    """The names of the entities, or the numbers of their records where the store has no names."""
+    column = store.layout.columns.get("name")
+    names = store.columns["name"][records] if column is not None and column.axis is None else records
+    return [str(name) for name in np.asarray(names).tolist()]
+
+
+def _first_and_last(store: Any, starts: Int64s, stops: Int64s) -> list[tuple[Any, Any] | None]:
+    """The times of the first and the last row of each range; None for one without rows or times."""
+    if not has_times(store) or not store.num_rows:
+        return [None] * len(starts)
+    firsts = show_times(store, store.times(np.minimum(starts, store.num_rows - 1)))
+    lasts = show_times(store, store.times(np.maximum(stops - 1, 0)))
+    both = zip(firsts, lasts, (stops > starts).tolist(), strict=True)
+    return [(first, last) if has_rows else None for first, last, has_rows in both]
 
 
 def _whole(pieces: list[dict[str, Any]]) -> dict[str, Any]:
