@@ -132,7 +132,12 @@ def memory() -> float:
     """Resident memory of this process and its workers."""
     import psutil
 
-    me = psutil.Process(os.getpid())
+    try:
+        me = psutil.Process(os.getpid())
+    except psutil.Error:  # no /proc: what this process alone has had at most
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
     total = 0.0
     for process in (me, *me.children(recursive=True)):
         try:

@@ -134,7 +134,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _myself() -> dict[str, Any]:
-    started = psutil.Process().create_time()
+    try:
+        started = psutil.Process().create_time()
+    except (psutil.Error, OSError):  # no /proc
+        started = time.time()
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -181,7 +184,7 @@ class _Lease:
             return True
         except ValueError:
             return silent_s > LEASE_S  # being written this moment, or its owner was killed just then
-        if owner["host"] != socket.gethostname():
+        if owner["host"] != socket.gethostname() or not psutil.pid_exists(os.getpid()):  # without /proc none is seen
             return silent_s > LEASE_S
         try:
             return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["create_time"]) > 1)

@@ -182,5 +182,10 @@ def _own_bytes() -> int:
     """Memory of this process that is no file's."""
     import psutil
 
-    memory = psutil.Process().memory_info()
+    try:
+        memory = psutil.Process().memory_info()
+    except psutil.Error:  # no /proc: what it has had at most
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(memory.rss - getattr(memory, "shared", 0))
