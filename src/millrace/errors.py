@@ -159,6 +159,7 @@ def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
         13: "fix the permission",
         1: "fix the permission",
         27: "raise the file size limit (ulimit -f)",
+        36: "choose a shorter name",
     }
     remedy = remedies.get(code, "check the disk")
     free = f" ({_free_bytes(path):,} bytes are free)" if code == 28 else ""
@@ -189,3 +190,13 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """
     near = closest(name, names)
     return "" if near is None else f" (did you mean {near!r}?)"
+
+
+def too_long(path: str) -> ConfigError:
+    """The error for a path that the file system refuses for its length (ENAMETOOLONG)."""
+    longest = max(len(os.fsencode(name)) for name in path.split(os.sep))
+    return ConfigError(
+        f"{path[:40]}...{path[-20:]} is too long: the path has {len(os.fsencode(path)):,} bytes, its longest name {longest:,} "
+        "(systems take at most 4,095 and 255); choose a shorter one",
+        path=path,
+    )

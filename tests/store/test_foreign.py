@@ -199,7 +199,7 @@ def test_layouts_have_different_fingerprints(tmp_path: Path) -> None:
     assert len(seen) == len(MAKERS)
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "x.bin.gz", "empty/"])
+@pytest.mark.parametrize("name", ["notes.odd", "x.bin.gz", "empty/"])
 def test_unknown_layout_is_not_found(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name.endswith("/"):

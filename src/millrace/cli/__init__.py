@@ -7,29 +7,42 @@ keeps its traceback, since it is our bug.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 
-from millrace.errors import MillraceError
+from millrace.cli import streams
+from millrace.errors import MillraceError, too_long
 
 INTERRUPTED, TERMINATED = 130, 143
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command and exits with its code."""
-    if sys.stdout is None:  # closed by the caller (`>&-`); nothing else may take its place
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows escapes, never an exception
-            stream.reconfigure(errors="backslashreplace")
+    streams.prepare()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except streams.OutputFailed as error:
+        streams.discard_output()
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except (streams.ReaderGone, BrokenPipeError):
+        streams.discard_output()
+        return 141
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """The command itself; its errors are told in one line."""
     from millrace.cli.app import Abort, UsageError, app
     from millrace.cli.console import same_command
     from millrace.cli.prepare_text import modern
@@ -40,22 +53,24 @@ def run(arguments: list[str]) -> int:
             code = app(modern(arguments), standalone_mode=False, prog_name="millrace")
         if code == INTERRUPTED:  # newer typer catches Ctrl-C itself and says so by this code
             raise KeyboardInterrupt
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except (streams.OutputFailed, streams.ReaderGone):
+        raise
     except MillraceError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except UsageError as error:
         error.show()
         return 2
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        sys.stderr.write(f"error: {too_long(str(error.filename or ''))}\n")
+        return 1
     except (KeyboardInterrupt, Abort):
         if os.environ.get("RANK", "0") == "0":  # one of the ranks of a training run is enough
             sys.stderr.write(f"interrupted; run it again with: {same_command(arguments)}\n")
         return TERMINATED if arrived else INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`); what cannot be written must not be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import platform
+from millrace.store.advice import not_a_store
 from millrace.store.manifest import FINGERPRINT, Manifest
 
 
@@ -133,11 +134,4 @@ def missing(path: str) -> StoreNotFound:
         return StoreNotFound(
             f"{path} is not finished ({path}.partial is there); run the same command again to continue", path=path
         )
-    if os.path.exists(path):
-        seen = sorted(os.listdir(path))[:4] if os.path.isdir(path) else []
-        found = f" (it has {', '.join(seen)}, ...; a single data file in it may open by itself)" if seen else ""
-        return StoreNotFound(
-            f"{path} holds no store and no layout that millrace knows{found}; docs/guide/stores.md lists them",
-            path=path,
-        )
-    return StoreNotFound(f"{path} does not exist; check the path", path=path)
+    return StoreNotFound(not_a_store(path), path=path)

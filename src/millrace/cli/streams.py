@@ -1,0 +1,90 @@
+"""Standard output and error of a command that may be closed, full, or have lost its reader.
+
+``main`` calls ``prepare`` once. A full output is then an error of one line, and a command whose standard error takes no
+more goes on without it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+from millrace.errors import MillraceError
+
+
+class OutputFailed(MillraceError):
+    """Standard output takes no more: its disk is full, or its device is gone."""
+
+
+class ReaderGone(MillraceError):
+    """Whoever read our output has gone (`| head`); typer would make exit code 1 of a BrokenPipeError."""
+
+
+class _Output(io.FileIO):
+    """Tells a failure of standard output apart from that of any other file."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as error:
+            raise ReaderGone("the reader of the output has gone") from error
+        except OSError as error:
+            raise OutputFailed(
+                f"standard output cannot be written: {error.strerror}; free space, or send it elsewhere"
+            ) from error
+
+
+class _Notes(io.FileIO):
+    """Standard error: what it cannot take is lost, since there is nobody left to tell."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as error:
+            raise ReaderGone("the reader of the output has gone") from error
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def prepare() -> None:
+    """Opens what the caller closed, and replaces the streams by those above."""
+    for number in (0, 1, 2):
+        _open_closed(number)
+    sys.stdout = _stream(sys.stdout, _Output, 1)
+    sys.stderr = _stream(sys.stderr, _Notes, 2)
+
+
+def _open_closed(number: int) -> None:
+    """The next file to be opened would take the number, and whatever is written to the stream would go into it."""
+    try:
+        os.fstat(number)
+    except OSError:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+
+
+def _stream(stream: TextIO | None, kind: type[io.FileIO], number: int) -> TextIO:
+    if stream is None:
+        return open(os.devnull, "w")
+    if os.name == "nt":  # a console there is no file
+        return stream
+    raw = kind(number, "wb", closefd=False)
+    is_unbuffered = isinstance(getattr(stream, "buffer", None), io.RawIOBase)
+    return io.TextIOWrapper(
+        raw if is_unbuffered else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",  # a terminal of another encoding shows escapes, never an exception
+        line_buffering=bool(getattr(stream, "line_buffering", False)),
+        write_through=is_unbuffered,
+    )
+
+
+def discard_output() -> None:
+    """What could not be written must not be tried again at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
