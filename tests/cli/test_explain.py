@@ -116,3 +116,33 @@ def test_a_store_of_text_must_be_told_what_a_sample_is(text: Path, capsys) -> No
 def test_a_step_beyond_every_line_is_one_line(text: Path, capsys) -> None:
     assert run(["explain", str(text), "--step", str(10**18), "--length", "8", "--batch", "32"]) == 1
     assert "2^63" in capsys.readouterr().err
+
+
+def test_a_step_after_the_end_says_how_many_steps_there_are(text: Path, tmp_path: Path, capsys) -> None:
+    view = mr.Subset(mr.Blocks(mr.open_store(text).split("train"), length=8), range(10))
+    for last, steps in (("pad", 3), ("drop", 2)):
+        feed = mr.Feed(view, batch=4, epochs=1, device="numpy", run=tmp_path / last, last=last)
+        assert len(list(feed)) == steps
+        assert run(["explain", str(tmp_path / last), "--step", str(steps)]) == 0
+        for step in (steps + 1, 99):
+            assert run(["explain", str(tmp_path / last), "--step", str(step)]) == 1
+            assert (
+                f"step {step} is after the end of the run {tmp_path / last}, which has {steps} steps"
+                in capsys.readouterr().err
+            )
+
+
+def test_a_training_run_ends_where_its_metrics_do(text: Path, tmp_path: Path, capsys) -> None:
+    """One that stopped between two lines of its log may have been a little further."""
+    view = mr.Blocks(mr.open_store(text).split("train"), length=8)
+    next(iter(mr.Feed(view, batch=2, device="numpy", run=tmp_path)))
+    step = ["explain", str(tmp_path), "--step"]
+    assert run([*step, "99"]) == 0
+    assert "does not record its last step" in capsys.readouterr().out
+    for max_steps, expected in ((3, 3), (25, 8), (6, 6)):
+        (tmp_path / "run.json").write_text(json.dumps({"config": {"train": {"max_steps": max_steps, "log_every": 5}}}))
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"step": 3, "loss": 1}\n{"step": 4')
+        assert run([*step, str(expected)]) == 0
+        assert "record its last" not in capsys.readouterr().out
+        assert run([*step, str(expected + 1)]) == 1
+        assert f"which has {expected} steps" in capsys.readouterr().err

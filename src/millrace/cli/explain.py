@@ -36,10 +36,18 @@ def run(
     """
     import os
 
+    from millrace.cli.console import print_line
+    from millrace.errors import ConfigError
     from millrace.feed import journal
 
+    note = ""
     if os.path.isfile(os.path.join(path, journal.NAME)):
+        last = last_step(path)
+        if last is not None and step > last:
+            raise ConfigError(f"step {step:,} is after the end of the run {path}, which has {last:,} steps")
         found = explain_run(path, step)
+        if last is None and found["stop"] is None:
+            note = f"The run does not record its last step: this is what step {step:,} holds if the run got there."
     else:
         from millrace.feed.explain import prepared_from
         from millrace.feed.feed import Feed
@@ -48,6 +56,25 @@ def run(
         found = Feed(view, batch=batch, seed=seed, rank=0, world=1, device="numpy").explain(step - 1)
         found["sources"] = prepared_from(view)
     show(found, step, most, as_json)
+    if note and not as_json:
+        print_line(note)
+
+
+def last_step(run: str) -> int | None:
+    """The last step that a training run can have done, by its metrics.jsonl; None for a run that keeps none.
+
+    Steps are logged every ``train.log_every``: one that stopped, say for lack of memory, may have been a few further.
+    """
+    import json
+    from pathlib import Path
+
+    try:
+        lines = (Path(run) / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+        logged = max((int(json.loads(line)["step"]) for line in lines), default=0)
+        config = json.loads((Path(run) / "run.json").read_bytes())["config"]["train"]
+        return max(logged, min(int(config["max_steps"]), logged + int(config["log_every"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def explain_run(path: str, step: int) -> Any:
@@ -71,7 +98,7 @@ def explain_run(path: str, step: int) -> Any:
     view = from_spec(start["view"], stores, journal.arrays(path))
     end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
     found = describe(view, order_from_spec(start["order"]), position, end, step - 1)
-    found["sources"] = prepared_from(view)
+    found |= {"sources": prepared_from(view), "stop": start["stop"]}
     return found
 
 

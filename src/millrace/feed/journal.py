@@ -111,6 +111,8 @@ def start_of_step(run: str | os.PathLike[str], step: int) -> tuple[dict[str, Any
         raise ConfigError(f"step {step} is before the first start of {run}")
     last = known[-1]
     position = last["position"] + (step - last["step"]) * last["batch"]
-    if last["stop"] is not None and position >= last["stop"]:
-        raise ConfigError(f"step {step} is after the end of the run {run}, which stops at position {last['stop']}")
+    if last["stop"] is not None:
+        steps = int(last["step"]) - 1 + _batches(last, last["stop"])
+        if step > steps:
+            raise ConfigError(f"step {step:,} is after the end of the run {run}, which has {steps:,} steps")
     return last, position
