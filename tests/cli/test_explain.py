@@ -69,7 +69,9 @@ def test_a_run_needs_no_options_also_after_the_batch_changed(text: Path, tmp_pat
     ("options", "message"),
     [
         (["--length", "8", "--lookback", "3", "--horizon", "1"], "one kind"),
-        (["--lookback", "3"], "need both"),
+        (["--lookback", "3"], "--lookback without --horizon; windows need both"),
+        (["--horizon", "3"], "--horizon without --lookback; windows need both"),
+        ([], "is a text store; say what a sample is, as in: --length 1024"),
         (["--length", "8", "--split", "nope"], "split 'nope' is unknown"),
         (["--length", "99999999"], "no samples"),
     ],

@@ -58,6 +58,13 @@ def test_a_folder_of_other_things_is_listed_and_cut_only_where_it_goes_on(
         mr.open_store(tmp_path)
 
 
+def test_a_run_is_not_a_store(tmp_path: Path) -> None:
+    view = mr.Records(mr.from_arrays({"x": [1, 2]}))
+    next(iter(mr.Feed(view, batch=1, device="numpy", run=tmp_path / "run")))
+    with pytest.raises(mr.StoreNotFound, match=r"is the folder of a run, not a store; .*millrace explain RUN --step N"):
+        mr.open_store(tmp_path / "run")
+
+
 def test_a_wrong_path_names_what_is_near(tmp_path: Path) -> None:
     (tmp_path / "data" / "prices").mkdir(parents=True)
     for wrong in ("data/pirces", "data/Prices", "date/prices", "Data/prices/"):

@@ -41,7 +41,7 @@ def examine() -> dict[str, Any]:
         "python": python_platform.python_version(),
         "C core": "in use"
         if has_core
-        else "not built: the slower numpy twins serve; install a C compiler and reinstall",
+        else "not built, so numpy is used, which is slower; install a C compiler, then reinstall millrace",
         "file lock": "flock" if lock.HAS_FLOCK else "lease file with heartbeat (no flock on this platform)",
         "cores": num_cores(),
         "open files": platform.descriptor_limit(),

@@ -33,7 +33,7 @@ def run(
         print_json(shown)
         return
     if not shown:
-        print_line(f"no records from {first}: there are {part.num_records:,}")
+        print_line(f"no records from {first:,} on: there are {part.num_records:,}, counted from 0")
     for entry in shown:
         show(entry)
 

@@ -31,7 +31,7 @@ def run(
     Runs the feed once without a stop. Then stops and restarts it at random steps with other world sizes, batch
     sizes, depths and threads, and compares every sample and every byte that follows. Exit code 1 if any differs.
     """
-    from millrace.cli.console import print_json, print_line
+    from millrace.cli.console import print_json, print_line, print_table
     from millrace.feed.proof import prove_resume
 
     view = views.build_view(path, split, length, lookback, horizon, stride, lead)
@@ -40,13 +40,12 @@ def run(
     if as_json:
         print_json({"trials": proof, "failed": len(failed)})
         return 1 if failed else 0
-    for number, trial in enumerate(proof):
-        legs = "; then ".join(
-            f"{leg['steps']} steps of {leg['batch']} on {leg['world']} ranks (depth {leg['depth']}, {leg['workers']} threads)"
-            for leg in trial["legs"]
-        )
-        print_line(f"trial {number + 1}: {legs}: {trial['difference'] or 'identical'}")
-    positions = batch * steps
+    print_line("Each trial stops the feed and restarts it with another batch size and number of ranks.")
+    table = [("trial", "steps until each stop", "batch sizes", "ranks", "result")]
+    for number, trial in enumerate(proof, start=1):
+        legs = (", ".join(str(leg[key]) for leg in trial["legs"]) for key in ("steps", "batch", "world"))
+        table.append((str(number), *legs, trial["difference"] or "identical"))
+    print_table(table, right={"trial"})
     verdict = f"{len(failed)} of {len(proof)} trials DIFFER" if failed else f"all {len(proof)} trials identical"
-    print_line(f"{verdict}: {positions:,} positions each, every sample and byte compared with the uninterrupted run")
+    print_line(f"{verdict}: {batch * steps:,} positions each, every sample and byte compared with a run without stops")
     return 1 if failed else 0

@@ -38,14 +38,15 @@ def build_view(
         split = "train"
     part = store if split is None else store.split(split)
     if length is not None and (lookback is not None or horizon is not None):
-        raise ConfigError("--length makes blocks, --lookback and --horizon windows; give one kind")
+        raise ConfigError("--length makes blocks, --lookback and --horizon make windows; give one kind")
     if length is not None:
         return Blocks(part, length=length, stride=stride)
     if lookback is not None or horizon is not None:
         if lookback is None or horizon is None:
-            raise ConfigError(f"--lookback {lookback} --horizon {horizon}: windows need both")
+            given, wanted = ("horizon", "lookback") if lookback is None else ("lookback", "horizon")
+            raise ConfigError(f"--{given} without --{wanted}; windows need both")
         return Windows(part, lookback=lookback, horizon=horizon, stride=stride or 1, lead=lead)
     if store.kind != "records":
-        wanted = "--length" if store.kind == "text" else "--lookback and --horizon"
-        raise ConfigError(f"{path} is a {store.kind} store: say what a sample is with {wanted}")
+        wanted = "--length 1024" if store.kind == "text" else "--lookback 64 --horizon 8"
+        raise ConfigError(f"{path} is a {store.kind} store; say what a sample is, as in: {wanted}")
     return Records(part)

@@ -40,6 +40,8 @@ def not_a_store(path: str) -> str:
             return str(too_long(path))
         return f"{path} {_nearest(path)}"
     names = _listing(path) if os.path.isdir(path) else [path]
+    if "feed.jsonl" in names:
+        return f"{path} is the folder of a run, not a store; give the store, or use: millrace explain RUN --step N"
     kinds = Counter(kind for name in names if (kind := _kind(name)) is not None)
     kind, count = kinds.most_common(1)[0] if kinds else ("", 0)
     if 2 * count > len(names):
