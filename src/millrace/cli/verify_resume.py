@@ -41,7 +41,7 @@ def run(
         print_json({"trials": proof, "failed": len(failed)})
         return 1 if failed else 0
     print_line("Each trial stops the feed and restarts it with another batch size and number of ranks.")
-    table = [("trial", "steps until each stop", "batch sizes", "ranks", "result")]
+    table: list[tuple[str, ...]] = [("trial", "steps until each stop", "batch sizes", "ranks", "result")]
     for number, trial in enumerate(proof, start=1):
         legs = (", ".join(str(leg[key]) for leg in trial["legs"]) for key in ("steps", "batch", "world"))
         table.append((str(number), *legs, trial["difference"] or "identical"))
