@@ -39,7 +39,7 @@ def feed_of(transform, **options):
 
 def until_awaited(feed):
     # Before that the main thread is still starting threads, which Python itself does not do safely under a signal.
-    while feed.live is None or not feed.live._taking.locked():
+    while feed.live is None or not feed.live._takers:
         time.sleep(0.01)
     time.sleep(0.1)  # from there to the wait
 

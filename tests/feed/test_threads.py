@@ -57,7 +57,7 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(how, monkeypatch):
     iterator = iter(held_feed(how, gate, monkeypatch))
     first = threading.Thread(target=lambda: got.append(next(iterator)))
     first.start()
-    while not iterator._taking.locked():
+    while not iterator._takers:
         time.sleep(0.001)
     for _ in range(3):
         with pytest.raises(mr.FeedError, match="two threads take batches from one iterator"):
@@ -102,7 +102,7 @@ def test_a_batch_that_comes_after_another_thread_closed_the_feed_counts(how, mon
 
     thread, closing = threading.Thread(target=loop), threading.Thread(target=feed.close)
     thread.start()
-    while not iterator._taking.locked():
+    while not iterator._takers:
         time.sleep(0.001)
     closing.start()
     closing.join(timeout=0.1)  # where it waits for the batch, that comes first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
@@ -68,7 +67,7 @@ class Iteration:
         self._convert = _torch_converter() if feed.device != "numpy" else None
         self._rename = feed.rename or None
         self.is_closed = False
-        self._taking = threading.Lock()
+        self._takers: dict[str, object] = {}  # the call of next() under way; unlike a lock, it says whose it is
         self._began, self._next_s = perf_counter(), 0.0
         self._lanes = CudaLanes(feed.device) if feed.device.startswith("cuda") else None
         together = group_of(line, feed.depth) if self._lanes is not None and feed.transform is None else 1
@@ -117,13 +116,16 @@ class Iteration:
         return self.total - self.place.count
 
     def __next__(self) -> Batch:
+        """The next batch. The handler of a signal may raise at any step: then the batch does not count, and the iterator ends."""
         if self._life is not _life:
             self._check_process()
-        if not self._taking.acquire(blocking=False):  # whoever has it goes on undisturbed
-            raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
+        mine, takers, place = object(), self._takers, self.place
+        count = None
         try:
-            place = self.place
-            if self.is_closed or place.count == self.total:
+            if takers.setdefault("next", mine) is not mine:  # whoever has it goes on undisturbed
+                raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
+            count = place.count
+            if self.is_closed or count == self.total:
                 raise StopIteration
             began = perf_counter()
             ring = self._ring
@@ -133,27 +135,27 @@ class Iteration:
                 batch = self._take()
             if self._rename is not None:
                 batch = renamed(batch, self._rename)
-            place.count += 1
+            place.count = count + 1
             self._next_s += perf_counter() - began
-            return batch if place.count != self.total else self._last(batch)
+            if count + 1 == self.total:
+                batch = self._last(batch)
+            del takers["next"]
+            return batch
         except BaseException:
-            self.close()
+            if count is not None:
+                place.count = count  # the loop did not get it
+            if count is not None or takers.get("next") is mine:
+                self.close()
+                takers.clear()
             raise
-        finally:
-            self._taking.release()
 
     def _last(self, batch: Batch) -> Batch:
         """The last batch knows where it begins, since its share may be padding alone; with it the iterator ends."""
-        place = self.place
-        first, last = self.line.span(place.count - 1)
+        first, last = self.line.span(self.place.count - 1)
         if self._feed.last == "short" and last - first < self.line.batch:
             batch = part_of(batch, slice(last - first))
         batch.__dict__["_span"] = first, last
-        try:
-            self.close()
-        except BaseException:  # a signal: the batch is not delivered
-            place.count -= 1
-            raise
+        self.close()
         return batch
 
     def _check_process(self) -> None:
