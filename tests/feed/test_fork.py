@@ -72,3 +72,35 @@ iterator.close()
 """)
     assert (code, err) == (0, "")
     assert out == "16\nthis feed was started in another process; a forked child must make its own\n0\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected", "says"),
+    [
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit('no')", 1, "no\n"),
+        ("raise KeyError('mine')", 1, "KeyError: 'mine'"),
+        ("return batch", 0, ""),
+        ("os._exit(5)", 5, ""),
+    ],
+)
+def test_a_child_that_a_transform_forks_ends_there_and_the_feed_goes_on(run, ending, expected, says):
+    """It must not come back into the stage, which has no other threads in the child and would wait for ever."""
+    code, out, err = run(f"""
+def fork(batch, rng):
+    child = os.fork()
+    if child == 0:
+        print("child")
+        {ending}
+    return {{**batch, "code": np.full(4, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))}}
+
+feed = feed_of(fork, workers=1)
+print([int(batch.code[0]) for batch, _ in zip(feed, range(3))])
+feed.close()
+print(threads())
+""")
+    assert code == 0
+    assert out.replace("child\n", "") == f"{[expected] * 3}\n[]\n"
+    assert out.count("child\n") >= 3 or ending == "os._exit(5)"
+    assert says in err

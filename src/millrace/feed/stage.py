@@ -11,8 +11,10 @@ import contextlib
 import math
 import os
 import queue
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -115,16 +117,35 @@ def _empty(some: queue.SimpleQueue[Any]) -> None:
 def _work(shared: _Shared, make: Make) -> None:
     while (batch := shared.asked.get()) is not None:
         # No name here holds the batch: its slot is free as soon as the loop lets go of it.
-        shared.made.put({batch: _outcome(make, batch)})
+        shared.made.put({batch: _outcome(shared, make, batch)})
         if shared.is_closed:
             shared.clear()
 
 
-def _outcome(make: Make, batch: int) -> Outcome:
+def _outcome(shared: _Shared, make: Make, batch: int) -> Outcome:
+    result, failure = None, None
     try:
-        return make(batch), None
+        result = make(batch)
     except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
-        return None, error
+        failure = error
+    if shared.process != os.getpid():
+        _end_child(failure)
+    return result, failure
+
+
+def _end_child(failure: BaseException | None) -> None:
+    """Ends a process that the transform forked: it has none of the other threads, and nobody takes its batches."""
+    code = 0 if failure is None else 1
+    if isinstance(failure, SystemExit) and (failure.code is None or isinstance(failure.code, int)):
+        code = failure.code or 0
+    elif isinstance(failure, SystemExit):
+        print(failure.code, file=sys.stderr)
+    elif failure is not None:
+        traceback.print_exception(failure)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
