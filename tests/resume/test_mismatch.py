@@ -55,7 +55,8 @@ MORE = {
 @pytest.mark.parametrize("part", OTHERS)
 def test_another_part_is_named(part):
     feed = OTHERS[part]
-    with pytest.raises(mr.ResumeMismatch, match=f"another {part}") as caught:
+    says = "of seed 7, this feed has seed 8" if part == "seed" else f"another {part}"
+    with pytest.raises(mr.ResumeMismatch, match=says) as caught:
         feed.load_state_dict(STATE)
     assert caught.value.part == part
     assert caught.value.found == STATE[part]
@@ -77,11 +78,41 @@ def test_subsets_are_told_apart_by_their_ids():
     assert caught.value.part == "view"
 
 
-def test_another_seed_of_the_feed_is_another_order():
-    """By default the order is made of the seed, so that it is the order that differs first."""
-    with pytest.raises(mr.ResumeMismatch) as caught:
+def test_another_seed_is_told_as_such_though_the_order_differs_too():
+    with pytest.raises(mr.ResumeMismatch, match="the state is of seed 7, this feed has seed 8; give seed=7") as caught:
         feed_of(seed=8).load_state_dict(STATE)
-    assert caught.value.part == "order"
+    assert caught.value.part == "seed"
+
+
+def test_a_state_from_before_an_append_names_the_snapshot_that_continues_it(tmp_path):
+    columns = {"tokens": mr.Column("uint16")}
+    with mr.StoreWriter(tmp_path / "store", columns=columns) as writer:
+        writer.append({"tokens": np.arange(41, dtype=np.uint16)})
+    before = mr.open_store(tmp_path / "store")
+    feed = feed_of(mr.Blocks(before, length=4))
+    expected = [batch.samples.tolist() for batch, _ in zip(feed, range(3), strict=False)]
+    feed = feed_of(mr.Blocks(before, length=4))
+    next(iter(feed))
+    state = feed.state_dict()
+    with mr.StoreWriter(tmp_path / "store", columns=columns, append=True) as writer:
+        writer.append({"tokens": np.arange(41, dtype=np.uint16)})
+    after = feed_of(mr.Blocks(mr.open_store(tmp_path / "store"), length=4))
+    with pytest.raises(mr.ResumeMismatch, match="the store was appended to since") as caught:
+        after.load_state_dict(state)
+    assert f"snapshot='{before.fingerprint}'" in str(caught.value)
+    found = mr.open_store(tmp_path / "store", snapshot=before.fingerprint)  # as it says
+    again = feed_of(mr.Blocks(found, length=4))
+    again.load_state_dict(state)
+    assert [batch.samples.tolist() for batch, _ in zip(again, range(2), strict=False)] == expected[1:]
+
+
+def test_a_store_that_is_no_path_is_only_named(tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}) as writer:
+        writer.append({"tokens": np.arange(41, dtype=np.uint16)})
+    feed = feed_of(mr.Blocks(mr.open_store(tmp_path / "store"), length=4))
+    for other in ("../store", "0" * 32, STATE["store"]):
+        with pytest.raises(mr.ResumeMismatch, match="another store"):
+            feed.load_state_dict(feed.state_dict() | {"store": other})
 
 
 def test_another_split_of_a_store_is_another_view(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,7 @@ from millrace.order.orders import MAX_POSITION, Order
 from millrace.view.view import View
 
 VERSION = 1
+FINGERPRINT = re.compile("[0-9a-f]{32}")
 
 
 def identity(view: View, order: Order, seed: int) -> dict[str, Any]:
@@ -34,15 +37,36 @@ def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
         raise ConfigError(f"state of version {state['version']}; this millrace reads version {VERSION}")
     if not _is_state(state):
         raise ConfigError(f"this is not a feed's state: {str(state)[:200]}; give what state_dict() returned")
-    described = {"store": repr(view.stores), "view": repr(view), "order": repr(order), "seed": str(seed)}
-    for part, expected in identity(view, order, seed).items():
-        if state.get(part) != expected:
+    here = identity(view, order, seed)
+    for part in ("store", "view", "seed", "order"):  # an order is made of its seed, so the seed is told first
+        if state[part] != here[part]:
             raise ResumeMismatch(
-                f"the saved state belongs to another {part}: saved {state.get(part)}, here {expected} ({described[part]}); "
-                f"use the {part} the run was started with, or start anew",
-                part=part, expected=expected, found=state.get(part),
-            )  # fmt: skip
+                _difference(part, state[part], here[part], view, order), part=part, expected=here[part], found=state[part]
+            )
     return int(state["position"])
+
+
+def _difference(part: str, saved: Any, here: Any, view: View, order: Order) -> str:
+    if part == "seed":
+        return f"the state is of seed {saved}, this feed has seed {here}; give seed={saved}, or start anew"
+    if part == "store" and (path := _with_snapshot(view, saved)) is not None:
+        return (
+            f"the state is of another snapshot of {path}: the store was appended to since; "
+            f"open_store({path!r}, snapshot={saved!r}) opens the one this state is of"
+        )
+    described = {"store": repr(view.stores), "view": repr(view), "order": repr(order)}[part]
+    return (
+        f"the saved state belongs to another {part}: saved {saved}, here {here} ({described}); "
+        f"use the {part} the run was started with, or start anew"
+    )
+
+
+def _with_snapshot(view: View, fingerprint: str) -> str | None:
+    """The path of the view's store, where that has a snapshot of this fingerprint."""
+    path = getattr(view.stores[0], "path", None)
+    if path is None or len(view.stores) > 1 or FINGERPRINT.fullmatch(fingerprint) is None:
+        return None
+    return str(path) if os.path.isfile(os.path.join(path, "snapshots", f"{fingerprint}.json")) else None
 
 
 def _is_state(state: Any) -> bool:
