@@ -4,6 +4,7 @@ import functools
 import gc
 import itertools
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -320,3 +321,14 @@ def test_the_repr_says_where_it_stands():
     feed = feed_of(rank=1, world=2)
     next(iter(feed))
     assert "position 4, batch 4 as rank 1 of 2" in repr(feed)
+
+
+def test_a_batch_larger_than_the_view_is_warned_of():
+    view = mr.Blocks(mr.from_arrays({"tokens": np.arange(11)}), length=1)  # 10 samples
+    with pytest.warns(UserWarning, match="batch=11 is larger than the view, which has 10 samples") as caught:
+        mr.Feed(view, batch=11)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mr.Feed(view, batch=10)
+        mr.Feed(view, batch=11, epochs=1, order=mr.Sequential(10))  # an evaluation: every sample once

@@ -1,4 +1,4 @@
-"""The handler of a signal may raise between any two steps of ``next()``: the state counts what the loop got, and nothing is lost."""
+"""The handler of a signal may raise between any two steps of ``next()``: still the state counts what the loop got."""
 
 import dis
 import sys

@@ -1,5 +1,6 @@
 """What a transform is given, what it may return, what happens when it fails; its randomness follows the position."""
 
+import functools
 import itertools
 import threading
 
@@ -255,3 +256,41 @@ def test_padding_rows_draw_at_position_minus_one():
     *_, last = feed_of(lambda batch, rng: {"drawn": rng.uniform()})
     assert np.array_equal(last.drawn[6:], np.repeat(Rng(2, np.array([-1])).uniform(), 2))
     assert np.array_equal(last.drawn[:6], Rng(2, np.arange(24, 30)).uniform())
+
+
+# What is none.
+
+
+def of_one(batch):
+    return batch
+
+
+class Own:
+    def __call__(self, batch, rng, more):
+        return batch
+
+    def two(self, batch, rng):
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (of_one, r"transform 'of_one' takes \(batch\); a transform takes \(batch, rng\)"),
+        (dict, r"takes \(\); a transform takes \(batch, rng\)"),
+        (Own(), r"transform 'Own' takes \(batch, rng, more\)"),
+        (functools.partial(Own().two, 1), r"takes \(rng\)"),
+        ("augment", "transform='augment' cannot be called"),
+    ],
+)
+def test_what_cannot_be_called_with_a_batch_and_an_rng_is_refused_at_once(transform, message):
+    with pytest.raises(mr.ConfigError, match=message):
+        feed_of(transform)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [Own().two, lambda batch, rng=None, *rest: batch, lambda *all: all[0], functools.partial(Own(), more=1), max],
+)
+def test_whatever_can_be_is_taken(transform):
+    assert feed_of(transform).transform is transform

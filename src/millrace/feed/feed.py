@@ -21,7 +21,7 @@ from millrace.feed.explain import Explanation, describe
 from millrace.feed.iterate import Iteration, Place
 from millrace.feed.lightning import Hand
 from millrace.feed.line import Line, check_line
-from millrace.feed.options import check_options
+from millrace.feed.options import check_options, warn_of_batch
 from millrace.feed.passes import Pass, Passes, not_by_number
 from millrace.feed.report import Report
 from millrace.feed.world import rank_and_world
@@ -79,6 +79,7 @@ class Feed:
         self.rename, self.run = dict(rename or {}), run
         self.given, self._workers = (rank, world), workers
         check_options(self, workers)
+        warn_of_batch(self)
         self.workers = workers or min(4, num_cores())
         # Without a transform the loop makes batches itself rather than wait, so one core is its own.
         self.fillers = workers or max(1, min(4, num_cores() - 1))

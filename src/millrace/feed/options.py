@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import check_names, check_rename
 from millrace.feed.iterate import DEVICES
 from millrace.feed.line import LAST
 from millrace.feed.world import check_given
-from millrace.order.orders import MAX_POSITION
+from millrace.order.orders import MAX_POSITION, Sequential
 from millrace.ragged import as_integer
 
 if TYPE_CHECKING:
@@ -35,6 +37,36 @@ def check_options(feed: Feed, workers: int | None) -> None:
     if feed.stop is not None and feed.line(0, feed.stop).num_batches == 0:
         raise ConfigError(f"last='drop' leaves no batch of {feed.batch} in {feed.stop:,} samples; lower batch")
     check_given(*feed.given, feed.batch)
+    _check_transform(feed.transform)
     names = [field.name for field in feed.view.fields]
     check_names(names)
     check_rename(feed.rename, names if feed.transform is None else None)
+
+
+def _check_transform(transform: Any) -> None:
+    """Refuses one that cannot be called with a batch and an rng, where its signature says so."""
+    if transform is None:
+        return
+    if not callable(transform):
+        raise ConfigError(f"transform={transform!r} cannot be called; expected a function of (batch, rng)")
+    try:
+        taken = inspect.signature(transform)
+    except (ValueError, TypeError):  # of C, without a signature
+        return
+    try:
+        taken.bind(None, None)
+    except TypeError:
+        name = getattr(transform, "__name__", type(transform).__name__)
+        raise ConfigError(f"transform {name!r} takes {taken}; a transform takes (batch, rng)") from None
+
+
+def warn_of_batch(feed: Feed) -> None:
+    """A batch of more samples than there are is padded, or holds some twice; few people want that."""
+    is_evaluation = feed.epochs == 1 and isinstance(feed.order, Sequential)  # every sample once; valid marks the rest
+    if feed.batch > feed.order.n and not is_evaluation:
+        warnings.warn(
+            f"batch={feed.batch} is larger than the view, which has {feed.order.n:,} samples: "
+            "batches are padded, or hold a sample more than once; lower batch",
+            UserWarning,
+            stacklevel=3,
+        )

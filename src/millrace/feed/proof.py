@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,10 +66,12 @@ def _leg(view: View, seed: int, leg: dict[str, int], state: str | None) -> tuple
     batches: list[list[Seen]] = [[] for _ in range(leg["steps"])]
     states = []
     for rank in range(leg["world"]):
-        feed = Feed(
-            view, batch=leg["batch"], seed=seed, rank=rank, world=leg["world"], device="numpy", transform=_draw,
-            depth=leg["depth"], workers=leg["workers"],
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # batches of a proof are of all sizes
+            feed = Feed(
+                view, batch=leg["batch"], seed=seed, rank=rank, world=leg["world"], device="numpy", transform=_draw,
+                depth=leg["depth"], workers=leg["workers"],
+            )  # fmt: skip
         if state is not None:
             feed.load_state_dict(json.loads(state))
         with feed:

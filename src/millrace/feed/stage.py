@@ -135,16 +135,17 @@ def _outcome(shared: _Shared, make: Make, batch: int) -> Outcome:
 
 def _end_child(failure: BaseException | None) -> None:
     """Ends a process that the transform forked: it has none of the other threads, and nobody takes its batches."""
-    code = 0 if failure is None else 1
+    code, says = 0 if failure is None else 1, ""
     if isinstance(failure, SystemExit) and (failure.code is None or isinstance(failure.code, int)):
         code = failure.code or 0
     elif isinstance(failure, SystemExit):
-        print(failure.code, file=sys.stderr)
+        says = f"{failure.code}\n"
     elif failure is not None:
-        traceback.print_exception(failure)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
-            stream.flush()
+        says = "".join(traceback.format_exception(failure))
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # no streams, or closed ones
+        sys.stderr.write(says)
+        sys.stderr.flush()
+        sys.stdout.flush()
     os._exit(code & 0xFF)
 
 
