@@ -65,7 +65,8 @@ def leaf_views(draw, store):
         sizes = {name: draw(st.integers(1, 4)) for name in ("lookback", "horizon", "stride")}
         return mr.Windows(store, **sizes, lead=draw(st.integers(0, 2)), column=column, target=target)
     columns = draw(st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True))
-    return mr.Records(store, columns=columns, pad=draw(st.integers(1, 6)) if kind == "padded" else None)
+    pad = draw(st.integers(1, 6)) if kind == "padded" else None
+    return mr.Records(store, columns=columns, pad=pad, mask=pad is not None and draw(st.booleans()))
 
 
 @st.composite

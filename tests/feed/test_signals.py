@@ -41,7 +41,9 @@ class RaiseAt:
             return self
         step, before = dis.opname[frame.f_code.co_code[frame.f_lasti]], self.last[id(frame)]
         self.last[id(frame)] = step
-        is_asked = before.startswith(("RESUME", "CALL", "JUMP_BACKWARD")) or frame.f_code.co_filename == iterate.__file__
+        is_asked = (
+            before.startswith(("RESUME", "CALL", "JUMP_BACKWARD")) or frame.f_code.co_filename == iterate.__file__
+        )
         if is_asked and not step.startswith("RETURN"):
             self.left -= 1
             if self.left < 0:

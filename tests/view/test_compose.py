@@ -32,7 +32,14 @@ def events(count, seed=0):
 def as_items(records, pad=None):
     found = []
     for record in records:
-        item = {**record, "hits": record["hits"].astype(np.float32), "label": np.int64(record["label"])}
+        lengths = {"lengths": record["hits"], "lengths_image": record["image"]} if pad else {}
+        item = {
+            "hits": record["hits"].astype(np.float32),
+            "image": record["image"],
+            **{name: np.int64(min(len(rows), pad)) for name, rows in lengths.items()},
+            "label": np.int64(record["label"]),
+            "key": record["key"],
+        }
         for name in RAGGED if pad else ():
             dense = np.zeros((pad, *item[name].shape[1:]), item[name].dtype)
             dense[: len(item[name])] = item[name][:pad]

@@ -1,5 +1,6 @@
 """Records against the records that were written: every dtype, several axes, padding, and what is left unread."""
 
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -71,12 +72,20 @@ def delivered(column, stored):
     return np.asarray(stored).astype(DELIVERED[column.dtype])
 
 
-def expected(columns, records, names, pad=None):
-    """Items, row columns first; padded ones cut or filled with zeros."""
+def expected(columns, records, names, pad=None, mask=False):
+    """Items, row columns first; padded ones cut or filled with zeros, with how many rows are real, and which."""
     rows = [name for name in names if columns[name].axis is not None]
+    first = {columns[name].axis: name for name in reversed(rows)}
+    primary = next((column.axis for column in columns.values() if column.axis is not None), None)
     items = []
     for record in records:
-        item = {name: delivered(columns[name], record[name]) for name in [*rows, *(n for n in names if n not in rows)]}
+        item = {name: delivered(columns[name], record[name]) for name in rows}
+        for kind in ["lengths", *(["row_mask"] if mask else [])] if pad else ():
+            for axis in dict.fromkeys(columns[name].axis for name in rows):
+                count = min(len(record[first[axis]]), pad)
+                value = np.int64(count) if kind == "lengths" else np.array([row < count for row in range(pad)])
+                item[kind if axis == primary else f"{kind}_{axis}"] = value
+        item |= {name: delivered(columns[name], record[name]) for name in names if name not in rows}
         for name in rows if pad else ():
             dense = np.zeros((pad, *columns[name].shape), item[name].dtype)
             kept = item[name][:pad]
@@ -91,14 +100,15 @@ def expected(columns, records, names, pad=None):
     count=st.integers(0, 9),
     seed=st.integers(0, 99),
     pad=st.none() | st.integers(1, 6),
+    mask=st.booleans(),
     data=st.data(),
 )
-def test_records_come_whole_ragged_or_padded(stores, check_view, columns, count, seed, pad, data):
+def test_records_come_whole_ragged_or_padded(stores, check_view, columns, count, seed, pad, mask, data):
     records = make_records(columns, count, seed)
     store = stores.make(data.draw(st.sampled_from(stores.where)), columns, records)
     chosen = data.draw(st.none() | st.lists(st.sampled_from(list(columns)), min_size=1, unique=True))
-    view = mr.Records(store, columns=chosen, pad=pad)
-    items, rows = expected(columns, records, chosen or list(columns), pad)
+    view = mr.Records(store, columns=chosen, pad=pad, mask=mask and pad is not None)
+    items, rows = expected(columns, records, chosen or list(columns), pad, mask)
     axes = {column.axis: name for name, column in reversed(columns.items()) if column.axis is not None}
     ends = {axis: np.cumsum([0, *(len(record[name]) for record in records)]) for axis, name in axes.items()}
     first = next(column.axis for column in columns.values() if column.axis is not None)
@@ -107,7 +117,11 @@ def test_records_come_whole_ragged_or_padded(stores, check_view, columns, count,
         spans = view.spans(np.arange(count), axis)
         assert (spans.starts.tolist(), spans.stops.tolist()) == (ends[axis][:-1].tolist(), ends[axis][1:].tolist())
     assert view.records(np.arange(count)).tolist() == list(range(count))
-    assert "0 rows never delivered" in repr(view)
+    padded = {columns[name].axis for name in rows if pad}
+    cut = {axis: np.maximum(np.diff(ends[axis]) - pad, 0) for axis in padded}
+    assert f"; {cut[first].sum() if first in padded else 0:,} rows never delivered" in repr(view)
+    assert view.num_cut == sum(any(cut[axis][k] for axis in padded) for k in range(count))
+    assert (f"{view.num_cut} of {count} records cut to {pad} rows" in repr(view)) == (view.num_cut > 0)
 
 
 @given(columns=columns(), splits=st.lists(st.sampled_from(["train", "val"]), max_size=8), data=st.data())
@@ -203,3 +217,80 @@ def test_a_split_by_time_has_no_whole_records():
     assert len(mr.Records(store)) == 2
     with pytest.raises(mr.ConfigError, match="split 'train' is a split by time"):
         mr.Records(store.split("train"))
+
+
+HITS = {"hits": np.arange(8.0), "label": np.array([1, 2, 3])}
+OFFSETS = [0, 5, 5, 8]
+
+
+def padded(**options):
+    return mr.Records(mr.from_arrays(HITS, OFFSETS), pad=4, **options)
+
+
+def test_cut_records_are_counted_shown_and_warned_of():
+    with pytest.warns(
+        UserWarning, match=r"Records\(pad=4\) cuts 1 of 3 records: record 0 is the longest with 5"
+    ) as caught:
+        view = padded()
+    assert [warning.filename for warning in caught] == [__file__]
+    assert view.num_cut == 1
+    assert "1 rows never delivered; 1 of 3 records cut to 4 rows>" in repr(view)
+    assert "1 rows never delivered" in repr(mr.Subset(view, [0, 2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert mr.Records(view.store, pad=5).num_cut == 0
+        assert mr.Records(view.store, columns=["label"], pad=1).num_cut == 0  # no rows, so none are cut
+
+
+def test_cut_records_are_refused_where_asked():
+    with pytest.raises(
+        mr.ConfigError, match="1 of 3 records are longer than pad=4: record 0 is the longest with 5 rows"
+    ):
+        padded(cut="refuse")
+    assert mr.Records(mr.from_arrays(HITS, OFFSETS), pad=5, cut="refuse")[[0, 1, 2]]["lengths"].tolist() == [5, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cut": "yes"}, "cut='yes'; expected one of allow, refuse"),
+        ({"pad": None, "mask": True}, "give pad= too"),
+        ({"pad": None, "cut": "refuse"}, "give pad= too"),
+        ({"pad": 0}, "pad=0"),
+        ({"pad": 1 << 63}, "pad=9223372036854775808"),
+    ],
+)
+def test_padding_that_means_nothing_is_refused(options, message):
+    with pytest.raises(mr.ConfigError, match=message):
+        mr.Records(mr.from_arrays(HITS, OFFSETS), **{"pad": 4, **options})
+
+
+@pytest.mark.parametrize("name", ["lengths", "row_mask"])
+def test_a_column_of_the_same_name_is_a_clash(name):
+    store = mr.from_arrays({"hits": np.arange(8.0), name: np.array([1, 2, 3])}, OFFSETS)
+    with pytest.raises(mr.ConfigError, match=f"pad=8 adds '{name}', which is also a column"):
+        mr.Records(store, pad=8, mask=True)
+    assert mr.Records(store, pad=8, mask=True, columns=["hits"])[0][name] is not None
+    assert name in mr.Records(store)[0]
+
+
+def test_new_keys_of_a_spec_are_left_out_at_their_defaults():
+    """So that states of views made before they were there still fit."""
+    view = padded()
+    assert list(view.spec()) == ["view", "store", "split", "columns", "pad"]
+    for options in ({}, {"mask": True}, {"cut": "refuse", "pad": 5}):
+        view = mr.Records(view.store, **{"pad": 4, **options})
+        again = mr.from_spec(view.spec(), view.store)
+        assert (again.spec(), again.fields) == (view.spec(), view.fields)
+
+
+def test_a_data_loader_gets_lengths_and_mask():
+    from torch.utils.data import DataLoader
+
+    from millrace.torch import Dataset
+
+    view = padded(mask=True)
+    (batch,) = DataLoader(Dataset(view), batch_size=3)
+    assert batch["lengths"].tolist() == [4, 0, 3]
+    assert batch["row_mask"].int().tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]
+    assert batch["hits"].shape == (3, 4)

@@ -240,5 +240,5 @@ def test_repr_says_samples_fields_bytes_and_what_is_left_out(text, series):
         repr(mr.Records(text))
         == "<Records: 9 samples; tokens int64(any), source int32; ragged; 0 rows never delivered>"
     )
-    assert "tokens int64(4), source int32; 36 bytes each" in repr(mr.Records(text, pad=4))
+    assert "tokens int64(4), lengths int64, source int32; 44 bytes each" in repr(mr.Records(text, pad=4))
     assert "0 samples" in repr(mr.Subset(mr.Records(text), []))

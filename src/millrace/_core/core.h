@@ -60,7 +60,8 @@ int core_add_column(PyObject *module);
 #define MAX_AXES 16
 #define MAX_FIELDS 64
 
-enum { DENSE, RAGGED, PADDED, RECORD };
+/* LENGTHS: how many rows the span has, at most `first`; MASK: a byte for each of `length` rows, 1 where the span has it. */
+enum { DENSE, RAGGED, PADDED, RECORD, LENGTHS, MASK };
 enum { COPY, FROM_I8, FROM_U8, FROM_I16, FROM_U16, FROM_I32, FROM_U32, FROM_F16, FROM_BF16 };
 enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED, TOO_LARGE, REFUSED };
 

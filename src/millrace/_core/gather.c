@@ -151,11 +151,35 @@ int64_t core_piece_rows(const Pieces *pieces, int64_t i) {
     return (int64_t)rows;
 }
 
+/* The rows of sample i's pieces, at most `most`. */
+static int count_rows(const Field *field, const Pieces *pieces, int64_t i, int64_t most, int64_t *rows, Problem *problem) {
+    int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i];
+    int64_t high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
+    *rows = 0;
+    for (int64_t p = low; p < high && *rows < most; p++) {
+        int64_t start = pieces->starts[p], stop = pieces->stops[p];
+        if (start < 0 || stop < start || stop > field->column->num_rows)
+            return failed(problem, OUTSIDE, field, start, stop, field->column->num_rows);
+        *rows += stop - start < most - *rows ? stop - start : most - *rows;
+    }
+    return FINE;
+}
+
 int core_gather(const Field *field, const Pieces *axes, const int64_t *records, int64_t i, int64_t room, char *to,
                 const Fetched *fetched, Problem *problem) {
     if (field->kind == RECORD)
         return copy_span(field, records[i], (int64_t)((uint64_t)records[i] + 1), to, fetched, problem);
     int64_t copied, skip = field->kind == DENSE ? field->first : 0;
+    if (field->kind == LENGTHS || field->kind == MASK) {
+        int64_t most = field->kind == LENGTHS ? field->first : field->length;
+        if (count_rows(field, &axes[field->axis], i, most, &copied, problem)) return problem->code;
+        if (field->kind == LENGTHS) memcpy(to, &copied, sizeof copied);
+        else {
+            memset(to, 1, (size_t)copied);
+            memset(to + copied, 0, (size_t)(most - copied));
+        }
+        return FINE;
+    }
     if (copy_pieces(field, &axes[field->axis], i, skip, room, to, &copied, fetched, problem)) return problem->code;
     if (field->kind == PADDED)
         memset(to + copied * field->out_row_bytes, 0, (size_t)((room - copied) * field->out_row_bytes));

@@ -41,7 +41,10 @@ def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
     for part in ("store", "view", "seed", "order"):  # an order is made of its seed, so the seed is told first
         if state[part] != here[part]:
             raise ResumeMismatch(
-                _difference(part, state[part], here[part], view, order), part=part, expected=here[part], found=state[part]
+                _difference(part, state[part], here[part], view, order),
+                part=part,
+                expected=here[part],
+                found=state[part],
             )
     return int(state["position"])
 

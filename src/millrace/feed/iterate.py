@@ -123,7 +123,9 @@ class Iteration:
         count = None
         try:
             if takers.setdefault("next", mine) is not mine:  # whoever has it goes on undisturbed
-                raise FeedError("two threads take batches from one iterator at a time; give each thread a feed of its own")
+                raise FeedError(
+                    "two threads take batches from one iterator at a time; give each thread a feed of its own"
+                )
             count = place.count
             if self.is_closed or count == self.total:
                 raise StopIteration

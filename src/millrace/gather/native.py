@@ -20,7 +20,7 @@ THREAD_BYTES = 4 << 20  # another thread for every so many: starting one takes t
 MAX_THREADS = 8
 
 # Numbered as in core.h.
-_DENSE, _RAGGED, _PADDED, _RECORD = range(4)
+_DENSE, _RAGGED, _PADDED, _RECORD, _LENGTHS, _MASK = range(6)
 _WIDENED = {"i1": 1, "u1": 2, "i2": 3, "u2": 4, "i4": 5, "u4": 6}
 _FROM_F16, _FROM_BF16 = 7, 8
 
@@ -38,23 +38,28 @@ def _cast(field: Field, stored: np.dtype[Any]) -> int | None:
 
 def _describe(field: Field, column: Any, number: int, axes: list[str]) -> tuple[Any, ...] | None:
     """A field as the core knows it."""
-    tail, cast = tuple(column.shape[1:]), _cast(field, column.dtype)
+    tail, cast = tuple(column.shape[1:]), 0 if field.measure else _cast(field, column.dtype)
     delivered = (*tail, 1) if field.is_single else tail
     group = delivered[-1] if delivered else 1
     if field.items is not None and delivered:
         delivered = (*delivered[:-1], len(field.items))
     row_items = int(np.prod(tail, dtype=np.int64))
-    if cast is None or delivered != field.tail or row_items == 0 or field.items == ():
+    if cast is None or (delivered != field.tail and not field.measure) or row_items == 0 or field.items == ():
         return None
     kind, axis, length = _RECORD, 0, 1
     if field.axis is not None:
         axis = axes.index(field.axis)
         kind = _DENSE if field.length is not None else _RAGGED if field.pad is None else _PADDED
         length = field.length if field.length is not None else field.pad or 0
+    first = field.first
+    if field.measure == "lengths":
+        kind, first, length = _LENGTHS, length, 1
+    elif field.measure == "mask":
+        kind = _MASK
     items = None if field.items is None else tuple(field.items)
     # Names are only for errors.
     name = repr(field.name)[:60].encode("ascii", "replace").decode()
-    return (name, number, kind, axis, cast, field.first, length, row_items, group, column.dtype.itemsize, items)
+    return (name, number, kind, axis, cast, first, length, row_items, group, column.dtype.itemsize, items)
 
 
 class Native:

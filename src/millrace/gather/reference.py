@@ -27,7 +27,8 @@ class Field:
 
     On an axis with a ``length`` it is dense: rows ``first .. first + length`` of the span. Without, it is ragged:
     the whole span, or padded and cut to ``pad`` rows. Without an axis it is one item of the sample's record.
-    ``items`` picks entries of the last axis of a row. ``is_bits`` marks bfloat16, delivered as float32.
+    ``items`` picks entries of the last axis of a row. ``is_bits`` marks bfloat16, delivered as float32. With a ``measure``
+    no rows are delivered: "lengths" is how many of the ``pad`` rows the span has, "mask" says which.
     """
 
     name: str
@@ -42,11 +43,12 @@ class Field:
     is_bits: bool = False
     is_single: bool = False  # a row of one number, delivered as a row of one feature
     is_text: bool = False
+    measure: str | None = None
 
     @property
     def shape(self) -> tuple[int | None, ...]:
         """Of one sample; None where lengths differ."""
-        if self.axis is None:
+        if self.axis is None or self.measure == "lengths":
             return self.tail
         return (self.length if self.length is not None else self.pad, *self.tail)
 
@@ -111,6 +113,8 @@ class Located:
         for field in self._fields:
             if field.name in filled:
                 out[field.name] = filled[field.name]
+            elif field.measure is not None:
+                out[field.name] = self._measured(field, first, last, allocate)
             elif field.axis is None:
                 out[field.name] = self._record_items(field, first, last, allocate)
             elif field.length is None:
@@ -163,6 +167,13 @@ class Located:
             return self._columns[field.column].decoded(found, records)  # type: ignore[no-any-return]
         out = allocate(field.name, (last - first, *field.tail), field.dtype)
         out[...] = _delivered(field, self._columns[field.column].take(records))
+        return out
+
+    def _measured(self, field: Field, first: int, last: int, allocate: Allocate) -> Array:
+        pad = field.pad or 0
+        lengths = np.minimum(self._spans[field.axis or ""].lengths[first:last], pad)
+        out = allocate(field.name, (last - first, *(n or 0 for n in field.shape)), field.dtype)
+        out[...] = lengths if field.measure == "lengths" else np.arange(pad) < lengths[:, None]
         return out
 
     def _ragged(self, field: Field, first: int, last: int, allocate: Allocate) -> Any:

@@ -166,8 +166,10 @@ class Concat(View):
 def _delivered(fields: Sequence[Field], spans: Spans) -> list[tuple[Int64s, Int64s]]:
     """The pieces of spans that are delivered: rows between lookback and horizon are not."""
     dense = {(field.first, field.length) for field in fields if field.axis is not None and field.length is not None}
-    is_whole = spans.offsets is not None or any(field.axis is not None and field.length is None for field in fields)
-    if is_whole or not dense:
+    whole = [field.pad for field in fields if field.axis is not None and field.length is None]
+    if whole and spans.offsets is None and None not in whole:
+        return [(spans.starts, spans.starts + np.minimum(spans.lengths, max(pad or 0 for pad in whole)))]
+    if whole or spans.offsets is not None or not dense:
         return [(spans.starts, spans.stops)]
     return [(spans.starts + first, spans.starts + first + length) for first, length in dense]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
@@ -13,33 +15,84 @@ from millrace.gather.reference import Field
 from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.view import StoreLike, View, column_field, store_spec
 
+CUTS = ("allow", "refuse")
+MAX_PAD = 1 << 62
+
 
 class Records(View):
     """Sample ``i`` is record ``i``: each row column a ``Ragged`` (values + offsets), each record column one item.
 
-    ``columns`` picks what is delivered; nothing else is read. ``pad=64`` makes row columns dense, cut or filled
-    with zeros to 64 rows.
+    ``columns`` picks what is delivered; nothing else is read. ``pad=64`` makes row columns dense, with zeros after the last
+    row. ``lengths`` then says how many rows are real (``lengths_<axis>`` for axes after the first), and with ``mask=True``
+    ``row_mask`` says which. Records longer than ``pad`` are cut, counted and warned of; ``cut="refuse"`` is an error instead.
 
     >>> from millrace import from_arrays
-    >>> view = Records(from_arrays({"hits": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "label": [7, 8]}, offsets=[0, 4, 6]))
+    >>> store = from_arrays({"hits": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "label": [7, 8]}, offsets=[0, 4, 6])
+    >>> view = Records(store)
     >>> view[1]["hits"].tolist(), int(view[1]["label"]), view[[1, 0]]["hits"].offsets.tolist()
     ([4.0, 5.0], 8, [0, 2, 6])
+    >>> padded = Records(store, pad=4, mask=True)[1]
+    >>> padded["hits"].tolist(), int(padded["lengths"]), padded["row_mask"].tolist()
+    ([4.0, 5.0, 0.0, 0.0], 2, [True, True, False, False])
     """
 
-    def __init__(self, store: StoreLike, *, columns: Sequence[str] | None = None, pad: int | None = None) -> None:
+    def __init__(
+        self,
+        store: StoreLike,
+        *,
+        columns: Sequence[str] | None = None,
+        pad: int | None = None,
+        cut: str = "allow",
+        mask: bool = False,
+    ) -> None:
         if store.cuts is not None:
             raise ConfigError(f"split {store.split_name!r} is a split by time, which cuts records; use Windows")
         pad = None if pad is None else as_integer("pad", pad)
-        if pad is not None and pad < 1:
+        if pad is not None and not 1 <= pad <= MAX_PAD:
             raise ConfigError(f"pad={pad}; expected 1 or more rows")
+        if cut not in CUTS:
+            raise ConfigError(f"cut={cut!r}; expected one of {', '.join(CUTS)}")
+        if pad is None and (mask or cut != "allow"):
+            raise ConfigError("mask and cut are about padding; give pad= too")
         if columns is not None and not len(columns):
             raise ConfigError("columns=[] asks for nothing; leave it out for every column")
-        self.store, self.pad = store, pad
+        self.store, self.pad, self.cut, self.mask = store, pad, cut, bool(mask)
         names = list(store.layout.columns if columns is None else columns)
         fields = [column_field(store, name) for name in names]
         self._chosen = None if columns is None else names
         rows = [replace(field, pad=pad) for field in fields if field.axis is not None]
-        self.fields: tuple[Field, ...] = (*rows, *(field for field in fields if field.axis is None))
+        measures = [] if pad is None else _measures(rows, store.layout.primary, self.mask)
+        if clash := [field.name for field in measures if field.name in names]:
+            raise ConfigError(
+                f"pad={pad} adds {clash[0]!r}, which is also a column of the store; leave that column out with columns="
+            )
+        self.fields: tuple[Field, ...] = (*rows, *measures, *(field for field in fields if field.axis is None))
+        self.num_cut, self._cut_rows = 0, 0
+        if pad is not None:
+            self._count_cut(pad, list(dict.fromkeys(field.axis or "" for field in rows)))
+
+    def _count_cut(self, pad: int, axes: list[str]) -> None:
+        """Counts the records with more than ``pad`` rows on some axis, and refuses or warns of them."""
+        most, is_cut = np.zeros(len(self), np.int64), np.zeros(len(self), bool)
+        for axis in axes:
+            lengths = np.diff(self.store.axis_offsets(axis))
+            most, is_cut = np.maximum(most, lengths), is_cut | (lengths > pad)
+            if axis == self.store.layout.primary:
+                self._cut_rows = int(np.maximum(lengths - pad, 0).sum())
+        self.num_cut = int(is_cut.sum())
+        if not self.num_cut:
+            return
+        longest = f"record {int(most.argmax())} is the longest with {int(most.max()):,} rows"
+        if self.cut == "refuse":
+            raise ConfigError(
+                f"{self.num_cut:,} of {len(self):,} records are longer than pad={pad}: {longest}; raise pad, or give cut='allow'"
+            )
+        warnings.warn(
+            f"Records(pad={pad}) cuts {self.num_cut:,} of {len(self):,} records: {longest}; raise pad, or give cut='refuse' "
+            "to make this an error",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def __len__(self) -> int:
         return self.store.num_records
@@ -56,7 +109,31 @@ class Records(View):
         return [("offsets", self)] if type(self) is Records else None
 
     def unused_rows(self) -> int:
-        return 0
+        return self._cut_rows
 
     def spec(self) -> dict[str, Any]:
-        return {"view": "records", **store_spec(self.store), "columns": self._chosen, "pad": self.pad}
+        """Keys that came later are left out at their defaults, so that fingerprints stay."""
+        later: dict[str, Any] = {"cut": self.cut} if self.cut != "allow" else {}
+        later |= {"mask": True} if self.mask else {}
+        return {"view": "records", **store_spec(self.store), "columns": self._chosen, "pad": self.pad, **later}
+
+    def __repr__(self) -> str:
+        found = super().__repr__()
+        if not self.num_cut:
+            return found
+        return f"{found[:-1]}; {self.num_cut:,} of {len(self):,} records cut to {self.pad} rows>"
+
+
+def _measures(rows: list[Field], primary: str, mask: bool) -> list[Field]:
+    """How many of the padded rows are real, for each axis, and which."""
+    first = {field.axis: field for field in reversed(rows)}  # any column of an axis says where its rows are
+    axes = list(dict.fromkeys(field.axis for field in rows))
+    kinds = {"lengths": np.dtype(np.int64), **({"row_mask": np.dtype(bool)} if mask else {})}
+    return [
+        Field(
+            name if axis == primary else f"{name}_{axis}", first[axis].column, axis, dtype, pad=first[axis].pad,
+            measure=name.removeprefix("row_"),
+        )
+        for name, dtype in kinds.items()
+        for axis in axes
+    ]  # fmt: skip
