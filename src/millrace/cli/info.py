@@ -10,7 +10,16 @@ import typer
 EXAMPLE = "millrace info prices/"
 KINDS = {"series": "series (a table)"}
 NOUNS = {"text": ("document", "token"), "series": ("entity", "row")}
-SAID = ("features", "target", "entity", "time", "cut_times", "report", "layout")  # by the sentences above the tables
+SAID = (
+    "features",
+    "target",
+    "entity",
+    "time",
+    "cut_times",
+    "report",
+    "layout",
+    "static_scaling",
+)  # by the sentences above the tables
 
 
 def run(
@@ -235,5 +244,12 @@ def _meta(meta: dict[str, Any]) -> list[Sequence[str]]:
     from millrace.cli.console import printable, shorten
 
     others = {key: value for key, value in meta.items() if key not in SAID}
-    table = [(printable(key), shorten(printable(str(value)), 200)) for key, value in others.items()]
+    table = [(printable(key), shorten(printable(_plain(value)), 200)) for key, value in others.items()]
     return [("name", "value"), *table] if table else []
+
+
+def _plain(value: Any) -> str:
+    """A value of meta without the brackets of Python."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_plain(item)}" for key, item in value.items())
+    return ", ".join(map(_plain, value)) if isinstance(value, (list, tuple)) else str(value)

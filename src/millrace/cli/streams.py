@@ -14,12 +14,13 @@ from typing import Any, TextIO
 from millrace.errors import MillraceError
 
 
-class OutputFailed(MillraceError):
+# Both are OSErrors, since training goes on without its log; without an errno, by which typer would end the command itself.
+class OutputFailed(MillraceError, OSError):
     """Standard output takes no more: its disk is full, or its device is gone."""
 
 
-class ReaderGone(MillraceError):
-    """Whoever read our output has gone (`| head`); typer would make exit code 1 of a BrokenPipeError."""
+class ReaderGone(MillraceError, BrokenPipeError):
+    """Whoever read our output has gone (`| head`)."""
 
 
 class _Output(io.FileIO):

@@ -103,7 +103,7 @@ def test_the_next_command_shows_names_times_and_values_as_they_were(source, out,
     done = subprocess.run([sys.executable, "-m", *following, "-n", "1"], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     original = pd.read_parquet(folder / "prices" / "AAA.parquet").query("volume < 800").reset_index(drop=True)
-    assert re.fullmatch(rf"record 0 'AAA': {len(original)} rows", lines[0])
+    assert re.fullmatch(rf"record 0 'AAA': {len(original)} rows \(the first 5 shown\)", lines[0])
     assert lines[1].split() == ["time", "close", "volume", "mood"]
     for k in range(3):
         row = original.loc[k]
@@ -310,7 +310,9 @@ def test_head_names_what_is_static_and_info_says_how_it_was_scaled(source, out, 
     static = json.loads(capsys.readouterr().out)[0]["static"]
     assert static == {"founded": pytest.approx(original["founded"]), "country": original["country"]}
     assert run(["info", out]) == 0
-    assert re.search(r"^scaling +standard, fitted on train rows$", capsys.readouterr().out, re.MULTILINE)
+    said = capsys.readouterr().out
+    assert "Values are scaled: standard, all records together, fitted on the train rows.\n" in said
+    assert re.search(r"categories +mood: calm.*; country: DE, FR$", said, re.MULTILINE)
 
 
 def test_the_search_for_quartiles_is_shown(source, out):
