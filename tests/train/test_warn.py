@@ -9,7 +9,18 @@ from millrace.cli import run as millrace
 from millrace.train.trainer import train
 
 from .conftest import config_of
-from .test_threads import Lines
+
+
+class Lines:
+    """A console that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    show = note = say
 
 
 def test_a_lookback_longer_than_every_series_is_told_with_its_key_and_the_longest(waves, tmp_path):
@@ -53,4 +64,6 @@ def test_a_step_that_a_run_never_took_is_refused(tokens, tmp_path, capsys):
     capsys.readouterr()
     assert millrace(["explain", str(tmp_path / "run"), "--step", "99"]) == 1
     run = tmp_path / "run"
-    assert capsys.readouterr().err == f"error: step 99 is after the end of the run {run}, which has 3 steps; give 1 to 3\n"
+    assert (
+        capsys.readouterr().err == f"error: step 99 is after the end of the run {run}, which has 3 steps; give 1 to 3\n"
+    )
