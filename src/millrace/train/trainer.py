@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from millrace.train.settings import Config
 from millrace.train.signals import Signals
 from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
-from millrace.train.warn import warnings
+from millrace.train.warn import said_before
 
 
 def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
@@ -88,10 +89,12 @@ class Trainer:
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
         self.to_device = self.precision.to_device
-        self.feed = Feed(
-            self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
-            device=str(world.device),
-        )  # fmt: skip
+        with warnings.catch_warnings():  # of a large batch: it is told in terms of the configuration
+            warnings.simplefilter("ignore", UserWarning)
+            self.feed = Feed(
+                self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
+                device=str(world.device),
+            )  # fmt: skip
         seed_step(config.train.seed, 0, 0)  # the same weights on every rank
         with memory_for(
             "while building the model", "take a smaller model, or train.parallel = 'fsdp2' on several GPUs"
@@ -298,7 +301,7 @@ class Trainer:
             f"{len(self.view):,} samples, batch {self.config.train.batch}, {self.config.train.precision}, "
             f"threads {torch.get_num_threads()}"
         )
-        for line in warnings(self.step, self.config, len(self.view)):
+        for line in said_before(self.step, self.config, len(self.view)):
             self._console.say(line)
 
     def _write(self, values: Mapping[str, Any]) -> None:

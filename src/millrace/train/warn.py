@@ -27,7 +27,7 @@ def why_empty(view: View, store: Store, data: Data) -> str:
     return f"{split} has no samples; train on another split, or prepare more data"
 
 
-def warnings(step: int, config: Config, samples: int) -> list[str]:
+def said_before(step: int, config: Config, samples: int) -> list[str]:
     """Lines for a run that stands at a step, over a view of so many samples."""
     last, batch, said = config.train.max_steps, config.train.batch, []
     if step > last:
