@@ -19,6 +19,7 @@ import msgspec
 import xxhash
 
 from millrace.errors import ConfigError, SourceError
+from millrace.prepare.exclude import Exclude
 
 ENDS = 64 << 10  # bytes of either end that stand for a file's contents in a plan
 PACKED = frozenset((".gz", ".zst", ".bz2", ".xz"))  # endings that stand behind another
@@ -52,12 +53,14 @@ def find_files(
     *,
     avoid: Collection[Path] = (),
     given: Mapping[str, InputFile] | None = None,
+    exclude: Sequence[str] = (),
 ) -> Found:
     """Every file of the arguments, looked at before any work is done; in folders those that ``is_known``.
 
     ``avoid``: folders (real paths) that hold no input, such as the output. ``given``: arguments that are known already.
+    ``exclude``: patterns of files and folders that are left out (``exclude.py``).
     """
-    finder = _Finder(is_known, expected, avoid)
+    finder = _Finder(is_known, expected, avoid, Exclude(exclude))
     given = given or {}
     named = [Path(path).parent for path in paths if not os.path.isdir(path) and os.path.lexists(path)]
     shared = len(Path(os.path.commonpath(named)).parts) if len({path.is_absolute() for path in named}) == 1 else 0
@@ -98,8 +101,11 @@ def _depth(argument: str, shared: int) -> int:
 class _Finder:
     """Takes every file once, and remembers what it left out."""
 
-    def __init__(self, is_known: Callable[[str], bool], expected: str, avoid: Collection[Path]) -> None:
+    def __init__(
+        self, is_known: Callable[[str], bool], expected: str, avoid: Collection[Path], exclude: Exclude
+    ) -> None:
         self._is_known, self._expected, self._avoid = is_known, expected, set(map(str, avoid))
+        self._exclude, self._depth = exclude, 0
         self._real = lru_cache(maxsize=1024)(lambda folder: os.path.realpath(folder or "."))
         self.files: list[InputFile] = []
         self._known: dict[object, tuple[str, bool]] = {}  # identity or name -> (name, whether the user named it)
@@ -108,8 +114,13 @@ class _Finder:
 
     def take_all(self, argument: str, depth: int) -> None:
         is_named = os.path.lexists(argument) and not os.path.isdir(argument)
+        self._depth = depth
         for path in [argument] if is_named else self._expand(argument):
-            self._take(path, depth, is_named)
+            if not self._is_excluded(path):
+                self._take(path, depth, is_named)
+
+    def _is_excluded(self, path: str, *, is_folder: bool = False) -> bool:
+        return self._exclude.matches(printable(path), Path(printable(path)).parts[self._depth :], is_folder=is_folder)
 
     def add(self, file: InputFile) -> None:
         if file.path in self._known:
@@ -182,7 +193,7 @@ class _Finder:
 
     def _is_source(self, folder: str, place: str) -> bool:
         """Whether a folder that was not named itself is looked into."""
-        if self._is_avoided(place):
+        if self._is_avoided(place) or self._is_excluded(folder, is_folder=True):
             return False
         if os.path.exists(os.path.join(folder, "store.json")) and os.path.isdir(os.path.join(folder, "snapshots")):
             self._leave("a store, which is no source", folder)
@@ -201,6 +212,8 @@ class _Finder:
             if stat.S_ISDIR(mode):
                 if self._is_source(path, os.path.join(place, name)):
                     yield from self._walk(path, os.path.join(place, name))
+            elif self._is_excluded(path):
+                continue
             elif not self._is_known(path):
                 self._endings[ending(path)] += 1
             elif stat.S_ISREG(mode):
@@ -237,7 +250,7 @@ class _Finder:
             rest = len(self._endings) - MAX_ENDINGS
             more = f" and {rest:,} more endings" if rest > 0 else ""
             notes.append(f"files of other endings left out: {', '.join(shown)}{more}")
-        return notes
+        return notes + self._exclude.notes()
 
 
 def _names(folder: str) -> list[str]:
