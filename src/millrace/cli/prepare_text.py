@@ -91,6 +91,13 @@ def run(
     max_ratio: Annotated[
         int, typer.Option(help="How many times its size a compressed file may expand to; 1 GiB is always allowed.")
     ] = 1000,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Leave out files that match, such as '*.bak' or 'drafts/**'; repeatable."),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin afresh: remove what an interrupted run left behind.")
+    ] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
     stall: Annotated[
         float,
@@ -129,7 +136,8 @@ def run(
         given["dedup"] = "none"
     with TextProgress() as progress:
         report = prepare_text(
-            sources, out, workers=workers, append=append, progress=progress, stall_s=stall, **given
+            sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
+            stall_s=stall, **given,
         )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))

@@ -17,33 +17,33 @@ from millrace.store import platform
 Done = TypeVar("Done", bound=msgspec.Struct)
 
 
-def part_folder(folder: str | Path, number: int) -> Path:
-    return Path(folder) / "parts" / f"{number:06d}"
+def part_folder(folder: str | Path, name: int | str) -> Path:
+    return Path(folder) / "parts" / (name if isinstance(name, str) else f"{name:06d}")
 
 
-def read_done(folder: str | Path, number: int, kind: type[Done], spent: Collection[str] = ()) -> Done | None:
+def read_done(folder: str | Path, name: int | str, kind: type[Done], spent: Collection[str] = ()) -> Done | None:
     """The report of a part that is whole on disk, with its ``sizes``; files that may be ``spent`` may be empty too.
 
     Parts that are not synced say at which start of the machine they were made (``boot``): of an earlier one they are none.
     """
-    path = part_folder(folder, number)
+    path = part_folder(folder, name)
     try:
         done: Any = msgspec.json.decode((path / "done.json").read_bytes(), type=kind)
-        found = {name: (path / name).stat().st_size for name in done.sizes}
-    except (OSError, msgspec.DecodeError):
+        found = {file: (path / file).stat().st_size for file in done.sizes}
+    except (OSError, ValueError):  # also of msgspec, and of names that are none
         return None
-    is_whole = all(found[name] == size or (name in spent and not found[name]) for name, size in done.sizes.items())
+    is_whole = all(found[file] == size or (file in spent and not found[file]) for file, size in done.sizes.items())
     return done if is_whole and getattr(done, "boot", platform.boot_id()) == platform.boot_id() else None
 
 
 def make_part(
-    folder: str | Path, number: int, kind: type[Done], make: Callable[[Path], Done], *, durable: bool = True
+    folder: str | Path, name: int | str, kind: type[Done], make: Callable[[Path], Done], *, durable: bool = True
 ) -> Done:
     """The part that ``make`` writes into the folder it is given, unless it is there already."""
-    known = read_done(folder, number, kind)
+    known = read_done(folder, name, kind)
     if known is not None:
         return known
-    final = part_folder(folder, number)
+    final = part_folder(folder, name)
     aside = final.with_name(final.name + ".tmp")
     with platform.writing(aside):
         platform.remove(aside)

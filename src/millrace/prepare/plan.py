@@ -63,29 +63,54 @@ def _short(value: Any) -> str:
 
 
 def check_plan(
-    path: Path, plan: Mapping[str, Any], folder: Path, allow: Callable[[Any, Any], Any] = lambda old, new: old
+    path: Path,
+    plan: Mapping[str, Any],
+    folder: Path,
+    allow: Callable[[Any, Any], Any] = lambda old, new: old,
+    before_change: Callable[[list[str]], None] = lambda changed: None,
 ) -> None:
     """Writes the plan of a new run; a run that continues must have the same one.
 
-    ``allow(old, new)`` is the old plan with those changes of the new one that leave finished work as it is.
+    ``allow(old, new)`` is the old plan with those changes of the new one that leave finished work as it is. Of these
+    ``before_change`` is told before the new plan is written.
     """
     plain = json.loads(json.dumps(plan))
     if path.exists():
-        old = json.loads(path.read_bytes())
+        old = _read_plan(path)
         if old == plain:
             return
         if old.get("version") != plain.get("version"):
             raise ConfigError(
                 f"{folder} was begun by another version of millrace, which keeps what it has read in another form: end it with "
-                "that, or remove that folder to start anew"
+                "that, or begin afresh with --restart"
             )
-        changed = differences(allow(old, plain), plain)
+        try:
+            changed = differences(allow(old, plain), plain)
+            accepted = differences(old, plain)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # it is JSON, and no plan
+            raise damaged(path, repr(error)) from error
         if changed:
             more = f" and {len(changed) - MAX_SHOWN} more" if len(changed) > MAX_SHOWN else ""
             raise ConfigError(
                 f"{folder} was begun with other sources or options: {'; '.join(changed[:MAX_SHOWN])}{more}; "
-                "run it with those to continue, or remove that folder to start anew"
+                "run it with those to continue, or begin afresh with --restart"
             )
+        before_change(accepted)
     with platform.writing(path):
         platform.write_file(path, json.dumps(plain, indent=1).encode(), mode=0o644)
         platform.sync_dir(path.parent)
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(plan, dict):
+        raise damaged(path, f"it holds a {type(plan).__name__}")
+    return plan
+
+
+def damaged(path: Path, why: str) -> ConfigError:
+    """For a file of an interrupted preparation that is not what was written."""
+    return ConfigError(f"{path} is damaged: {why}; begin afresh with --restart")

@@ -172,7 +172,7 @@ def test_the_place_of_a_row_of_csv_is_where_it_begins(memory_folder, rows, endin
 
 def test_invalid_utf8_in_csv_is_told_with_its_row(tmp_path):
     path = written(tmp_path / "a.csv", b"text\nok\nb\xffd\nfine\n")
-    with pytest.raises(SourceError, match=r"byte 8: invalid utf-8 \(.*; mend line 3, or") as caught:
+    with pytest.raises(SourceError, match=r"byte 8: invalid utf-8 \(.*; fix line 3, or") as caught:
         prepared(path, tmp_path / "out")
     assert caught.value.offset == 8
     assert prepared(path, tmp_path / "skipped", on_error="skip")[1] == ["ok", "fine"]
@@ -202,7 +202,7 @@ BROKEN = {
 @pytest.mark.parametrize("row", BROKEN)
 def test_a_row_of_csv_that_is_wrong_obeys_the_policy(tmp_path, row):
     path = written(tmp_path / "a.csv", b'id,text\n1,one\n\n2,"two\n\nx"\n' + row + b"4,four\n")
-    with pytest.raises(SourceError, match=f"a.csv', byte 26: {BROKEN[row]}.*; mend line 7, or") as caught:
+    with pytest.raises(SourceError, match=f"a.csv', byte 26: {BROKEN[row]}.*; fix line 7, or") as caught:
         prepared(path, tmp_path / "out")
     assert caught.value.offset == 26
     report, texts = prepared(path, tmp_path / "skipped", on_error="skip")
@@ -214,7 +214,7 @@ def test_a_row_of_csv_that_is_wrong_obeys_the_policy(tmp_path, row):
 
 def test_csv_that_ends_within_quotes_is_not_taken_for_whole(tmp_path):
     path = written(tmp_path / "a.csv", b'text\none\n"two and\nmore')
-    with pytest.raises(SourceError, match="byte 9: not CSV: a quote opened in line 3 is never closed; mend line 3, or"):
+    with pytest.raises(SourceError, match="byte 9: not CSV: a quote opened in line 3 is never closed; fix line 3, or"):
         prepared(path, tmp_path / "out")
 
 

@@ -164,7 +164,7 @@ def test_a_malformed_mask_stops_with_its_place_or_is_set_aside(tmp_path, what):
     with pytest.raises(mr.SourceError, match=rf"a\.jsonl', byte {offset}: bad mask \('loss'\): {said}") as caught:
         mr.prepare_text(source, tmp_path / "out", **OPTIONS)
     assert caught.value.offset == offset
-    assert "mend line 2, or go on with --on-error skip" in str(caught.value)
+    assert "fix line 2, or go on with --on-error skip" in str(caught.value)
     report = mr.prepare_text(source, tmp_path / "out", on_error="skip", **OPTIONS)
     assert report.dropped == {"unreadable: bad mask": 1}
     assert json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())["offset"] == offset

@@ -58,7 +58,7 @@ class Tiny:
         return mr.prepare_text(str(self.second), self.out, append=True, **{**self.options, **options})
 
     def finished_parts(self):
-        return len(list(self.out.with_name("out.partial").glob("parts/??????/done.json")))
+        return len(list(self.out.with_name("out.partial").glob("parts/*[0-9a-f]/done.json")))
 
     def clear(self):
         for path in (self.out, self.out.with_name("out.partial")):

@@ -322,7 +322,7 @@ def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
     parts = cut_parts(sources, options.part_bytes)
     without = [part.number for part in parts if not list(read_documents(sources[0], part.units[0], options))]
     assert without == list(range(1, len(parts) - 1))
-    done = [PartDone(k, 0, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
+    done = [PartDone(k, 0, "", 0, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
     rng = np.random.default_rng(5)
     for _ in range(50):
         tally, seen = Tally(sources, parts), []

@@ -15,7 +15,7 @@ HEAVY_GROUP, HEAVY_ROW = 64 << 20, 1 << 20  # bytes of a row group, and of its r
 
 def is_heavy(source: Source, unit: Unit) -> bool:
     """Whether this is a row group of long rows; what cannot be read is left for the reader to report."""
-    if source.format != "parquet":
+    if source.format != "parquet" or source.problem is not None:
         return False
     pyarrow = arrow(source)
     from pyarrow import parquet

@@ -48,10 +48,10 @@ class Assignment:
         first, last_why = 0, 0
         platform.make_dir(self._folder / SPLITS_FOLDER)
         for part in self._parts:
-            hashes, lengths = (kept(self._folder, part.number, column) for column in ("hash", "length"))
+            hashes, lengths = (kept(self._folder, part.key, column) for column in ("hash", "length"))
             all_goes_on = np.broadcast_to(False, part.documents)
             if part.pieces:
-                all_goes_on = kept(self._folder, part.number, "goes_on")
+                all_goes_on = kept(self._folder, part.key, "goes_on")
             with open(splits_file(self._folder, part.number), "wb") as file:
                 for start in range(0, part.documents, STEP):
                     some = slice(start, min(start + STEP, part.documents))
@@ -65,7 +65,7 @@ class Assignment:
                     file.write(splits.tobytes())
                     self._count(lengths[some], goes_on, splits)
                     if gone.any():
-                        self._count_dropped(kept(self._folder, part.number, "size")[some], goes_on, why)
+                        self._count_dropped(kept(self._folder, part.key, "size")[some], goes_on, why)
                     if part.pieces:
                         self._count_pieces(all_goes_on[max(start - 1, 0) : some.stop], gone)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Generator, Iterator, MutableSequence
 from typing import IO, NamedTuple
 
 import msgspec
@@ -70,9 +70,11 @@ class Stretch(NamedTuple):
         return [data[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
 
-def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Iterator[tuple[int, Document]]:
+def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Generator[tuple[int, Document]]:
     """Documents of a unit, or what is wrong with one."""
-    if source.format == "parquet":
+    if source.problem is not None:
+        yield 0, Bad(0, f"the whole file: {source.problem}", b"")
+    elif source.format == "parquet":
         yield from parquet_documents(source, unit, options)
     elif source.format == "csv":
         yield from csv_documents(source, options)

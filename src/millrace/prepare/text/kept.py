@@ -24,8 +24,8 @@ def file_of(column: str) -> str:
     return f"{column}.bin"
 
 
-def kept(folder: str | Path, number: int, column: str) -> Array:
+def kept(folder: str | Path, key: str, column: str) -> Array:
     """A column of all documents of a part."""
     dtype = COLUMNS[column]
-    values = mapped(part_folder(folder, number) / file_of(column), dtype.base)
+    values = mapped(part_folder(folder, key) / file_of(column), dtype.base)
     return values.reshape(-1, *dtype.shape)

@@ -27,7 +27,10 @@ def notes_before(sources: Sequence[Source], reading: ReadOptions, cutting: Shard
 
 def notes_after(sources: Sequence[Source], parts: Sequence[Part], done: Sequence[PartDone]) -> list[str]:
     """What is known only then: files that held nothing."""
-    found = {unit.source for part in parts for unit in part.units if unit.source not in done[part.number].without}
+    found = {
+        unit.source for part in parts for unit in part.units
+        if unit.source - part.first_source not in done[part.number].without
+    }  # fmt: skip
     empty = [source.path for number, source in enumerate(sources) if number not in found]
     return [f"{_listed(empty)}: no document is in {'it' if len(empty) == 1 else 'them'}"] if empty else []
 

@@ -25,7 +25,7 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.pieces import CutDocument, Piece
 from millrace.prepare.text.reading import Offsets, Reader, those_of
 from millrace.prepare.text.seen import Seen
-from millrace.prepare.text.sources import Part, Source
+from millrace.prepare.text.sources import Part, Source, UnitId, unit_id
 from millrace.ragged import Array, Int64s
 from millrace.text.breaks import Uncuttable
 from millrace.text.lump import for_core, num_bytes, take
@@ -42,8 +42,9 @@ class PartTask(msgspec.Struct, frozen=True):
     options: ReadOptions
     folder: str
     tokenizer: dict[str, Any]
+    key: str  # the name of its folder: what it is made of, whatever its number
     engine: str = ""  # on which the run decided, by comparing them on its documents
-    lines: tuple[int, int] | None = None  # where this part's lines stand in repeats.bin
+    lines: tuple[str, int, int] | None = None  # the file of repeated lines, and where this part's stand in it
 
     def __str__(self) -> str:
         first = self.part.units[0]
@@ -53,7 +54,9 @@ class PartTask(msgspec.Struct, frozen=True):
 class PartDone(msgspec.Struct, frozen=True):
     """What a finished part holds."""
 
-    number: int
+    number: int  # and the first source: in the plan of this run, which may not be the one that made it
+    first_source: int
+    key: str
     documents: int
     tokens: int
     characters: int
@@ -61,7 +64,8 @@ class PartDone(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     sizes: dict[str, int]
     pieces: int = 0  # of its documents, those that go on with the one before
-    without: tuple[int, ...] = ()  # sources in whose ranges no document begins, or none but empty ones
+    without: tuple[int, ...] = ()  # sources, from its first, in whose ranges no document begins, or none but empty ones
+    units: tuple[UnitId, ...] = ()  # by which it is found again though sources around it changed
 
 
 def prepare_part(task: PartTask) -> PartDone:
@@ -71,7 +75,12 @@ def prepare_part(task: PartTask) -> PartDone:
         with contextlib.closing(_Maker(task, folder)) as maker:
             return maker.run()
 
-    return make_part(task.folder, task.part.number, PartDone, make)
+    return make_part(task.folder, task.key, PartDone, make)
+
+
+def placed(done: PartDone, part: Part) -> PartDone:
+    """A part that is done, as it stands in the plan of this run."""
+    return msgspec.structs.replace(done, number=part.number, first_source=part.first_source)
 
 
 class _Maker:
@@ -95,8 +104,8 @@ class _Maker:
     def _repeated_lines(self) -> RepeatedLines | None:
         if self._task.lines is None:
             return None
-        first, last = self._task.lines
-        repeats = mapped(Path(self._task.folder) / "repeats.bin", bool)[first:last]
+        name, first, last = self._task.lines
+        repeats = mapped(Path(self._task.folder) / name, bool)[first:last]
         return RepeatedLines(repeats, is_clean=self._options.normalize, dropped=self._dropped)
 
     def run(self) -> PartDone:
@@ -109,9 +118,12 @@ class _Maker:
             self._lines.finish()
         sizes = {name: spill.finish() for name, spill in self._spills.items()}
         dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
+        part, sources = self._task.part, self._task.sources
+        without = tuple(number - part.first_source for number in self._reader.without)
+        units = tuple(unit_id(source, unit) for unit, source in zip(part.units, sources, strict=True))
         return PartDone(
-            self._task.part.number, self._num_documents, self._num_tokens, self._num_characters, self._reader.bytes_read,
-            dropped, sizes, self._num_pieces, tuple(self._reader.without),
+            part.number, part.first_source, self._task.key, self._num_documents, self._num_tokens,
+            self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, units,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -195,7 +207,7 @@ class _Maker:
     ) -> None:
         """What is kept of documents beside their tokens."""
         self._spill(file_of("hash")).write_bytes(hashes)
-        self._spill(file_of("source")).write(np.full(len(offsets), number, "<i4"))
+        self._spill(file_of("source")).write(np.full(len(offsets), number - self._task.part.first_source, "<i4"))
         self._spill(file_of("offset")).write(offsets)
         self._spill(file_of("length")).write(lengths)
         if self._options.dedups_documents:

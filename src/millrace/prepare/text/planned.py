@@ -15,7 +15,8 @@ from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
 from millrace.prepare.text.sources import Source
 from millrace.prepare.text.vocabulary import file_identity
 
-VERSION = 4  # of what parts hold: another one does not continue them
+VERSION = 5  # of what parts hold: another one does not continue them
+SOURCES = ("sources", "order", "appended to")  # of a plan, what may change while finished parts stay
 
 
 class TextPlan:
@@ -54,7 +55,9 @@ class TextPlan:
         has_records = any(source.format != "text" for source in sources)
 
         def allow(old: Any, new: Any) -> Any:
-            return {**old, "options": loosened(old["options"], new["options"], has_records=has_records)}
+            options = loosened(old["options"], new["options"], has_records=has_records)
+            # Parts belong to their sources: those of unchanged ones stay, whichever others come and go.
+            return {**old, "options": options, **{name: new[name] for name in SOURCES if name in new}}
 
         return allow
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.native import num_cores
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
-from millrace.prepare.parts import read_done
-from millrace.prepare.plan import check_plan
+from millrace.prepare.plan import MAX_SHOWN, check_plan
+from millrace.prepare.restart import begin_afresh, check_ours
 from millrace.prepare.room import check_room
 from millrace.prepare.shown import default_progress
 from millrace.prepare.text import shards as sharding
@@ -28,19 +25,20 @@ from millrace.prepare.text import spent
 from millrace.prepare.text.assignment import SPLITS, Assignment
 from millrace.prepare.text.columns import store_columns
 from millrace.prepare.text.existing import Existing, as_made, runs
+from millrace.prepare.text.headers import check_headers
 from millrace.prepare.text.loaded import keep_loaded, load_early, outlined
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
-from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, prepare_part
+from millrace.prepare.text.part import QUARANTINE, PartDone, prepare_part
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
-from millrace.prepare.text.report import Tally, TextReport, joined, summary
+from millrace.prepare.text.read_parts import ReadParts, finished_units
+from millrace.prepare.text.report import TextReport, joined, summary
 from millrace.prepare.text.room import estimate
-from millrace.prepare.text.scan import mark_repeats, scan_part
 from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
 from millrace.prepare.text.unpack import unpack, unpack_tasks, unpacked
-from millrace.prepare.text.vocabulary import check_engine, choose_tokenizer, told_of
+from millrace.prepare.text.vocabulary import choose_tokenizer, told_of
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
@@ -48,7 +46,7 @@ from millrace.store.publish import Partial
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
-    *("parts", "splits", "lines", "repeats.bin", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
+    *("parts", "splits", "lines", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
     *("merges.bin", "names.bin", "name_ends.bin", "alone", "unpacked"),
 )
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
@@ -60,21 +58,21 @@ def prepare_text(
     *,
     workers: int | None = None,
     append: bool = False,
+    restart: bool = False,
+    exclude: Sequence[str] = (),
     progress: Progress | None = None,
     stall_s: float = local.STALL_S,
     **options: Any,
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
 
+    ``exclude``: patterns of files that are left out. ``restart``: an interrupted run is not continued but removed.
     Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
     """
     reading, cutting = parted(as_made(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
-                        workers or num_cores(), append, progress or default_progress(), stall_s).run()  # fmt: skip
-
-
-class _OtherEngine(Exception):
-    """The tokenizer's engine gives other ids than Hugging Face's on documents of this corpus."""
+                        workers or num_cores(), append, progress or default_progress(), stall_s,
+                        [exclude] if isinstance(exclude, str) else exclude).run(restart=restart)  # fmt: skip
 
 
 class _Preparation:
@@ -88,31 +86,35 @@ class _Preparation:
         append: bool,
         progress: Progress,
         stall_s: float,
+        exclude: Sequence[str],
     ) -> None:
         self._paths, self._out, self._reading, self._cutting = paths, out, reading, cutting
         self._plan = TextPlan(reading, cutting)
         self._workers, self._append, self._progress = local.Workers(workers, stall_s), append, progress
         self._partial = Partial(out, append=append, scratch=SCRATCH)
+        self._exclude = exclude
         self._started = time.monotonic()
         self._notes: list[str] = []
-        self._tasks: list[PartTask] = []  # by the numbers of their parts
         self._is_mine = False  # what lies in the folder was begun with this plan
 
-    def run(self) -> TextReport:
+    def run(self, *, restart: bool) -> TextReport:
         if not self._append and (self._out / "store.json").exists():
             return self._finished()
         stdin = STDIN in self._paths
         sources = [] if stdin else self._find()
+        if restart:
+            check_ours(self._partial.folder)
         self._partial.acquire()
         try:
+            if restart:
+                begin_afresh(self._partial.folder)
             if self._partial.complete():
                 return self._finished()
             return self._prepare(self._find(spool(self._partial.folder)) if stdin else sources)
         except MillraceError:
             is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
-            parts = (self._partial.folder / "parts").glob("*[0-9]/done.json")
-            if is_mine and not self._partial.entries and not any(parts):
-                self._partial.close(remove=True)  # nothing to continue: a mended call starts afresh
+            if is_mine and not self._partial.entries and not finished_units(self._partial.folder):
+                self._partial.close(remove=True)  # nothing to continue: a fixed call starts afresh
             raise
         finally:
             self._workers.close()
@@ -121,7 +123,7 @@ class _Preparation:
     def _find(self, stdin: InputFile | None = None) -> list[Source]:
         given, avoid = {} if stdin is None else {STDIN: stdin}, (self._out, self._partial.folder)
         sources, self._notes = find_sources(
-            self._paths, self._reading.document, self._reading.format, avoid=avoid, given=given
+            self._paths, self._reading.document, self._reading.format, avoid=avoid, given=given, exclude=self._exclude
         )
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:
@@ -158,13 +160,14 @@ class _Preparation:
             if is_current and not self._plan.changed(made.get("plan") or {}, sources):
                 return self._already(existing, made["report"])  # also where it was killed at its very end
         planned = self._plan.of_parts(sources, existing)
-        check_plan(folder / "plan.json", planned, folder, self._plan.allowed(sources))
+        sources = check_headers(sources, self._reading)
+        check_plan(folder / "plan.json", planned, folder, self._plan.allowed(sources), self._begin_again)
         self._is_mine = True
         for note in notes_before(sources, self._reading, self._cutting):
             self._progress("note", 0, 0, {"note": note})  # now, and again when it is done
             self._notes.append(note)
-        sources = self._unpacked(sources)
-        parts = cut_parts(sources, self._reading.part_bytes)
+        sources = check_headers(self._unpacked(sources), self._reading)
+        parts = cut_parts(sources, self._reading.part_bytes, finished_units(folder))
         self._workers.limit(len(parts))  # also for shards, which are less work
         # While the vocabulary loads.
         is_apart = self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
@@ -174,7 +177,8 @@ class _Preparation:
         known = None if existing is None else existing.sources
         columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading, self._cutting)), {})
-        done = self._read(sources, parts, tokenizer, existing)
+        reading = ReadParts(folder, self._reading, self._workers, self._progress, self._notes)
+        done = reading.run(sources, parts, tokenizer, existing)
         self._notes += notes_after(sources, parts, done)
         assignment = Assignment(folder, done, self._cutting)
         compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
@@ -182,7 +186,24 @@ class _Preparation:
             assignment.make(sharding.repeated(folder, done, self._reading, *compared))
         if not self._append:
             assignment.check()
-        return self._publish(sources, done, assignment, tokenizer, columns, existing)
+        return self._publish(sources, reading, done, assignment, tokenizer, columns, existing)
+
+    def _begin_again(self, changed: list[str]) -> None:
+        """What was made of all parts together goes, before another plan is written; the parts stay."""
+        note = f"what is asked for has changed since this was begun: {'; '.join(changed[:MAX_SHOWN])}"
+        if len(changed) > MAX_SHOWN:
+            note += f" and {len(changed) - MAX_SHOWN:,} more"
+        names = ["journal.jsonl", "shards", "cut.json"]
+        if told_of(self._reading.tokenizer) is None:
+            note += "; finished parts of unchanged files are used again"
+        else:
+            names.append("vocabulary.json")
+            note += f"; the tokenizer {self._reading.tokenizer} is made of all files, so they may all be read again"
+        with platform.writing(self._partial.folder, "removing"):
+            for name in names:
+                platform.remove(self._partial.folder / name)
+        self._progress("note", 0, 0, {"note": note})
+        self._notes.append(note)
 
     def _unpacked(self, sources: list[Source]) -> list[Source]:
         tasks = unpack_tasks(sources, self._reading, self._partial.folder)
@@ -204,83 +225,13 @@ class _Preparation:
             self._workers.warm(load_early, (str(path.parent), tokenizer.describe(), outlined(path.parent, tokenizer)))
         return tokenizer
 
-    def _read(
-        self, sources: list[Source], parts: Sequence[Part], tokenizer: Tokenizer, existing: Existing | None
-    ) -> list[PartDone]:
-        folder = self._partial.folder
-        with platform.writing(folder):
-            platform.make_dir(folder / "parts")
-        engine, described = getattr(tokenizer, "engine", ""), tokenizer.describe()
-        tasks = [
-            PartTask(part, tuple(sources[unit.source] for unit in part.units), self._reading, str(folder),
-                     described, engine)
-            for part in parts
-        ]  # fmt: skip
-        if self._reading.dedup_unit == "line":
-            tasks = self._with_repeats(tasks, existing)
-        self._tasks = tasks
-        tally = Tally(sources, parts)
-        found = (read_done(folder, part.number, PartDone, spent.FILES) for part in parts)
-        done = {known.number: known for known in found if known is not None}
-        missing = [task for task in tasks if task.part.number not in done]
-        if done:
-            self._notes.append(f"{len(done):,} of {len(parts):,} parts came from an earlier run of this command")
-        for number, result in done.items():
-            tally.add(parts[number], result)
-        self._progress("read", tally.done, tally.total, {**tally.facts, "begins": True})
-
-        def moved(task: int, counts: Mapping[str, int]) -> None:
-            tally.move(missing[task].part, counts)
-            self._progress("read", tally.done, tally.total, tally.facts)
-
-        def check() -> None:
-            check_engine(tokenizer, sources, parts, self._reading)
-            if getattr(tokenizer, "engine", "") != engine:
-                raise _OtherEngine
-
-        try:
-            for number, result in self._run(prepare_part, missing, moved, check):
-                done[result.number] = result
-                tally.add(missing[number].part, result)
-                self._progress("read", tally.done, tally.total, tally.facts)
-        except _OtherEngine:  # these, and those of an earlier life, may have wrong ids
-            with platform.writing(folder, "removing"):
-                platform.remove(folder / "parts")
-            return self._read(sources, parts, tokenizer, existing)
-        return [done[part.number] for part in parts]
-
-    def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
-        """The tasks, told which lines of their parts are repeats; all parts are read for that first."""
-        folder, counts = self._partial.folder, [0] * len(tasks)
-        with platform.writing(folder):
-            platform.make_dir(folder / "lines")
-        for finished, (number, count) in enumerate(self._run(scan_part, tasks), start=1):
-            counts[number] = count
-            self._progress("lines", finished, len(tasks), {"lines": sum(counts)})
-        with platform.writing(folder):
-            if existing is None:
-                mark_repeats(folder, counts, (), 0)
-            else:
-                mark_repeats(folder, counts, existing.lines(), existing.num_lines)
-        ends = list(accumulate(counts))
-        return [
-            msgspec.structs.replace(task, lines=(end - count, end))
-            for task, count, end in zip(tasks, counts, ends, strict=True)
-        ]
-
-    def _run(
-        self,
-        function: Callable[[Any], Any],
-        tasks: Sequence[Any],
-        moved: local.Moved | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Iterator[tuple[int, Any]]:
-        apart = self._reading.filter is not None
-        return self._workers.run(function, tasks, apart=apart, moved=moved, meanwhile=meanwhile)
+    def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        return self._workers.run(function, tasks, apart=self._reading.filter is not None)
 
     def _publish(
         self,
         sources: list[Source],
+        reading: ReadParts,
         done: list[PartDone],
         assignment: Assignment,
         tokenizer: Tokenizer,
@@ -298,15 +249,14 @@ class _Preparation:
         planned = sharding.cut_shards(self._partial.folder, done, self._cutting)
         with platform.writing(self._partial.folder):
             names = [source.path for source in sources]
-            tasks = sharding.shard_tasks(planned, self._partial.folder, names, columns, tokenizer, base)
+            tasks = sharding.shard_tasks(planned, self._partial.folder, names, done, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         missing.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
         spending = spent.Spending(self._partial.folder, done, missing)
-        if again := [self._tasks[number] for number in spending.missing()]:
-            self._notes.append(f"{len(again):,} parts were read again: a shard made of them was damaged since")
+        if again := spending.missing():
+            self._notes.append(f"{len(again):,} parts were read again: the shards made of them are gone")
             self._progress("note", 0, 0, {"note": self._notes[-1]})
-        for _ in self._run(prepare_part, again):
-            pass
+        reading.again(again)
         for finished, (number, entry) in enumerate(self._run(sharding.write_shard, missing), start=1):
             self._partial.add(entry)
             with platform.writing(self._partial.folder):

@@ -17,7 +17,7 @@ class Quarantine:
 
     def __init__(self, out: Path, folder: Path, done: Sequence[PartDone], made: Mapping[str, Any]) -> None:
         self._old, self._old_bytes = out / QUARANTINE, int(made.get("quarantine_bytes", 0))
-        self._parts = [part_folder(folder, part.number) / QUARANTINE for part in done if QUARANTINE in part.sizes]
+        self._parts = [part_folder(folder, part.key) / QUARANTINE for part in done if QUARANTINE in part.sizes]
         self.num_bytes = self._old_bytes + sum(part.sizes.get(QUARANTINE, 0) for part in done)
 
     def __bool__(self) -> bool:

@@ -85,7 +85,7 @@ class Reader:
                     yield self._usable_ones(source, chunk)
         except OSError as error:  # else it would pass for a failure to write
             raise SourceError(
-                f"{source.path!r} cannot be read: {error.strerror or error}; mend that, then run again",
+                f"{source.path!r} cannot be read: {error.strerror or error}; fix that, then run again",
                 source=source.path,
             ) from error
 
@@ -226,24 +226,9 @@ class Reader:
             place = offset + error.start if source.format == "text" else offset  # of the record
             raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
 
-    def _line(self, source: Source, offset: int) -> str:
-        """The line of a byte, as editors count: nobody knew it until something was wrong there."""
-        if source.format == "parquet":
-            return "it"
-        line, left = 1, offset
-        with open_source(source, self._options) as file:
-            while block := file.read(min(1 << 20, left)):
-                line, left = line + block.count(b"\n"), left - len(block)
-        return f"line {line}"
-
     def _set_aside(self, source: Source, bad: Bad) -> None:
         if self._options.on_error == "stop":
-            unit, name = source.place
-            raise SourceError(
-                f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; mend {self._line(source, bad.offset)}, "
-                "or go on with --on-error skip",
-                source=source.path, **{name: bad.offset},
-            )  # fmt: skip
+            raise unreadable(source, bad, self._options)
         self.dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1
         line = {
             "source": source.path,
@@ -252,6 +237,27 @@ class Reader:
             "start": base64.b64encode(bad.data[:1024]).decode(),
         }
         self._quarantine(json.dumps(line).encode() + b"\n")
+
+
+def unreadable(source: Source, bad: Bad, options: ReadOptions) -> SourceError:
+    """What is wrong with a document, where that stops the run."""
+    unit, name = source.place
+    return SourceError(
+        f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; fix {_line(source, bad.offset, options)}, or go on with "
+        "--on-error skip",
+        source=source.path, **{name: bad.offset},
+    )  # fmt: skip
+
+
+def _line(source: Source, offset: int, options: ReadOptions) -> str:
+    """The line of a byte, as editors count: nobody knew it until something was wrong there."""
+    if source.format == "parquet":
+        return "it"
+    line, left = 1, offset
+    with open_source(source, options) as file:
+        while block := file.read(min(1 << 20, left)):
+            line, left = line + block.count(b"\n"), left - len(block)
+    return f"line {line}"
 
 
 def those_of(offsets: Offsets, kept: Array) -> Offsets:

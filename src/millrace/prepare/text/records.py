@@ -159,6 +159,18 @@ def parquet_documents(source: Source, unit: Unit, options: ReadOptions) -> Itera
         pyarrow.default_memory_pool().release_unused()  # which it keeps for itself: 370 MB after three rows of 55
 
 
+def check_parquet(source: Source, options: ReadOptions) -> None:
+    """The schema of a file must have the columns that are asked for."""
+    pyarrow = arrow(source)
+    from pyarrow import parquet
+
+    try:
+        names = parquet.read_schema(source.readable).names
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SourceError(f"{source.path!r} is not readable Parquet: {error}", source=source.path) from error
+    check_columns(source, names, options)
+
+
 def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) -> int:
     """How many rows are read at once: those of about 16 MiB, also if a few long values stand in all of them."""
     import pyarrow.compute

@@ -101,7 +101,7 @@ class Tally:
             self._left[unit.source] -= 1
             self._facts["files"] += self._left[unit.source] == 0
             if unit.source in self._slices:
-                self._finish(unit, unit.source in result.without and not self._tells(unit))
+                self._finish(unit, unit.source - part.first_source in result.without and not self._tells(unit))
         documents = result.documents - result.pieces
         for name, count in (("bytes", result.bytes_read), ("tokens", result.tokens), ("documents", documents)):
             self._facts[name] += count

@@ -1,7 +1,7 @@
 """Before lines are deduplicated: the hashes of all lines of the corpus, and a mask of those that are repeats.
 
-Each part is read once for the hashes of its lines (``lines/NNNNNN.bin``, 16 bytes per line) and, when all are
-compared, once more to be tokenised without its repeats (``repeats.bin``, one byte per line of the corpus).
+Each part is read once for the hashes of its lines (``lines/KEY.bin``, 16 bytes per line) and, when all are compared,
+once more to be tokenised without its repeats (``lines/repeats-KEY.bin``, one byte per line of the corpus).
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import xxhash
 
+from millrace.identity import digest
 from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.dedup import find_repeats
 from millrace.prepare.text.lines import HASH_BYTES, as_keys, line_hashes
@@ -25,7 +28,7 @@ STEP = 1 << 20  # lines looked at in one go
 
 def scan_part(task: PartTask) -> int:
     """Writes the hashes of a part's lines, unless they are there; returns how many there are."""
-    path = lines_path(task.folder, task.part.number)
+    path = lines_path(task.folder, task.key)
     if not path.exists():
         aside = path.with_name(path.name + ".tmp")
         with platform.writing(path):
@@ -40,14 +43,30 @@ def scan_part(task: PartTask) -> int:
     return path.stat().st_size // HASH_BYTES
 
 
-def lines_path(folder: str | Path, number: int) -> Path:
-    return Path(folder) / "lines" / f"{number:06d}.bin"
+def lines_path(folder: str | Path, key: str) -> Path:
+    return Path(folder) / "lines" / f"{key}.bin"
 
 
-def mark_repeats(folder: Path, counts: Sequence[int], known: Iterable[Array], num_known: int) -> None:
+def with_repeats(
+    folder: Path, tasks: Sequence[PartTask], counts: Sequence[int], known: Iterable[Array], num_known: int, base: str
+) -> list[PartTask]:
+    """The tasks, told which lines of their parts are repeats, also of those ``known`` from the store ``base``."""
+    name = f"lines/repeats-{digest(base, *(task.key for task in tasks))}.bin"
+    mark_repeats(folder / name, [lines_path(folder, task.key) for task in tasks], counts, known, num_known)
+    repeats, found, end = mapped(folder / name, np.uint8), [], 0
+    for task, count in zip(tasks, counts, strict=True):
+        first, end = end, end + count
+        # A part holds for these repeats alone.
+        key = digest(task.key, xxhash.xxh3_128_digest(repeats[first:end].data))
+        found.append(msgspec.structs.replace(task, key=key, lines=(name, first, end)))
+    return found
+
+
+def mark_repeats(
+    path: Path, paths: Sequence[Path], counts: Sequence[int], known: Iterable[Array], num_known: int
+) -> None:
     """Writes the mask over all lines; lines ``known`` from the store that is appended to come before all."""
-    path = folder / "repeats.bin"
-    if path.exists():
+    if path.exists() and path.stat().st_size == sum(counts):
         return
 
     def keys() -> Iterator[tuple[Array, Array]]:
@@ -56,14 +75,14 @@ def mark_repeats(folder: Path, counts: Sequence[int], known: Iterable[Array], nu
                 some = piece[start : start + STEP]
                 yield some, np.full(len(some), -1, np.int64)
         first = 0
-        for number, count in enumerate(counts):
-            hashes = as_keys(mapped(lines_path(folder, number), np.uint8))
+        for place, count in zip(paths, counts, strict=True):
+            hashes = as_keys(mapped(place, np.uint8))
             for start in range(0, count, STEP):
                 some = hashes[start : start + STEP]
                 yield some, np.arange(first + start, first + start + len(some))
             first += count
 
-    repeats = find_repeats(keys(), sum(counts) + num_known, sum(counts), folder / "partitions")
+    repeats = find_repeats(keys(), sum(counts) + num_known, sum(counts), path.parent.parent / "partitions")
     aside = path.with_name(path.name + ".tmp")
     platform.remove(aside)
     with contextlib.closing(Spill(aside)) as spill:
@@ -71,4 +90,4 @@ def mark_repeats(folder: Path, counts: Sequence[int], known: Iterable[Array], nu
             spill.write(repeats[start : start + 16 * STEP])
         spill.finish()
     platform.rename(aside, path)
-    platform.sync_dir(folder)
+    platform.sync_dir(path.parent)

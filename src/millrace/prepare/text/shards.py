@@ -37,6 +37,7 @@ class ShardTask(msgspec.Struct, frozen=True):
     split: str
     number: int
     pieces: tuple[tuple[int, int, int], ...]  # part, first document, last document
+    places: tuple[tuple[str, int], ...]  # of each piece: the folder of its part, and the number of that's first source
     folder: str
     columns: dict[str, tuple[str, tuple[int, ...], str, str | None, tuple[str, ...] | None]]
     token_bytes: int  # in the parts
@@ -73,10 +74,10 @@ def repeated(
             yield from _keys(values, None)
         first = 0
         for part in parts:
-            values = kept(folder, part.number, "hash")
+            values = kept(folder, part.key, "hash")
             if kind == "bands":
-                values = mapped(part_folder(folder, part.number) / "signatures.bin", "<u8").reshape(-1, BANDS)
-            yield from _keys(values, first, kept(folder, part.number, "goes_on") if part.pieces else None)
+                values = mapped(part_folder(folder, part.key) / "signatures.bin", "<u8").reshape(-1, BANDS)
+            yield from _keys(values, first, kept(folder, part.key, "goes_on") if part.pieces else None)
             first += part.documents
 
     entries, scratch = total + num_known, folder / "partitions"
@@ -107,7 +108,7 @@ def cut_shards(
     shards: dict[str, list[list[tuple[int, int, int]]]] = {split: [] for split in SPLITS}
     filled = dict.fromkeys(SPLITS, 0)
     for part in parts:
-        lengths = kept(folder, part.number, "length")
+        lengths = kept(folder, part.key, "length")
         splits = mapped(splits_file(folder, part.number), np.uint8)
         for start, (k, split) in product(range(0, part.documents, STEP), enumerate(SPLITS)):
             mine = start + np.flatnonzero(splits[start : start + STEP] == k)
@@ -134,6 +135,7 @@ def shard_tasks(
     planned: Mapping[str, Sequence[Sequence[tuple[int, int, int]]]],
     folder: Path,
     names: Sequence[str],
+    parts: Sequence[PartDone],
     columns: Mapping[str, Column],
     tokenizer: Tokenizer,
     base: Base | None,
@@ -146,13 +148,15 @@ def shard_tasks(
     codes = tuple(places[name] for name in names) if places else ()
     plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
     width, end = tokenizer.spaced_dtype.itemsize, tokenizer.end
+    where = [(part.key, part.first_source) for part in parts]
     tasks = []
     for split, shards in planned.items():
         first = 0 if base is None else base.next_number(split)
         tasks += [
-            ShardTask(split, first + k, tuple(pieces), str(folder), plain, width, end, codes)
+            ShardTask(split, first + k, tuple(pieces), tuple(where[number] for number, _, _ in pieces), str(folder),
+                      plain, width, end, codes)
             for k, pieces in enumerate(shards)
-        ]
+        ]  # fmt: skip
     return tasks
 
 
@@ -164,13 +168,13 @@ def write_shard(task: ShardTask) -> ShardEntry:
     }
     split, dtype = SPLITS.index(task.split), np.dtype(columns["tokens"].dtype)
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
-        for number, first, last in task.pieces:
-            folder = part_folder(task.folder, number)
-            lengths = kept(task.folder, number, "length")
+        for (number, first, last), (key, first_source) in zip(task.pieces, task.places, strict=True):
+            folder = part_folder(task.folder, key)
+            lengths = kept(task.folder, key, "length")
             bounds = int(lengths[:first].sum()) + offsets_of(lengths[first:last])
             is_mine = mapped(splits_file(task.folder, number), np.uint8)[first:last] == split
             tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
-            records = {name: kept(task.folder, number, name)[first:last] for name in RECORDS}
+            records = {name: kept(task.folder, key, name)[first:last] for name in RECORDS}
             for some in _steps(bounds, is_mine):
                 edges = np.flatnonzero(np.diff(is_mine[some], prepend=False, append=False)).reshape(-1, 2)
                 token_edges = bounds[some.start + edges]
@@ -179,6 +183,7 @@ def write_shard(task: ShardTask) -> ShardEntry:
                 arrays["tokens"] = joined_runs(tokens, token_edges, dtype)
                 if tokens.dtype != dtype:  # narrower ones have only room for the end (``Tokenizer.encode_spaced``)
                     arrays["tokens"][offsets[1:] - 1] = task.end
+                arrays["source"] = arrays["source"] + np.int32(first_source)
                 if task.codes:
                     arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
                 extras, axes = extra_arrays(

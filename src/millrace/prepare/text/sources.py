@@ -25,6 +25,8 @@ WHOLE = frozenset(f".{ending}" for ending in CODE.split())  # of which a file is
 PROSE = frozenset((".html", ".tex"))  # of these, in which indentation says little
 EXPECTED = "text, JSONL, CSV or Parquet, or - for standard input"
 STDIN = "-"
+MAX_UNITS = 4096  # of a part
+UnitId = tuple[str, int, int, str, int, int]  # path, size, time, ends of its source; start and stop
 
 
 class Source(InputFile, frozen=True, kw_only=True):
@@ -34,6 +36,7 @@ class Source(InputFile, frozen=True, kw_only=True):
     document: str  # line, blank-line, file, record
     compression: str | None = None
     unpacked: str | None = None  # where a compressed one lies that cannot be read as a stream
+    problem: str | None = None  # why it is set aside as a whole
 
     @property
     def place(self) -> tuple[str, str]:
@@ -71,6 +74,11 @@ class Part(msgspec.Struct, frozen=True):
     number: int
     units: tuple[Unit, ...]
 
+    @property
+    def first_source(self) -> int:
+        """From which the sources of its documents are counted: so it holds for any number that it has."""
+        return self.units[0].source
+
 
 def find_sources(
     paths: Sequence[str],
@@ -79,9 +87,12 @@ def find_sources(
     *,
     avoid: Collection[Path] = (),
     given: Mapping[str, InputFile] | None = None,
+    exclude: Sequence[str] = (),
 ) -> tuple[list[Source], list[str]]:
     """Every file of the arguments and what it holds, by its ending or as ``kind`` says; and notes on what was left out."""
-    found = find_files(paths, lambda path: _kind(path)[0] is not None, EXPECTED, avoid=avoid, given=given)
+    found = find_files(
+        paths, lambda path: _kind(path)[0] is not None, EXPECTED, avoid=avoid, given=given, exclude=exclude
+    )
     return [_source(file, document, kind) for file in found.files], found.notes
 
 
@@ -125,8 +136,14 @@ def _refuse_unreadable(file: InputFile, kind: str | None, ending: str) -> None:
             )  # fmt: skip
 
 
-def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:
-    """Large files in slices, small ones together; compressed ones by their members, or whole."""
+def cut_parts(sources: Sequence[Source], part_bytes: int, finished: Collection[Sequence[UnitId]] = ()) -> list[Part]:
+    """Large files in slices, small ones together; compressed ones by their members, or whole.
+
+    Parts that are ``finished`` stay as they are, where all they hold is still there one behind the other.
+    """
+    known = _by_first(finished)
+    found = [entry for number, source in enumerate(sources) for entry in _units(number, source, part_bytes)]
+    ids = [unit_id(sources[unit.source], unit) for unit, _ in found] if known else []
     parts: list[Part] = []
     units: list[Unit] = []
     weight = 0
@@ -138,19 +155,45 @@ def cut_parts(sources: Sequence[Source], part_bytes: int) -> list[Part]:
             units.clear()
         weight = 0
 
-    for number, source in enumerate(sources):
-        for unit, size in _units(number, source, part_bytes):
-            if weight and weight + size > part_bytes:
-                close()
-            units.append(unit)
-            weight += size
-            if len(units) >= 4096:
-                close()
+    at = 0
+    while at < len(found):
+        same = (
+            next((mine for mine in known.get(ids[at], ()) if ids[at : at + len(mine)] == mine), None) if ids else None
+        )
+        if same is not None:
+            close()
+            units += [unit for unit, _ in found[at : at + len(same)]]
+            close()
+            at += len(same)
+            continue
+        unit, size = found[at]
+        if weight and weight + size > part_bytes:
+            close()
+        units.append(unit)
+        weight += size
+        at += 1
+        if len(units) >= MAX_UNITS:
+            close()
     close()
     return parts
 
 
+def unit_id(source: Source, unit: Unit) -> UnitId:
+    """What a range of a source is, whatever the source's number."""
+    return source.path, source.size, source.mtime_ns, source.ends, unit.start, unit.stop
+
+
+def _by_first(finished: Collection[Sequence[UnitId]]) -> dict[UnitId, list[list[UnitId]]]:
+    """Parts by their first unit, the longest first."""
+    found: dict[UnitId, list[list[UnitId]]] = {}
+    for units in sorted(finished, key=len, reverse=True):
+        found.setdefault(units[0], []).append(list(units))
+    return found
+
+
 def _units(number: int, source: Source, part_bytes: int) -> list[tuple[Unit, int]]:
+    if source.problem is not None:
+        return [(Unit(number, 0, -1), 0)]
     if source.format == "parquet":
         return _row_groups(number, source)
     if source.compression and source.size > part_bytes and (source.is_framed or source.format == "jsonl"):

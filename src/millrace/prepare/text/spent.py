@@ -19,7 +19,7 @@ class Spending:
 
     def __init__(self, folder: Path, parts: Sequence[PartDone], shards: Sequence[ShardTask]) -> None:
         self._folder = folder
-        self._sizes: Mapping[int, Mapping[str, int]] = {part.number: part.sizes for part in parts}
+        self._parts: Mapping[int, PartDone] = {part.number: part for part in parts}
         self._users = Counter(number for shard in shards for number in shard.parts)
 
     def missing(self) -> list[int]:
@@ -36,6 +36,7 @@ class Spending:
 
     def _left(self, number: int) -> dict[Path, int]:
         """How large the files are now that were not empty."""
-        folder = part_folder(self._folder, number)
-        paths = [folder / name for name in FILES if self._sizes[number].get(name)]
+        part = self._parts[number]
+        folder = part_folder(self._folder, part.key)
+        paths = [folder / name for name in FILES if part.sizes.get(name)]
         return {path: path.stat().st_size for path in paths}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.identity import digest
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.room import check_room
 from millrace.prepare.text.options import ReadOptions
@@ -68,7 +69,12 @@ def unpacked(sources: Sequence[Source], folder: Path) -> list[Source]:
 
 def _packed(sources: Sequence[Source], folder: Path) -> list[tuple[Source, str]]:
     return [
-        (source, str(folder / FOLDER / f"{number:06d}.parquet"))
-        for number, source in enumerate(sources)
+        (
+            source,
+            str(
+                folder / FOLDER / f"{digest(source.path, str(source.size), str(source.mtime_ns), source.ends)}.parquet"
+            ),
+        )
+        for source in sources
         if source.format == "parquet" and source.compression is not None
     ]

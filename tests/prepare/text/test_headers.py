@@ -1,0 +1,88 @@
+"""Files of records are looked at before any work: what cannot be used is named at once, or set aside as a whole."""
+
+import gzip
+import json
+
+import pytest
+
+import millrace as mr
+
+OPTIONS = {"tokenizer": "bytes", "val": 0, "workers": 1}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Good files, and three whose header lacks the text, in three formats."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.csv").write_text("id,text\n1,good csv\n")
+    (folder / "b.csv").write_text("id,body\n1,no such column\n")
+    (folder / "c.jsonl").write_text(json.dumps({"text": "good json"}) + "\n")
+    (folder / "d.jsonl").write_text(json.dumps({"body": "no such field"}) + "\n")
+    parquet.write_table(pyarrow.table({"text": ["good parquet"]}), folder / "e.parquet")
+    parquet.write_table(pyarrow.table({"body": ["one", "two"]}), folder / "f.parquet", row_group_size=1)
+    (folder / "g.txt").write_text("plain text")
+    return folder
+
+
+def test_all_files_that_cannot_be_used_are_named_before_any_work(folder, tmp_path, parts_read):
+    with pytest.raises(mr.SourceError) as caught:
+        mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
+    said = str(caught.value)
+    assert said.startswith("3 files cannot be used: (1) ")
+    for name in ("b.csv", "d.jsonl", "f.parquet"):
+        assert f"{name}'" in said
+    assert "has no column 'text'; it has id, body; choose one with --text-field" in said
+    assert said.endswith("; fix them, leave them out with --exclude, or go on with --on-error skip")
+    assert "\n" not in said
+    assert parts_read == []
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_skip_sets_such_files_aside_as_a_whole(folder, tmp_path, workers):
+    report = mr.prepare_text(str(folder), tmp_path / "out", on_error="skip", **{**OPTIONS, "workers": workers})
+    assert report.documents == {"train": 4}
+    assert report.dropped == {"unreadable: the whole file": 2, "unreadable: no field 'text'": 1}
+    lines = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert [(line["source"][-9:], line["reason"]) for line in lines if "whole" in line["reason"]] == [
+        ("/in/b.csv", "the whole file: has no column 'text'; it has id, body"),
+        ("f.parquet", "the whole file: has no column 'text'; it has body"),
+    ]
+
+
+def test_exclude_leaves_them_out(folder, tmp_path):
+    exclude = ["b.csv", "d.*", "f.*"]
+    assert mr.prepare_text(str(folder), tmp_path / "out", exclude=exclude, **OPTIONS).documents == {"train": 4}
+
+
+def test_a_line_that_is_wrong_does_not_take_its_file_with_it(tmp_path):
+    (tmp_path / "a.jsonl").write_text('not json\n{"text": "good"}\n')
+    report = mr.prepare_text(str(tmp_path / "a.jsonl"), tmp_path / "out", on_error="skip", **OPTIONS)
+    assert (report.documents, report.dropped) == ({"train": 1}, {"unreadable: not JSON": 1})
+
+
+def test_a_file_that_is_no_parquet_is_set_aside_too(folder, tmp_path):
+    (folder / "h.parquet").write_bytes(b"nothing of the kind")
+    (folder / "i.parquet.gz").write_bytes(gzip.compress((folder / "f.parquet").read_bytes()))
+    with pytest.raises(mr.SourceError, match=r"^4 files .*h\.parquet' is not readable Parquet"):
+        mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
+    report = mr.prepare_text(str(folder), tmp_path / "out", on_error="skip", **OPTIONS)
+    assert report.dropped["unreadable: the whole file"] == 4
+    assert report.documents == {"train": 4}
+
+
+def test_an_error_at_the_header_leaves_finished_parts_where_they_are(folder, tmp_path):
+    for name in ("b.csv", "d.jsonl", "f.parquet"):
+        (folder / name).unlink()
+    with pytest.raises(mr.ConfigError, match="would be empty"):  # all parts are read
+        mr.prepare_text(str(folder), tmp_path / "out", **{**OPTIONS, "val": 1e-9})
+    (folder / "b.csv").write_text("id,body\n1,no such column\n")
+    with pytest.raises(mr.SourceError, match="has no column 'text'"):
+        mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
+    (folder / "b.csv").write_text("id,text\n1,fixed\n")
+    report = mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
+    assert report.documents == {"train": 5}
