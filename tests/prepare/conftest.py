@@ -91,8 +91,10 @@ def read(path: Path | str, *, normalize: bool = True) -> Iterator[Document]:
 def oracle(*paths: Path | str, normalize: bool = True, dedup: bool = True) -> list[Document]:
     """What prepare_text must make of these files, one document after the other."""
     found, seen = [], set()
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
     for path in paths:
         for document in read(path, normalize=normalize):
+            document = dataclasses.replace(document, source=os.path.relpath(path, root))
             if not (dedup and document.text in seen):
                 found.append(document)
             seen.add(document.text)

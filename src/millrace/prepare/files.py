@@ -293,4 +293,6 @@ def check_unchanged(file: InputFile) -> None:
             if status.st_size != file.size
             else "it was written again"
         )
-        raise SourceError(f"{file.path!r} changed while it was prepared: {what}; start anew", source=file.path)
+        raise SourceError(
+            f"{file.path!r} changed while it was prepared: {what}; run the same command again", source=file.path
+        )

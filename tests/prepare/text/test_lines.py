@@ -54,7 +54,7 @@ def plain(path, normalize=True):
         text = json.loads(line)["text"]
         text = clean(text) if normalize else text
         if text:
-            yield str(path), offset, text
+            yield path.name, offset, text
         offset += len(line)
 
 
@@ -197,11 +197,15 @@ def test_an_append_compares_as_the_store_was_made(tmp_path):
     (tmp_path / "b.txt").write_text("three\n\ntwo")
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "lines", **OPTIONS)
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "documents", **{**OPTIONS, "dedup_unit": "document"})
-    with pytest.raises(mr.ConfigError, match="made with --dedup-unit line; give it again"):
+    with pytest.raises(
+        mr.ConfigError, match="made with dedup_unit='line'; an append cannot have dedup_unit='document'"
+    ):
         mr.prepare_text(
             str(tmp_path / "b.txt"), tmp_path / "lines", append=True, **{**OPTIONS, "dedup_unit": "document"}
         )
-    with pytest.raises(mr.ConfigError, match="made without --dedup-unit line; leave it out"):
+    with pytest.raises(
+        mr.ConfigError, match="made with dedup_unit='document'; an append cannot have dedup_unit='line'"
+    ):
         mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "documents", append=True, **OPTIONS)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["documents", "lines"]
 

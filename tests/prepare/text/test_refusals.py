@@ -310,17 +310,6 @@ def test_the_command_tells_what_is_given_from_what_is_left_out(tools, tmp_path, 
     assert store.decode(store.columns["tokens"][:]).split("<|endoftext|>")[:-1] == ["one", "two", "three"]
 
 
-def test_a_store_that_recorded_none_of_this_is_appended_to_with_the_defaults(source, out):
-    mr.prepare_text(source[0], out, tokenizer="bytes", val=0, workers=1)
-    made = json.loads((out / "provenance.json").read_bytes())
-    for name in ("document", "max_document", "long_documents", "min_chars", "dedup_unit"):
-        del made["plan"]["options"][name]
-    (out / "provenance.json").write_text(json.dumps(made) + "\n")
-    assert append(source[1], out).documents == {"train": 40}
-    (out / "provenance.json").unlink()
-    assert append(source[0], out, tokenizer="bytes", val=0).dropped["duplicate"] == 40
-
-
 def test_a_changed_filter_is_another_one_and_is_found_in_the_current_folder(source, out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keeps_some.py").write_text("def keep(text):\n    return '1' in text\n")

@@ -219,7 +219,7 @@ def test_files_of_any_name_are_prepared_and_stored_under_a_printable_one(make, t
     mr.prepare_text("d", tmp_path / "out", workers=workers, part_bytes=20, **CHOSEN)
     store = mr.open_store(tmp_path / "out", check=True)
     names = sorted(NAMES, key=os.fsencode)
-    shown = [os.fsencode(f"d/{name}").decode(errors="backslashreplace") for name in names]
+    shown = [os.fsencode(name).decode(errors="backslashreplace") for name in names]
     assert [store.columns["source"][k] for k in range(len(store.offsets) - 1)] == shown
     again = mr.prepare_text("d", tmp_path / "out", workers=workers, part_bytes=20, **CHOSEN)
     assert not again.is_new

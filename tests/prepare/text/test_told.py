@@ -213,13 +213,13 @@ def test_info_after_an_append_tells_of_both(prepare, tools, tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\ntwo")
     (tmp_path / "b.txt").write_text("three\n\none\n\n \n\nfour")
     assert prepare("a.txt", "--out", "out").returncode == 0
-    assert prepare("b.txt", "--out", "out", "--append", "--min-chars", 5).returncode == 0
+    assert prepare("b.txt", "--out", "out", "--append").returncode == 0
     report = json.loads(tools.shell("info", tmp_path / "out", "--json").stdout)["meta"]["report"]
-    assert report["documents"] == {"train": 3}
-    assert report["tokens"] == {"train": 4 + 4 + 6}
+    assert report["documents"] == {"train": 4}
+    assert report["tokens"] == {"train": 4 + 4 + 6 + 5}
     assert report["shards"] == {"train": 2}
-    assert report["dropped"] == {"duplicate": 1, "duplicate bytes": 3, "empty": 1, "too short": 2}
-    assert report["characters"] == 11
+    assert report["dropped"] == {"duplicate": 2, "duplicate bytes": 6, "empty": 1}
+    assert report["characters"] == 15
 
 
 def test_an_append_tells_what_it_added_and_what_the_store_holds(prepare, tmp_path):

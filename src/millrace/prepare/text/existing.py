@@ -1,15 +1,15 @@
-"""The store that an append adds to, and what earlier runs said of themselves."""
+"""The store that an append adds to."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import ConfigError
 from millrace.prepare.text.columns import LINES, check_continues
+from millrace.prepare.text.made import CUT, NAMES, OPTIONS, check_is_text, runs
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.part import QUARANTINE
 from millrace.ragged import Array
 from millrace.store.layout import Column
 from millrace.store.open import open_store
@@ -24,14 +24,30 @@ class Existing:
     def __init__(self, out: Path, options: ReadOptions) -> None:
         self._out, self.base = out, read_base(out)
         self.manifest = self.base.manifest
-        if self.manifest.tokenizer is None:
-            raise ConfigError(f"{out} was not made by prepare text; only such a store can be appended to")
+        check_is_text(out, self.manifest)
         check_continues(options, self.manifest.columns, out)
 
     def made(self) -> dict[str, Any]:
         """What the run that made this snapshot said of itself; a killed append may have written behind it."""
         mine = [run for run in runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
         return mine[-1] if mine else {}
+
+    def root(self) -> str | None:
+        """The folder that the names of its sources count from, as its first run said."""
+        found: str | None = next((run.get("root") for run in runs(self._out)), None)
+        return found
+
+    def quarantine_bytes(self) -> int:
+        """How much of ``quarantine.jsonl`` is of this snapshot: all of it where nothing says so."""
+        path = self._out / QUARANTINE
+        return int(self.made().get("quarantine_bytes", path.stat().st_size if path.exists() else 0))
+
+    def meta(self, options: ReadOptions) -> dict[str, Any]:
+        """What the next snapshot says of how documents are made: the same, but an append may begin to cut long ones."""
+        kept = {name: self.manifest.meta[name] for name in (OPTIONS, NAMES) if name in self.manifest.meta}
+        if OPTIONS in kept and options.cuts_documents:
+            kept[OPTIONS] = {**kept[OPTIONS], **{name: getattr(options, name) for name in CUT}}
+        return kept
 
     @property
     def sources(self) -> Column:
@@ -57,47 +73,3 @@ class Existing:
         column: Any = open_store(self._out).columns["line"]
         for _, piece in column.pieces():
             yield piece
-
-
-def runs(out: Path) -> list[dict[str, Any]]:
-    """What the first run and every append said of themselves; the last line may be of one that was killed."""
-    path = out / "provenance.json"
-    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-
-
-# Of the options of a store: an append must have the first, and takes the second where they are left out.
-FIXED = ("tokenizer", "document", "normalize", "val", "test", "val_tail")
-TAKEN = ("format", "text_field", "mask_field", "min_chars", "filter", "dedup", "dedup_unit")
-CUT = ("max_document", "long_documents")  # fixed where documents were cut, or would be that the store has whole
-
-
-def as_made(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an append: those that decide what a document is and where it goes are the store's own.
-
-    One that was given and says something else is refused, also if it is the default. What was not recorded is free.
-    """
-    plans = [plan for run in runs(out) if isinstance(plan := run.get("plan"), dict)]
-    made = [{**(plan.get("options") or {}), **(plan.get("shards") or {})} for plan in plans] or [{}]
-    stored, has_cut = made[0], False
-    for later in made:
-        if later.get("long_documents") == "split":
-            stored, has_cut = {**stored, **{name: later[name] for name in CUT}}, True
-            break
-    if stored.get("document") == "record":  # as they have it without saying so
-        stored = {**stored, "document": None}
-    options = {**{name: stored[name] for name in (*FIXED, *TAKEN, *CUT) if name in stored}, **given}
-    fixed = (*FIXED, *CUT) if has_cut or _cuts_wholes(stored, options) else FIXED
-    for name in fixed:
-        if name in stored and options[name] not in (stored[name], "record"):
-            raise ConfigError(
-                f"{out} was made with {name}={stored[name]!r}; an append cannot have {options[name]!r}: leave it out, or "
-                "prepare another store"
-            )
-    if "tokenizer" not in given:
-        options.pop("tokenizer", None)  # which the store keeps itself
-    return options
-
-
-def _cuts_wholes(stored: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    most = stored.get("max_document", 0)
-    return options.get("long_documents") == "split" and options.get("max_document", most) < most

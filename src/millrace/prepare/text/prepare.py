@@ -24,16 +24,18 @@ from millrace.prepare.text import shards as sharding
 from millrace.prepare.text import spent
 from millrace.prepare.text.assignment import SPLITS, Assignment
 from millrace.prepare.text.columns import store_columns
-from millrace.prepare.text.existing import Existing, as_made, runs
+from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.headers import check_headers
 from millrace.prepare.text.loaded import keep_loaded, load_early, outlined
+from millrace.prepare.text.made import changed_filter, described, options_of_append, runs
+from millrace.prepare.text.names import names_in_store
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
 from millrace.prepare.text.part import QUARANTINE, PartDone, prepare_part
 from millrace.prepare.text.planned import TextPlan
 from millrace.prepare.text.quarantine import Quarantine
 from millrace.prepare.text.read_parts import ReadParts, finished_units
-from millrace.prepare.text.report import TextReport, joined, summary
+from millrace.prepare.text.report import TextReport, joined, reported, summary
 from millrace.prepare.text.room import estimate
 from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
@@ -69,7 +71,7 @@ def prepare_text(
     ``exclude``: patterns of files that are left out. ``restart``: an interrupted run is not continued but removed.
     Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
     """
-    reading, cutting = parted(as_made(Path(os.path.realpath(out)), options) if append else options)
+    reading, cutting = parted(options_of_append(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
                         workers or num_cores(), append, progress or default_progress(), stall_s,
                         [exclude] if isinstance(exclude, str) else exclude).run(restart=restart)  # fmt: skip
@@ -95,6 +97,8 @@ class _Preparation:
         self._exclude = exclude
         self._started = time.monotonic()
         self._notes: list[str] = []
+        self._names: list[str] = []  # of the sources in the store, and the folder that they count from
+        self._root: str | None = None
         self._is_mine = False  # what lies in the folder was begun with this plan
 
     def run(self, *, restart: bool) -> TextReport:
@@ -133,9 +137,7 @@ class _Preparation:
     def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:
         """All there is to append is in the store."""
         self._partial.close(remove=True)
-        return TextReport(
-            str(self._out), existing.manifest.fingerprint, False, **report, seconds=0.0, notes=self._notes
-        )
+        return reported(self._out, existing.manifest.fingerprint, report, self._notes)
 
     def _finished(self) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""
@@ -149,7 +151,7 @@ class _Preparation:
                 f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "
                 "choose another --out, add files with --append, or remove it yourself"
             )
-        return TextReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
+        return reported(self._out, store.fingerprint, made.get("report", {}))
 
     def _prepare(self, sources: list[Source]) -> TextReport:
         folder = self._partial.folder
@@ -158,12 +160,14 @@ class _Preparation:
             made = next(iter(runs(self._out)[::-1]), {})
             is_current = made.get("fingerprint") == existing.manifest.fingerprint
             if is_current and not self._plan.changed(made.get("plan") or {}, sources):
-                return self._already(existing, made["report"])  # also where it was killed at its very end
+                return self._already(existing, made.get("report", {}))  # also where it was killed at its very end
         planned = self._plan.of_parts(sources, existing)
+        self._names, self._root = names_in_store(sources, existing)
         sources = check_headers(sources, self._reading)
         check_plan(folder / "plan.json", planned, folder, self._plan.allowed(sources), self._begin_again)
         self._is_mine = True
-        for note in notes_before(sources, self._reading, self._cutting):
+        changed = [] if existing is None else changed_filter(existing.manifest, self._reading)
+        for note in changed + notes_before(sources, self._reading, self._cutting):
             self._progress("note", 0, 0, {"note": note})  # now, and again when it is done
             self._notes.append(note)
         sources = check_headers(self._unpacked(sources), self._reading)
@@ -175,7 +179,7 @@ class _Preparation:
         if not is_apart:
             keep_loaded(str(folder), tokenizer)
         known = None if existing is None else existing.sources
-        columns = store_columns([source.path for source in sources], tokenizer, self._reading, known)
+        columns = store_columns(self._names, tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading, self._cutting)), {})
         reading = ReadParts(folder, self._reading, self._workers, self._progress, self._notes)
         done = reading.run(sources, parts, tokenizer, existing)
@@ -194,7 +198,7 @@ class _Preparation:
         if len(changed) > MAX_SHOWN:
             note += f" and {len(changed) - MAX_SHOWN:,} more"
         names = ["journal.jsonl", "shards", "cut.json"]
-        if told_of(self._reading.tokenizer) is None:
+        if self._append or told_of(self._reading.tokenizer) is None:
             note += "; finished parts of unchanged files are used again"
         else:
             names.append("vocabulary.json")
@@ -248,8 +252,7 @@ class _Preparation:
             gc.sweep(self._out, spare=self._partial.entries)
         planned = sharding.cut_shards(self._partial.folder, done, self._cutting)
         with platform.writing(self._partial.folder):
-            names = [source.path for source in sources]
-            tasks = sharding.shard_tasks(planned, self._partial.folder, names, done, columns, tokenizer, base)
+            tasks = sharding.shard_tasks(planned, self._partial.folder, self._names, done, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
         missing.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
         spending = spent.Spending(self._partial.folder, done, missing)
@@ -266,13 +269,17 @@ class _Preparation:
         report = summary(done, assignment, planned, tokenizer)
         splits = tuple(split for split in SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
+        meta = described(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
         fields = {
             "kind": "text", "columns": columns, "splits": tuple(dict.fromkeys((*known, *splits))),
-            "tokenizer": tokenizer.describe(), "meta": {"report": joined(before, report)},
+            "tokenizer": tokenizer.describe(), "meta": {"report": joined(before, report), **meta},
         }  # fmt: skip
-        quarantine = Quarantine(self._out, self._partial.folder, done, {} if existing is None else existing.made())
+        quarantine = Quarantine(
+            self._out, self._partial.folder, done, 0 if existing is None else existing.quarantine_bytes()
+        )
         provenance = {
-            "plan": self._plan.whole(sources), "report": report, "quarantine_bytes": quarantine.num_bytes
+            "plan": self._plan.whole(sources), "report": report, "quarantine_bytes": quarantine.num_bytes,
+            "root": self._root,
         }  # fmt: skip
         files: dict[str, bytes | Iterable[bytes]] = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         if quarantine:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from millrace.prepare.parts import part_folder
 from millrace.prepare.text.part import QUARANTINE, PartDone
@@ -13,10 +12,10 @@ BLOCK = 1 << 20
 
 
 class Quarantine:
-    """The lines of a store that is appended to, as many bytes as ``made`` says of it, and those of new parts."""
+    """The lines of a store that is appended to, its first ``old_bytes``, and those of new parts."""
 
-    def __init__(self, out: Path, folder: Path, done: Sequence[PartDone], made: Mapping[str, Any]) -> None:
-        self._old, self._old_bytes = out / QUARANTINE, int(made.get("quarantine_bytes", 0))
+    def __init__(self, out: Path, folder: Path, done: Sequence[PartDone], old_bytes: int) -> None:
+        self._old, self._old_bytes = out / QUARANTINE, old_bytes
         self._parts = [part_folder(folder, part.key) / QUARANTINE for part in done if QUARANTINE in part.sizes]
         self.num_bytes = self._old_bytes + sum(part.sizes.get(QUARANTINE, 0) for part in done)
 

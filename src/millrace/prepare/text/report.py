@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from millrace.errors import StoreCorrupt
 from millrace.prepare.text.assignment import Assignment
 from millrace.prepare.text.part import PartDone
 from millrace.prepare.text.sources import Part, Source, Unit
@@ -143,6 +145,16 @@ def summary(
         "tokenizer": tokenizer.name,
         "engine": getattr(tokenizer, "engine", tokenizer.kind),
     }
+
+
+def reported(out: Path, fingerprint: str, report: Mapping[str, Any], notes: Sequence[str] = ()) -> TextReport:
+    """The report of what is there already; ``report`` is what its run said of itself."""
+    known = {"path": str(out), "fingerprint": fingerprint, "is_new": False, "seconds": 0.0, "notes": list(notes)}
+    try:
+        return msgspec.convert({**report, **known}, TextReport)
+    except msgspec.ValidationError as error:
+        path = str(out / "provenance.json")
+        raise StoreCorrupt(f"{path} is damaged: report: {error}; copy it again, or move it away", path=path) from error
 
 
 def joined(before: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _check_same(path: Path, stream: IO[bytes]) -> None:
                 differs = next((k for k, (a, b) in enumerate(zip(kept, given, strict=False)) if a != b), len(given))
                 raise ConfigError(
                     f"standard input differs from byte {at + min(differs, len(kept))} on from what {path.parent} was begun "
-                    "with; give the same to continue, or remove that folder to start anew"
+                    "with; give the same to continue, or begin afresh with --restart"
                 )
             if not kept:
                 return

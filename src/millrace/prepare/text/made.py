@@ -1,0 +1,154 @@
+"""How the documents of a store were made: in the ``meta`` of its manifest, and in ``provenance.json`` of earlier versions.
+
+An append makes its documents in the same way. Each option that decides what a document is, or where it goes, is the
+store's own; one that says something else is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.errors import ConfigError, StoreCorrupt
+from millrace.prepare.functions import source_digest
+from millrace.prepare.text.options import ReadOptions, ShardOptions
+from millrace.store.manifest import Manifest
+from millrace.store.reader import read_base
+from millrace.text.load import tokenizer_by_name
+
+# An append must have the first, and takes the second where they are left out: files may name their fields otherwise.
+FIXED = ("document", "normalize", "min_chars", "filter", "dedup", "dedup_unit", "val", "test", "val_tail")
+TAKEN = ("format", "text_field", "mask_field")
+CUT = ("max_document", "long_documents")  # fixed where documents were cut, or would be that the store has whole
+OPTIONS, NAMES, FILTER = "options", "names", "filter source"  # in the meta of a manifest
+FROM_ROOT = (
+    "from root"  # how sources are named: from the folder that they share; in earlier versions as they were given
+)
+
+
+def described(reading: ReadOptions, cutting: ShardOptions) -> dict[str, Any]:
+    """What the manifest of a new store says of how its documents were made."""
+    options = {**msgspec.to_builtins(reading), **msgspec.to_builtins(cutting)}
+    found = {name: options[name] for name in (*FIXED, *TAKEN, *CUT)}
+    if reading.filter is not None:
+        found[FILTER] = source_digest(reading.filter, "--filter")
+    return {OPTIONS: found, NAMES: FROM_ROOT}
+
+
+def runs(out: Path) -> list[dict[str, Any]]:
+    """What the first run and every append said of themselves; the last line may be of one that was killed."""
+    path = out / "provenance.json"
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), start=1):
+        try:
+            found.append(json.loads(line))
+            msgspec.convert(found[-1], _Run)
+        except (ValueError, RecursionError) as error:
+            raise StoreCorrupt(
+                f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made, or move it away",
+                path=str(path),
+            ) from error
+    return found
+
+
+class _Plan(msgspec.Struct):
+    """Of a run, as far as it is read again."""
+
+    options: dict[str, Any] = {}
+    shards: dict[str, Any] = {}
+    sources: dict[str, tuple[int, int, str]] = {}
+    order: list[str] = []
+
+
+class _Run(msgspec.Struct):
+    fingerprint: str | None = None
+    plan: _Plan | None = None
+    report: dict[str, Any] = {}
+    root: str | None = None
+    quarantine_bytes: int = 0
+
+
+def check_is_text(out: Path, manifest: Manifest) -> None:
+    if manifest.tokenizer is None:
+        raise ConfigError(f"{out} was not made by prepare text; only such a store can be appended to")
+
+
+def options_of_append(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an append: what was given, and else the store's own; a contradiction is refused, also by a default."""
+    if not (out / "store.json").exists():
+        return dict(given)  # which is refused when the store is opened
+    manifest = read_base(out).manifest
+    check_is_text(out, manifest)
+    stored, has_cut = _stored(out, manifest)
+    if stored.get("document") == "record":  # as they have it without saying so
+        stored = {**stored, "document": None}
+    options = {**{name: stored[name] for name in (*FIXED, *TAKEN, *CUT) if name in stored}, **given}
+    for name in (*FIXED, *CUT) if has_cut or _cuts_wholes(stored, options) else FIXED:
+        if name in stored and options[name] not in (stored[name], "record"):
+            raise _refused(out, name, stored[name], options[name])
+    if "tokenizer" in given and not _is_tokenizer(given["tokenizer"], manifest.tokenizer or {}):
+        raise _refused(out, "tokenizer", (manifest.tokenizer or {}).get("name"), given["tokenizer"])
+    return options
+
+
+def changed_filter(manifest: Manifest, reading: ReadOptions) -> list[str]:
+    """A note where the function that chooses documents is not what it was when the store was made."""
+    options = manifest.meta.get(OPTIONS, {})
+    if reading.filter is None or FILTER not in options or options[FILTER] == source_digest(reading.filter, "--filter"):
+        return []
+    return [
+        f"--filter {reading.filter} has changed since the store was made: older documents were chosen as it was then"
+    ]
+
+
+def _refused(out: Path, name: str, stored: Any, given: Any) -> ConfigError:
+    return ConfigError(
+        f"{out} was made with {name}={stored!r}; an append cannot have {name}={given!r}: leave it out, or prepare another "
+        "store"
+    )
+
+
+def _stored(out: Path, manifest: Manifest) -> tuple[dict[str, Any], bool]:
+    """The options that a store was made with, and whether long documents were cut."""
+    if OPTIONS in manifest.meta:
+        stored = _checked(manifest.meta[OPTIONS], out / "store.json")
+        return stored, stored.get("long_documents") == "split"
+    plans = [plan for run in runs(out) if (plan := run.get("plan")) and plan.get("options")]
+    if not plans:
+        raise ConfigError(
+            f"{out} does not say how its documents were made: an earlier version wrote that to provenance.json, which is "
+            "missing or empty; copy it back to append, or prepare another store"
+        )
+    made = [_checked({**plan["options"], **plan.get("shards", {})}, out / "provenance.json") for plan in plans]
+    for later in made:
+        if later.get("long_documents") == "split":
+            return {**made[0], **{name: later[name] for name in CUT if name in later}}, True
+    return made[0], False
+
+
+def _checked(options: Any, path: Path) -> dict[str, Any]:
+    """Options that have the types they are declared with; unknown ones are of another version."""
+    try:
+        if not isinstance(options, dict):
+            raise ValueError(f"options are a {type(options).__name__}")
+        for kind in (ReadOptions, ShardOptions):
+            msgspec.convert({name: options[name] for name in kind.__struct_fields__ if name in options}, kind)
+    except ValueError as error:
+        raise StoreCorrupt(f"{path} is damaged: {error}; copy it again", path=str(path)) from error
+    return options
+
+
+def _is_tokenizer(given: str, stored: Mapping[str, Any]) -> bool:
+    """Whether this names the tokenizer of a store: by its name, or by a file that holds the same."""
+    if Path(given).is_file():
+        return bool(tokenizer_by_name(given).describe()["hash"] == stored.get("hash"))
+    return given == stored.get("name")
+
+
+def _cuts_wholes(stored: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    most = stored.get("max_document", 0)
+    return options.get("long_documents") == "split" and options.get("max_document", most) < most
