@@ -1,7 +1,7 @@
 """Parts: what a worker has made of some of the input, each in a folder of its own that is whole or not there.
 
-It is renamed into place when it is whole; ``done.json`` in it says what it holds, and a restart keeps it only if the sizes
-agree.
+It is renamed into place when it is whole; ``done.json`` in it says what it holds, with a hash of itself in a second
+line, and a restart keeps it only if the sizes agree.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import xxhash
 
 from millrace.store import platform
 
@@ -28,7 +29,10 @@ def read_done(folder: str | Path, name: int | str, kind: type[Done], spent: Coll
     """
     path = part_folder(folder, name)
     try:
-        done: Any = msgspec.json.decode((path / "done.json").read_bytes(), type=kind)
+        line, _, seal = (path / "done.json").read_bytes().partition(b"\n")
+        if seal != _seal(line):
+            return None
+        done: Any = msgspec.json.decode(line, type=kind)
         found = {file: (path / file).stat().st_size for file in done.sizes}
     except (OSError, ValueError):  # also of msgspec, and of names that are none
         return None
@@ -50,8 +54,13 @@ def make_part(
         platform.remove(final)
         platform.make_dir(aside)
         done = make(aside)
-        platform.write_file(aside / "done.json", msgspec.json.encode(done), mode=0o644, durable=durable)
+        line = msgspec.json.encode(done)
+        platform.write_file(aside / "done.json", line + b"\n" + _seal(line), mode=0o644, durable=durable)
         if durable:
             platform.sync_dir(aside)
         platform.rename(aside, final)
     return done
+
+
+def _seal(line: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(line).encode()

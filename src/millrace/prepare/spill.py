@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from millrace.ragged import Array
 from millrace.store import platform
@@ -25,13 +26,21 @@ class Spill:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path, self._fd, self._waiting, self._is_durable = path, -1, bytearray(), durable
+        self._hash = xxhash.xxh3_64()
+        self._is_revised = False
         self.size = 0
+
+    @property
+    def hash(self) -> str:
+        """Of what the finished file holds."""
+        return file_hash(self._path) if self._is_revised else self._hash.hexdigest()
 
     def write(self, array: Array) -> None:
         self.write_bytes(array.reshape(-1).view(np.uint8).data)
 
     def write_bytes(self, data: bytes | memoryview) -> None:
         self.size += len(data)
+        self._hash.update(data)
         if len(data) < SMALL_BYTES:
             self._waiting += data
             if len(self._waiting) >= BUFFER_BYTES:
@@ -50,6 +59,7 @@ class Spill:
     def revise(self, start: int, stop: int, dtype: np.dtype[Any], change: Callable[[Array, int], None]) -> None:
         """Items [start, stop) that were written are changed by ``change(items, number of the first)``, some at a time."""
         self._flush()
+        self._is_revised = True
         with open(self._path, "r+b", buffering=0) as file:
             for first in range(start, stop, REVISED):
                 file.seek(first * dtype.itemsize)
@@ -71,6 +81,15 @@ class Spill:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def file_hash(path: Path) -> str:
+    """As ``Spill.hash``."""
+    found = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while block := file.read(BUFFER_BYTES):
+            found.update(block)
+    return found.hexdigest()
 
 
 def mapped(path: Path, dtype: Any) -> Array:

@@ -14,8 +14,8 @@ import xxhash
 from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.engines import alive
-from millrace.prepare.parts import make_part
-from millrace.prepare.spill import Spill, mapped
+from millrace.prepare.parts import make_part, part_folder
+from millrace.prepare.spill import Spill, file_hash, mapped
 from millrace.prepare.text.kept import file_of
 from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
 from millrace.prepare.text.loaded import tokenizer_of
@@ -65,6 +65,7 @@ class PartDone(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
     pieces: int = 0  # of its documents, those that go on with the one before
     without: tuple[int, ...] = ()  # sources, from its first, in whose ranges no document begins, or none but empty ones
+    hashes: dict[str, str] = {}  # of its files
     units: tuple[UnitId, ...] = ()  # by which it is found again though sources around it changed
 
 
@@ -76,6 +77,13 @@ def prepare_part(task: PartTask) -> PartDone:
             return maker.run()
 
     return make_part(task.folder, task.key, PartDone, make)
+
+
+def is_intact(folder: str | Path, done: PartDone) -> bool:
+    """Whether the files of a part hold what was written; those that were given back are empty."""
+    place = part_folder(folder, done.key)
+    paths = [(place / name, expected) for name, expected in done.hashes.items()]
+    return all(not path.stat().st_size or file_hash(path) == expected for path, expected in paths)
 
 
 def placed(done: PartDone, part: Part) -> PartDone:
@@ -117,13 +125,14 @@ class _Maker:
         if self._lines is not None:
             self._lines.finish()
         sizes = {name: spill.finish() for name, spill in self._spills.items()}
+        hashes = {name: spill.hash for name, spill in self._spills.items()}
         dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
         part, sources = self._task.part, self._task.sources
         without = tuple(number - part.first_source for number in self._reader.without)
         units = tuple(unit_id(source, unit) for unit, source in zip(part.units, sources, strict=True))
         return PartDone(
             part.number, part.first_source, self._task.key, self._num_documents, self._num_tokens,
-            self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, units,
+            self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, hashes, units,
         )  # fmt: skip
 
     def close(self) -> None:

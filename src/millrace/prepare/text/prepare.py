@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.identity import digest
 from millrace.native import num_cores
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
@@ -40,7 +41,7 @@ from millrace.prepare.text.room import estimate
 from millrace.prepare.text.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.spool import read_through, spool
 from millrace.prepare.text.unpack import unpack, unpack_tasks, unpacked
-from millrace.prepare.text.vocabulary import choose_tokenizer, told_of
+from millrace.prepare.text.vocabulary import SEAL, choose_tokenizer, is_whole, seal_of, told_of
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
@@ -49,6 +50,7 @@ from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
     *("parts", "splits", "lines", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
+    SEAL,
     *("merges.bin", "names.bin", "name_ends.bin", "alone", "unpacked"),
 )
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
@@ -221,11 +223,13 @@ class _Preparation:
         if existing is not None:
             tokenizer = existing.tokenizer()
         else:
-            if not path.exists() and (first := told_of(self._reading.tokenizer)):
+            if not is_whole(path) and (first := told_of(self._reading.tokenizer)):
                 self._progress("note", 0, 0, {"note": first})
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
         with platform.writing(path):
-            platform.write_file(path, tokenizer.to_file(), mode=0o644)
+            data = tokenizer.to_file()
+            platform.write_file(path, data, mode=0o644)
+            platform.write_file(seal_of(path), digest(data).encode(), mode=0o644)
             self._workers.warm(load_early, (str(path.parent), tokenizer.describe(), outlined(path.parent, tokenizer)))
         return tokenizer
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from millrace.identity import canonical, digest
 from millrace.prepare.engines import local
-from millrace.prepare.parts import read_done
+from millrace.prepare.parts import part_folder, read_done
 from millrace.prepare.text import spent
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.part import PartDone, PartTask, placed, prepare_part
+from millrace.prepare.text.part import PartDone, PartTask, is_intact, placed, prepare_part
 from millrace.prepare.text.report import Tally
 from millrace.prepare.text.scan import scan_part, with_repeats
 from millrace.prepare.text.sources import Part, Source, UnitId, unit_id
@@ -89,8 +89,11 @@ class ReadParts:
         found = {}
         for part, task in zip(parts, self.tasks, strict=True):
             done = read_done(self._folder, task.key, PartDone, spent.FILES)
-            if done is not None and done.key == task.key:
+            if done is not None and done.key == task.key and is_intact(self._folder, done):
                 found[part.number] = placed(done, part)
+            elif done is not None:
+                with platform.writing(self._folder, "removing"):
+                    platform.remove(part_folder(self._folder, task.key))
         return found
 
     def _tasks(

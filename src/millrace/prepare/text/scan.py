@@ -29,7 +29,7 @@ STEP = 1 << 20  # lines looked at in one go
 def scan_part(task: PartTask) -> int:
     """Writes the hashes of a part's lines, unless they are there; returns how many there are."""
     path = lines_path(task.folder, task.key)
-    if not path.exists():
+    if sealed(path) is None:
         aside = path.with_name(path.name + ".tmp")
         with platform.writing(path):
             platform.remove(aside)
@@ -38,9 +38,24 @@ def scan_part(task: PartTask) -> int:
                 for _, _, texts in reader.chunks(task.part, task.sources):
                     for text in texts:
                         spill.write_bytes(line_hashes(text))
-                spill.finish()
+                seal(spill)
             platform.rename(aside, path)
-    return path.stat().st_size // HASH_BYTES
+    return path.stat().st_size // HASH_BYTES - 1
+
+
+def seal(spill: Spill) -> None:
+    """Ends a file with the hash of what stands before."""
+    spill.write_bytes(spill.hash.encode())
+    spill.finish()
+
+
+def sealed(path: Path) -> Array | None:
+    """What stands in a file before its hash; None where it is not whole, or not what was written."""
+    if not path.exists() or path.stat().st_size < HASH_BYTES:
+        return None
+    data = mapped(path, np.uint8)
+    found = xxhash.xxh3_64_hexdigest(data[:-HASH_BYTES].data).encode()
+    return data[:-HASH_BYTES] if found == data[-HASH_BYTES:].tobytes() else None
 
 
 def lines_path(folder: str | Path, key: str) -> Path:
@@ -66,7 +81,7 @@ def mark_repeats(
     path: Path, paths: Sequence[Path], counts: Sequence[int], known: Iterable[Array], num_known: int
 ) -> None:
     """Writes the mask over all lines; lines ``known`` from the store that is appended to come before all."""
-    if path.exists() and path.stat().st_size == sum(counts):
+    if sealed(path) is not None:
         return
 
     def keys() -> Iterator[tuple[Array, Array]]:
@@ -76,7 +91,7 @@ def mark_repeats(
                 yield some, np.full(len(some), -1, np.int64)
         first = 0
         for place, count in zip(paths, counts, strict=True):
-            hashes = as_keys(mapped(place, np.uint8))
+            hashes = as_keys(mapped(place, np.uint8))[:-1]
             for start in range(0, count, STEP):
                 some = hashes[start : start + STEP]
                 yield some, np.arange(first + start, first + start + len(some))
@@ -88,6 +103,6 @@ def mark_repeats(
     with contextlib.closing(Spill(aside)) as spill:
         for start in range(0, len(repeats), 16 * STEP):
             spill.write(repeats[start : start + 16 * STEP])
-        spill.finish()
+        seal(spill)
     platform.rename(aside, path)
     platform.sync_dir(path.parent)

@@ -26,22 +26,35 @@ CHECK_BYTES, CHECK_LONGEST = 400_000, 10_000  # of all, of one: the slow one mak
 SHORT = 1 << 20  # a document of which less is left of what is asked for is taken whole
 TRAIN_BYTES = 64 << 20  # a vocabulary is learnt from the beginnings of slices spread over the corpus, this much in all
 SLICE_BYTES = 8 << 20
+SEAL = "vocabulary.hash"
 
 
 def choose_tokenizer(kept: Path, sources: Sequence[Source], parts: Sequence[Part], options: ReadOptions) -> Tokenizer:
     """The tokenizer ``options.tokenizer`` names; one that was made in an interrupted run is taken from ``kept``."""
-    name = options.tokenizer
+    name, is_kept = options.tokenizer, is_whole(kept)
     if name == "char":
-        if kept.exists():
+        if is_kept:
             return tokenizer_from_file(kept.read_bytes(), name)
         return CharTokenizer(
             character for text in documents(sources, parts, options) for character in set(text.decode())
         )
     if name.startswith("train:"):
-        if kept.exists():
+        if is_kept:
             return HuggingFaceTokenizer(kept.read_bytes(), name, plain_special=True)  # as train_bpe makes it
         return train_bpe(sample(sources, options), _vocab_size(name))
     return tokenizer_by_name(name)
+
+
+def is_whole(kept: Path) -> bool:
+    """Whether a vocabulary of an interrupted run is what was written, by the hash beside it."""
+    try:
+        return seal_of(kept).read_text() == digest(kept.read_bytes())
+    except (OSError, ValueError):
+        return False
+
+
+def seal_of(kept: Path) -> Path:
+    return kept.with_name(SEAL)
 
 
 def _vocab_size(name: str) -> int:
