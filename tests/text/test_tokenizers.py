@@ -306,3 +306,9 @@ def test_bytes_are_spaced_by_the_core_as_without_it(found):
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(ConfigError, match="neither gpt2, bytes, char, train:VOCAB nor a file"):
         tokenizer_by_name(name)
+
+
+def test_a_name_of_a_hub_says_that_nothing_is_downloaded():
+    said = r"'meta-llama/Llama-3-8B' is neither .* nothing is downloaded: give the path of a tokenizer\.json file"
+    with pytest.raises(ConfigError, match=said):
+        tokenizer_by_name("meta-llama/Llama-3-8B")

@@ -37,7 +37,10 @@ def tokenizer_by_name(name: str) -> Tokenizer:
         return gpt2()
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"tokenizer {name!r} is neither gpt2, bytes, char, train:VOCAB nor a file; check the name")
+        raise ConfigError(
+            f"tokenizer {name!r} is neither gpt2, bytes, char, train:VOCAB nor a file; nothing is downloaded: give the path "
+            "of a tokenizer.json file"
+        )
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ConfigError(f"tokenizer {name} has {path.stat().st_size} bytes; at most {MAX_TOKENIZER_BYTES}")
     data = path.read_bytes()

@@ -107,6 +107,22 @@ def test_what_a_folder_held_besides_is_told(prepare, tmp_path):
     assert len(told) == 2
 
 
+def test_what_was_left_out_is_told_where_the_run_fails_too(prepare, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("not json")
+    (tmp_path / "in" / "b.docx").write_text("text")
+    done = prepare("in", "--out", "out")
+    assert "not JSON" in done.stderr
+    assert "note: files of other endings left out: 1 .docx\n" in done.stderr
+
+
+def test_html_that_is_kept_with_its_tags_is_told(prepare, tmp_path):
+    (tmp_path / "a.html").write_text("<p>text</p>")
+    assert (
+        "note: 'a.html': HTML is kept with its tags; extract the text first" in prepare("a.html", "--out", "out").stderr
+    )
+
+
 def test_a_vocabulary_of_the_corpus_is_told_before(tools, tmp_path):
     (tmp_path / "a.txt").write_text("one two three")
     for name, said in (("train:300", "a vocabulary is learnt first"), ("char", "read once for its characters")):

@@ -71,7 +71,7 @@ class _Lines:
         head = file.peek(3)
         if head.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise SourceError(
-                f"{source.path!r} looks like UTF-16; convert it: iconv -f utf-16 -t utf-8", source=source.path, offset=0
+                f"{source.path!r} looks like UTF-16; give --encoding utf-16", source=source.path, offset=0
             )
         self._source, self._options, self._limit = source, options, options.max_document + LINE_CHARS
         # Bytes that are no utf-8 pass through, so that they are found in the text column alone.

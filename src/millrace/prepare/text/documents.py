@@ -116,9 +116,7 @@ def _whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tu
 def _start(source: Source, head: bytes) -> int:
     """Where the text of a file starts: behind its byte order mark."""
     if head.startswith(UTF16):
-        raise SourceError(
-            f"{source.path!r} looks like UTF-16; convert it: iconv -f utf-16 -t utf-8", source=source.path, offset=0
-        )
+        raise SourceError(f"{source.path!r} looks like UTF-16; give --encoding utf-16", source=source.path, offset=0)
     return len(MARK) if head.startswith(MARK) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     filter: str | None = None
     on_error: str = "stop"
     max_ratio: int = 1000
+    encoding: str = "utf-8"
     dedup: str = "exact"
     dedup_unit: str = "document"
     part_bytes: int = 16 << 20
@@ -56,6 +58,20 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.mask_field is not None:
             self._check_mask()
+        self.codec  # noqa: B018 - refuses a name that is none
+
+    @property
+    def codec(self) -> str | None:
+        """The codec that files are decoded by; None: they are UTF-8, and read as they are."""
+        try:
+            found = codecs.lookup(self.encoding)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"encoding={self.encoding!r} is no encoding that Python knows; expected one such as utf-8, latin-1 or utf-16"
+            ) from error
+        if not getattr(found, "_is_text_encoding", True) or found.incrementaldecoder is None:
+            raise ConfigError(f"encoding={self.encoding!r} is not one of text; expected one such as utf-8 or latin-1")
+        return None if found.name == "utf-8" else found.name
 
     def _check_mask(self) -> None:
         """What changes the text would move what its mask speaks of."""

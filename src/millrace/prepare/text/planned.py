@@ -64,4 +64,5 @@ class TextPlan:
 
 def _of_store(plan: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in plan.get("options", {}).items() if name != "part_bytes"}
+    options.setdefault("encoding", "utf-8")  # of stores that earlier versions made
     return {name: value for name, value in plan.items() if name != "version"} | {"options": options}

@@ -99,6 +99,7 @@ class _Preparation:
         self._exclude = exclude
         self._started = time.monotonic()
         self._notes: list[str] = []
+        self._left_out: list[str] = []  # of them, those on files that were not taken
         self._names: list[str] = []  # of the sources in the store, and the folder that they count from
         self._root: str | None = None
         self._is_mine = False  # what lies in the folder was begun with this plan
@@ -118,6 +119,8 @@ class _Preparation:
                 return self._finished()
             return self._prepare(self._find(spool(self._partial.folder)) if stdin else sources)
         except MillraceError:
+            for note in self._left_out:  # what was not read may be why it failed
+                self._progress("note", 0, 0, {"note": note})
             is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
             if is_mine and not self._partial.entries and not finished_units(self._partial.folder):
                 self._partial.close(remove=True)  # nothing to continue: a fixed call starts afresh
@@ -129,11 +132,18 @@ class _Preparation:
     def _find(self, stdin: InputFile | None = None) -> list[Source]:
         given, avoid = {} if stdin is None else {STDIN: stdin}, (self._out, self._partial.folder)
         sources, self._notes = find_sources(
-            self._paths, self._reading.document, self._reading.format, avoid=avoid, given=given, exclude=self._exclude
+            self._paths,
+            self._reading.document,
+            self._reading.format,
+            avoid=avoid,
+            given=given,
+            exclude=self._exclude,
+            codec=self._reading.codec,
         )
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
+        self._left_out = list(self._notes)
         return sources
 
     def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:

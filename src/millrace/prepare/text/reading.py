@@ -242,9 +242,11 @@ class Reader:
 def unreadable(source: Source, bad: Bad, options: ReadOptions) -> SourceError:
     """What is wrong with a document, where that stops the run."""
     unit, name = source.place
+    is_other = bad.reason.startswith("invalid utf-8") and source.format != "parquet"
+    hint = "; if the file is not UTF-8, name its encoding, such as --encoding latin-1" if is_other else ""
     return SourceError(
         f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; fix {_line(source, bad.offset, options)}, or go on with "
-        "--on-error skip",
+        f"--on-error skip{hint}",
         source=source.path, **{name: bad.offset},
     )  # fmt: skip
 

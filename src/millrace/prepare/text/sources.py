@@ -37,10 +37,11 @@ class Source(InputFile, frozen=True, kw_only=True):
     compression: str | None = None
     unpacked: str | None = None  # where a compressed one lies that cannot be read as a stream
     problem: str | None = None  # why it is set aside as a whole
+    codec: str | None = None  # by which it is decoded, from its beginning on; None: it is UTF-8
 
     @property
     def place(self) -> tuple[str, str]:
-        """What the offset of a document counts, of the text where it is compressed, and its name in an error."""
+        """What the offset of a document counts, of the text where it is compressed or decoded, and its name in an error."""
         return ("row", "row") if self.format == "parquet" else ("byte", "offset")
 
     @property
@@ -52,6 +53,10 @@ class Source(InputFile, frozen=True, kw_only=True):
     def is_indented(self) -> bool:
         """Whether its indentation matters: code, and markup with lists and code in it."""
         return self.format == "text" and _kind(self.path)[2] in WHOLE - PROSE
+
+    @property
+    def is_html(self) -> bool:
+        return self.format == "text" and _kind(self.path)[2] == ".html"
 
     @property
     def is_framed(self) -> bool:
@@ -88,12 +93,13 @@ def find_sources(
     avoid: Collection[Path] = (),
     given: Mapping[str, InputFile] | None = None,
     exclude: Sequence[str] = (),
+    codec: str | None = None,
 ) -> tuple[list[Source], list[str]]:
     """Every file of the arguments and what it holds, by its ending or as ``kind`` says; and notes on what was left out."""
     found = find_files(
         paths, lambda path: _kind(path)[0] is not None, EXPECTED, avoid=avoid, given=given, exclude=exclude
     )
-    return [_source(file, document, kind) for file in found.files], found.notes
+    return [_source(file, document, kind, codec) for file in found.files], found.notes
 
 
 def _kind(path: str) -> tuple[str | None, str | None, str]:
@@ -106,9 +112,9 @@ def _kind(path: str) -> tuple[str | None, str | None, str]:
     return ("text" if ending in (".txt", ".text") or ending in WHOLE else None), compression, ending
 
 
-def _source(file: InputFile, document: str | None, kind: str | None) -> Source:
+def _source(file: InputFile, document: str | None, kind: str | None, codec: str | None) -> Source:
     by_name, compression, ending = _kind(file.path)
-    if kind is None and file.location != STDIN:
+    if kind is None and codec is None and file.location != STDIN:
         _refuse_unreadable(file, by_name, ending)
     kind = kind or by_name or "text"
     default = "record" if kind != "text" else "file" if ending in WHOLE else "blank-line"
@@ -117,7 +123,9 @@ def _source(file: InputFile, document: str | None, kind: str | None) -> Source:
     elif document == "record":
         raise ConfigError(f"--document record for {file.path!r}; only JSONL, CSV and Parquet have records")
     known = {name: getattr(file, name) for name in ("path", "size", "mtime_ns", "ends", "location")}
-    return Source(**known, format=kind, document=document or default, compression=compression)
+    if kind == "parquet":
+        codec = None  # its text is UTF-8
+    return Source(**known, format=kind, document=document or default, compression=compression, codec=codec)
 
 
 def _refuse_unreadable(file: InputFile, kind: str | None, ending: str) -> None:
@@ -196,11 +204,12 @@ def _units(number: int, source: Source, part_bytes: int) -> list[tuple[Unit, int
         return [(Unit(number, 0, -1), 0)]
     if source.format == "parquet":
         return _row_groups(number, source)
-    if source.compression and source.size > part_bytes and (source.is_framed or source.format == "jsonl"):
+    is_cut = source.codec is None and (source.is_framed or source.format == "jsonl")
+    if source.compression and source.size > part_bytes and is_cut:
         found = member_slices(source, source.compression, part_bytes)
         if found:
             return [(Unit(number, *slice_), source.size // len(found)) for slice_ in found]
-    if source.compression or source.document == "file" or source.format == "csv" or source.size <= part_bytes:
+    if source.compression or not is_cut or source.size <= part_bytes:
         return [(Unit(number, 0, -1), source.size)]
     slices = -(-source.size // part_bytes)
     edges = [k * source.size // slices for k in range(slices + 1)]

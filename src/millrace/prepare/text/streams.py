@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import zlib
 from typing import Any
@@ -12,17 +13,62 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.sources import Source
 
 BUFFER = 1 << 20
+BLOCK = 1 << 18  # of a file that is decoded
 FREE_EXPANSION = 1 << 30  # bytes any file may expand to, however small it is
 
 
 def open_source(source: Source, options: ReadOptions, seek: tuple[int, int] | None = None) -> io.BufferedReader:
     """The bytes of a source, of a compressed one from a member on; closing it closes the file."""
+    if source.codec is not None:
+        return io.BufferedReader(Decoded(source, options), BUFFER)
+    return _open_bytes(source, options, seek)
+
+
+def _open_bytes(source: Source, options: ReadOptions, seek: tuple[int, int] | None = None) -> io.BufferedReader:
     if source.compression is None:
         # CSV is read from end to end, so how far it is is told; all else comes in slices.
         return (
             io.BufferedReader(_Told(source.location), BUFFER) if source.format == "csv" else open(source.location, "rb")
         )
     return io.BufferedReader(_Inflated(source, options, seek), BUFFER)
+
+
+class Decoded(io.RawIOBase):
+    """A file of another encoding as UTF-8, from its beginning on."""
+
+    def __init__(self, source: Source, options: ReadOptions) -> None:
+        super().__init__()
+        assert source.codec is not None
+        self._source, self._file = source, _open_bytes(source, options)
+        errors = "replace" if options.on_error == "replace" else "strict"
+        self._decoder = codecs.getincrementaldecoder(source.codec)(errors)
+        self._ready, self._is_over, self._at = b"", False, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and not self._is_over:
+            block = self._file.read(BLOCK)
+            self._is_over = not block
+            try:
+                self._ready = self._decoder.decode(block, final=self._is_over).encode(errors="replace")
+            except UnicodeError as error:
+                place = self._at + getattr(error, "start", 0)
+                raise SourceError(
+                    f"{self._source.path!r}, near byte {place}: it is not {self._source.codec}: {error}; check --encoding, or "
+                    "go on with --on-error replace",
+                    source=self._source.path, offset=place,
+                ) from error  # fmt: skip
+            self._at += len(block)
+        data, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+        super().close()
 
 
 class _Told(io.FileIO):
