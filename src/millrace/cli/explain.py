@@ -44,7 +44,9 @@ def run(
     if os.path.isfile(os.path.join(path, journal.NAME)):
         last = last_step(path)
         if last is not None and step > last:
-            raise ConfigError(f"step {step:,} is after the end of the run {path}, which has {last:,} steps; give 1 to {last:,}")
+            raise ConfigError(
+                f"step {step:,} is after the end of the run {path}, which has {last:,} steps; give 1 to {last:,}"
+            )
         found = explain_run(path, step)
         if last is None and found["stop"] is None:
             note = f"The run does not record its last step: this is what step {step:,} holds if the run got there."
