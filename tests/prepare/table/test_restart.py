@@ -162,7 +162,7 @@ def test_kill_9_at_every_step_continues_what_was_finished(tiny, parts_read):
         if not tiny.out.exists():
             with pytest.raises(mr.StoreError):
                 mr.open_store(tiny.out)
-        finished, is_there = tiny.finished("parts/??????/done.json"), tiny.out.exists()
+        finished, is_there = tiny.finished("parts/*[0-9]/done.json"), tiny.out.exists()
         is_named_last = (tiny.partial / "store.json").exists()
         parts_read.clear()
         again = tiny.prepare()
@@ -279,22 +279,6 @@ def test_a_finished_output_is_complete_and_other_options_are_refused_with_the_di
     assert not tiny.partial.exists()
 
 
-def test_inputs_that_change_between_two_attempts_are_refused(tiny):
-    with count_steps("rename") as steps:
-        tiny.prepare()
-    tiny.clear()
-    assert run_forked(tiny.prepare, fault=Fault(len(steps) // 2, "kill", operation="rename")) == -9
-    assert tiny.finished("parts/??????/done.json")
-    table = pd.read_parquet(f"{tiny.source}/0.parquet")
-    table.assign(x=1.0).to_parquet(f"{tiny.source}/0.parquet")
-    with pytest.raises(
-        mr.ConfigError,
-        match=r"was begun with other sources or options: .*0\.parquet' (had [\d,]+ bytes, now|holds something else).*; run it",
-    ):
-        tiny.prepare()
-    assert tiny.partial.exists()
-
-
 @pytest.mark.parametrize("how", ["rewritten", "touched", "removed"])
 def test_an_input_that_changes_while_it_is_read_stops_the_run(tiny, monkeypatch, how):
     from millrace.prepare.table.batches import Reader
@@ -331,7 +315,7 @@ def test_parts_of_an_earlier_start_of_the_machine_are_read_again(tiny, parts_rea
     whole, total = tree_digest(tiny.out), len(set(parts_read))
     tiny.clear()
     assert run_forked(tiny.prepare, fault=Fault(len(steps) - 3, "kill", operation="rename")) == -9
-    assert tiny.finished("parts/??????/done.json") == total
+    assert tiny.finished("parts/*[0-9]/done.json") == total
     monkeypatch.setattr("millrace.store.platform.boot_id", lambda: "another")
     parts_read.clear()
     tiny.prepare()
@@ -345,10 +329,10 @@ def test_a_part_that_lost_bytes_is_read_again(tiny, parts_read):
     whole = tree_digest(tiny.out)
     tiny.clear()
     assert run_forked(tiny.prepare, fault=Fault(len(steps) - 3, "kill", operation="rename")) == -9
-    os.truncate(tiny.partial / "parts" / "000001" / "values.bin", 8)
+    os.truncate(sorted(tiny.partial.glob("parts/*/values.bin"))[1], 8)
     parts_read.clear()
     tiny.prepare()
-    assert parts_read == [1]
+    assert len(parts_read) == 1
     assert tree_digest(tiny.out) == whole
 
 

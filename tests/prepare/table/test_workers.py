@@ -249,7 +249,7 @@ def test_a_transform_that_was_mended_reads_all_rows_anew(source, out, tmp_path, 
     store = mr.prepare_table(source, out, progress=lambda *told: said.append(told), **options).open()
     assert np.array_equal(np.sort(store.columns["values"][:, 0]), 10.0 * np.arange(120))
     notes = [facts["note"] for stage, _, _, facts in said if stage == "note"]
-    assert notes == ["--transform mended_tables:made has changed since this was begun: all rows are read anew"]
+    assert notes == ["--transform mended_tables:made has changed since this was begun: all rows are read again"]
     (tmp_path / "mended_tables.py").write_text(code.format(limit=1000, factor=100.0))
     with pytest.raises(mr.ConfigError, match="is finished, but with other sources or options: transform was"):
         mr.prepare_table(source, out, **options)

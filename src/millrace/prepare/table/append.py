@@ -151,7 +151,7 @@ class Appending(Preparation):
             self._folder / "plan.json",
             {**self._plan(found), "base": base.manifest.fingerprint},
             self._folder,
-            self._mended,
+            self._changed,
         )
         self._is_mine = True
         with contextlib.closing(self._pool()) as pool:

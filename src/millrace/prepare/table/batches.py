@@ -22,6 +22,7 @@ from millrace.ragged import Array
 
 BATCH_BYTES = 8 << 20  # decoded at once, about, as long as these are so many rows:
 BATCH_ROWS = (1 << 12, 1 << 16)
+NO_KEY = "null time or entity"  # why rows are dropped by --on-error skip
 SEPARATOR = "|"  # between the columns of an entity's name
 
 
@@ -207,7 +208,7 @@ class Reader:
                     f"{source.file.path!r}{where}: column {name!r} is null; mend it, or drop such rows with --on-error skip",
                     source=source.file.path, row=first + row,
                 )  # fmt: skip
-            self.dropped["null time or entity"] += int(missing.sum())
+            self.dropped[NO_KEY] += int(missing.sum())
             table = table.filter(pyarrow.array(~missing))
             time = _flat(table.column(self._options.time))
             keys = [_flat(table.column(name)) for name in self._options.entity] if keys else []

@@ -35,6 +35,7 @@ class Index(NamedTuple):
     static: Array  # (entities, static columns) as numbers, codes of categories behind them
     runs: Array
     offsets: Int64s
+    parts: tuple[int, ...]  # their keys, in the order of the sources
 
     @property
     def rows(self) -> Int64s:
@@ -64,7 +65,7 @@ def build_index(
 
     ``known`` are the categories of a store that is appended to: they keep their codes, new ones follow.
     """
-    read = [_names(folder, part.number) for part in parts]
+    read = [_names(folder, part.key) for part in parts]
     names = sorted({name for part in read for name in part.entities}, key=str.encode)
     numbers = {name: k for k, name in enumerate(names)}
     categories = _categories(read, schema.role, known or {})
@@ -75,7 +76,7 @@ def build_index(
     joined["entity"] = np.searchsorted(used, joined["entity"])
     offsets = np.searchsorted(joined["entity"], np.arange(len(used) + 1))
     static = _static(read, schema.role, numbers, categories)[used]
-    return Index([names[k] for k in used], categories, static, joined, offsets)
+    return Index([names[k] for k in used], categories, static, joined, offsets, tuple(part.key for part in parts))
 
 
 def _names(folder: Path, number: int) -> PartNames:
@@ -83,10 +84,10 @@ def _names(folder: Path, number: int) -> PartNames:
 
 
 def _runs(folder: Path, part: PartDone, found: PartNames, numbers: dict[str, int], time_dtype: str) -> Array:
-    raw = np.fromfile(part_folder(folder, part.number) / "runs.bin", run_dtype(time_dtype))
+    raw = np.fromfile(part_folder(folder, part.key) / "runs.bin", run_dtype(time_dtype))
     runs = np.empty(len(raw), indexed_dtype(time_dtype))
     runs["entity"] = np.array([numbers[name] for name in found.entities], np.int64)[raw["entity"]]
-    runs["part"] = part.number
+    runs["part"] = part.key
     runs["start"] = np.cumsum(raw["rows"]) - raw["rows"]
     for name in ("rows", "gaps", "first", "last"):
         runs[name] = raw[name]

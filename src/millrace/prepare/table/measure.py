@@ -109,8 +109,8 @@ class Measuring:
             return error
         entity = index.names.index(name)
         runs = index.runs[index.offsets[entity] : index.offsets[entity + 1]]
-        parts = np.unique(runs["part"][(runs["first"] <= at) & (runs["last"] >= at)]).tolist()
-        units = [unit for part in parts for unit in self._found.parts[part]]
+        parts = dict.fromkeys(runs["part"][(runs["first"] <= at) & (runs["last"] >= at)].tolist())
+        units = [unit for part in parts for unit in self._found.parts[index.parts.index(part)]]
         files = list(dict.fromkeys(self._found.sources[unit.source].file.path for unit in units))
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         return SourceError(f"{error} (look in {files[0]!r}{more})", source=files[0], entity=name, at=at)

@@ -16,8 +16,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 POLICIES = ("ffill", "drop", "interpolate", "mask", "value:NUMBER")
 DUPLICATES = ("error", "first", "last", "mean")
 CALENDAR = ("minute", "hour", "dayofweek", "dayofmonth", "dayofyear", "month")
-# What decides which rows are read and how: all else may change between two attempts, and what was read is kept.
-READING = ("entity", "time", "features", "target", "static", "categorical", "where", "transform", "on_error", "widen")
+# What decides which rows are read: all else may change between two attempts, and what was read is kept.
+READING = ("entity", "time", "features", "target", "static", "categorical", "where", "transform")
+CSV_FORM: tuple[str, ...] = ()  # how values are written in the files: with another, rows are read again
 # Fixed steps only: months and business days have no constant length.
 STEPS_NS = {
     "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "D": 86400 * 10**9, "W": 7 * 86400 * 10**9,

@@ -7,19 +7,21 @@ it came; any other is sorted first. What a part holds is known by its runs: rows
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 
 from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.files import check_unchanged
-from millrace.prepare.parts import make_part
+from millrace.prepare.parts import make_part, part_folder, read_done
 from millrace.prepare.spill import Spill
-from millrace.prepare.table.batches import Batch, Reader
+from millrace.prepare.table.batches import NO_KEY, Batch, Reader
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.prepare.table.source import TableSource
@@ -41,7 +43,8 @@ def run_dtype(time_dtype: str) -> np.dtype[Any]:
 class PartTask(msgspec.Struct, frozen=True):
     """What a worker is told."""
 
-    number: int
+    number: int  # in the order of the sources
+    key: int  # what it is made of, as one number: the name of its folder
     units: tuple[Unit, ...]
     sources: tuple[TableSource, ...]  # of the units, in their order
     options: TableOptions
@@ -57,7 +60,7 @@ class PartTask(msgspec.Struct, frozen=True):
 class PartDone(msgspec.Struct, frozen=True):
     """What a finished part holds."""
 
-    number: int
+    key: int
     rows: int
     rows_read: int
     rows_sorted: int
@@ -66,7 +69,9 @@ class PartDone(msgspec.Struct, frozen=True):
     infinite: tuple[int, ...]
     unlabelled: tuple[int, ...]  # rows without a value, by category
     sizes: dict[str, int]
+    digests: dict[str, str]  # of its files: one that was damaged is made again
     boot: str | None = None  # parts are not synced: one of an earlier start of the machine is made again
+    seal: str = ""  # digest of all of the above
 
 
 class PartNames(msgspec.Struct, frozen=True):
@@ -82,9 +87,30 @@ def prepare_part(task: PartTask) -> PartDone:
 
     def make(folder: Path) -> PartDone:
         with contextlib.closing(_Maker(task, folder)) as maker:
-            return maker.run()
+            return _sealed(maker.run())
 
-    return make_part(task.folder, task.number, PartDone, make, durable=IS_DURABLE)
+    return make_part(task.folder, task.key, PartDone, make, durable=IS_DURABLE)
+
+
+def finished_part(task: PartTask) -> PartDone | None:
+    """The part as an earlier attempt left it; None where it is not there, was damaged, or skipped rows that now stop."""
+    done = read_done(task.folder, task.key, PartDone)
+    if done is None or done.key != task.key or done != _sealed(msgspec.structs.replace(done, seal="")):
+        return None
+    if task.options.on_error == "stop" and done.dropped.get(NO_KEY):
+        return None
+    folder = part_folder(task.folder, task.key)
+    is_whole = all(_digest(folder / name) == found for name, found in done.digests.items())
+    return done if is_whole else None
+
+
+def _sealed(done: PartDone) -> PartDone:
+    return msgspec.structs.replace(done, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(done)))
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 class _Maker:
@@ -124,19 +150,21 @@ class _Maker:
             check_unchanged(source.file)
         if self._pending:
             self._write_chunk()
-        sizes = {f"{name}.bin": file.finish() for name, file in self._files.items()}
+        for file in self._files.values():
+            file.finish()
         runs = np.concatenate(self._runs) if self._runs else np.zeros(0, run_dtype(self._task.schema.time_dtype))
-        sizes["runs.bin"] = _write(self._folder / "runs.bin", runs.tobytes())
+        _write(self._folder / "runs.bin", runs.tobytes())
         names = PartNames(
             tuple(self._entities),
             {name: tuple(known) for name, known in self._labels.items()},
             tuple(map(tuple, self._static)),
         )
-        sizes["names.json"] = _write(self._folder / "names.json", msgspec.json.encode(names))
+        _write(self._folder / "names.json", msgspec.json.encode(names))
+        paths = sorted(self._folder.iterdir())
         return PartDone(
-            self._task.number, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
-            tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()), sizes,
-            platform.boot_id(),
+            self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
+            tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
+            {path.name: path.stat().st_size for path in paths}, {path.name: _digest(path) for path in paths}, platform.boot_id(),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -285,6 +313,5 @@ def _order(codes: Array, time: Array) -> tuple[Int64s | None, Int64s]:
     return order, np.concatenate(([0], np.flatnonzero(taken[1:] != taken[:-1]) + 1))
 
 
-def _write(path: Path, data: bytes) -> int:
+def _write(path: Path, data: bytes) -> None:
     platform.write_file(path, data, mode=0o644, durable=IS_DURABLE)
-    return len(data)

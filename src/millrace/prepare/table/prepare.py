@@ -22,8 +22,7 @@ from millrace.native import num_cores
 from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
-from millrace.prepare.parts import read_done
-from millrace.prepare.plan import check_plan, differences
+from millrace.prepare.plan import MAX_SHOWN, check_plan, differences
 from millrace.prepare.room import check_room
 from millrace.prepare.shown import default_progress
 from millrace.prepare.table import shards
@@ -33,7 +32,8 @@ from millrace.prepare.table.index import Index, build_index
 from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static, train_first
 from millrace.prepare.table.opened import forget, save_index
 from millrace.prepare.table.options import READING, TableOptions, make_options
-from millrace.prepare.table.part import PartDone, PartTask, prepare_part
+from millrace.prepare.table.part import PartDone
+from millrace.prepare.table.reading import finished_parts, part_tasks, read_parts
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.room import estimate
 from millrace.prepare.table.sources import Survey, survey
@@ -46,7 +46,7 @@ from millrace.store.publish import Partial
 from millrace.store.shard import shard_name
 
 SCRATCH = ("parts", "plan.json", "index", "fit")
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 def prepare_table(
@@ -146,7 +146,7 @@ class Preparation:
         return TableReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
 
     def _prepare(self, found: Survey) -> TableReport:
-        check_plan(self._folder / "plan.json", self._plan(found), self._folder, self._mended)
+        check_plan(self._folder / "plan.json", self._plan(found), self._folder, self._changed)
         self._is_mine = True
         with contextlib.closing(self._pool()) as pool:
             done = self._read(pool, found)
@@ -164,25 +164,31 @@ class Preparation:
                 save_index(self._folder, renumbered)
             return self._write(pool, found, renumbered, done, fitted)
 
-    def _mended(self, old: Any, new: Any) -> Any:
-        """The old plan with what may change once the rows are read; what was made of the rows goes, the parts stay.
+    def _changed(self, old: Any, new: Any) -> Any:
+        """The old plan with what may change between two attempts: the sources, and all options but those of reading.
 
-        Where the user's own function has changed, the parts go too.
+        What was made of the rows goes. The parts stay: each is known by what it is made of.
         """
         options = {**new["options"], **{name: old["options"].get(name) for name in READING}}
-        allowed = {**old, "options": options}
-        is_other = old.get("transform") != new.get("transform") and options == new["options"]
-        if is_other:
-            allowed["transform"] = new.get("transform")
+        allowed = {**old, "options": options, "sources": new["sources"], "order": new["order"]}
+        if options == new["options"] and "transform" in new:
+            allowed["transform"] = new["transform"]
         if allowed == new:
-            kept = {"plan.json", "owner.json", "lease", *(() if is_other else ("parts",))}
             with platform.writing(self._folder, "removing"):
-                for name in sorted({*os.listdir(self._folder)} - kept):
+                for name in sorted({*os.listdir(self._folder)} - {"plan.json", "owner.json", "lease", "parts"}):
                     platform.remove(self._folder / name)
-            if is_other:
-                told = f"--transform {self._options.transform} has changed since this was begun: all rows are read anew"
-                self._progress("note", 0, 0, {"note": told})
+            self._tell_changes(old, new)
         return allowed
+
+    def _tell_changes(self, old: Any, new: Any) -> None:
+        if old.get("transform") != new.get("transform"):
+            told = f"--transform {self._options.transform} has changed since this was begun: all rows are read again"
+            self._progress("note", 0, 0, {"note": told})
+        before, now = ({key: plan[key] for key in ("sources", "order")} for plan in (old, new))
+        if changed := differences(before, now):
+            more = f" and {len(changed) - MAX_SHOWN} more" if len(changed) > MAX_SHOWN else ""
+            told = f"since this was begun, {'; '.join(changed[:MAX_SHOWN])}{more}: what was read of other files is kept"
+            self._progress("note", 0, 0, {"note": told})
 
     def _pool(self) -> Engine:
         """Decoding and arithmetic leave the GIL alone; a user's function gets processes, which it may crash."""
@@ -192,28 +198,11 @@ class Preparation:
         with platform.writing(self._folder):
             platform.make_dir(self._folder / "parts")
             platform.make_dir(self._folder / "fit")
+        tasks = part_tasks(self._folder, self._options, found)
+        finished = finished_parts(pool, self._folder, tasks)
+        self._rows_kept = sum(part.rows_read for part in finished.values())
         self._progress("room", *check_room(self._folder, *estimate(found, self._options)), {})
-        tasks = [
-            PartTask(
-                number,
-                units,
-                tuple(found.sources[unit.source] for unit in units),
-                self._options,
-                found.schema,
-                str(self._folder),
-            )
-            for number, units in enumerate(found.parts)
-        ]
-        kept = {task.number: read_done(self._folder, task.number, PartDone) for task in tasks}
-        done = {number: part for number, part in kept.items() if part is not None}
-        self._rows_kept = sum(part.rows_read for part in done.values())
-        missing = [task for task in tasks if task.number not in done]
-        rows = 0
-        for finished, (number, result) in enumerate(pool.run(prepare_part, missing, apart=True), start=1):
-            done[missing[number].number] = result
-            rows += result.rows_read
-            self._progress("read", finished, len(missing), {"rows": rows})
-        return [done[number] for number in range(len(tasks))]
+        return read_parts(pool, tasks, finished, self._progress)
 
     def _check(self, index: Index, fitted: Fitted) -> None:
         if not fitted.rows.any():

@@ -249,6 +249,8 @@ def _cut(
         pieces: list[tuple[tuple[int, ...], int]] = [((k,), rows * width) for k, rows, _ in look.groups if rows]
         if source.format == "csv" and look.has_rows and look.is_wanted:
             pieces = [((), source.file.size)]
+        if _begins_part(source, sum(num_bytes for _, num_bytes in pieces)):
+            close()
         for groups, num_bytes in pieces:
             if source.format == "parquet" and num_bytes > LARGE_GROUP_BYTES:
                 large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB decoded)")
@@ -267,6 +269,14 @@ def _cut(
             "reading one may take more memory than promised; write smaller ones"
         )
     return tuple(parts), notes
+
+
+def _begins_part(source: TableSource, num_bytes: int) -> bool:
+    """Whether a part is cut before a file, by a hash of the file: the larger it is, the more likely.
+
+    So files that are added or removed change the parts around them, and no others.
+    """
+    return int(source.file.ends[:12], 16) % PART_BYTES < num_bytes
 
 
 def _row_bytes(schema: Any, columns: set[str] | None) -> int:

@@ -12,11 +12,16 @@ import numpy as np
 import xxhash
 
 from millrace.errors import ConfigError
+from millrace.prepare.table.clean import show_time
 from millrace.prepare.table.options import STEPS_NS, TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.ragged import Array, Int64s
 
 SPLITS = ("train", "val", "test")
+REMEDIES = {
+    "time": "move the time (--val-from), or take shares of each entity's rows (--val-last 0.1)",
+    "entity": "take a larger share (--val), or name entities (--val-entities)",
+}
 
 
 def cut_times(options: TableOptions, schema: Schema, first: Any, last: Any) -> list[Any] | None:
@@ -28,10 +33,24 @@ def cut_times(options: TableOptions, schema: Schema, first: Any, last: Any) -> l
         times = [parse_time(text, schema, option) for option, text in given if text is not None]
         if times != sorted(set(times)):
             raise ConfigError(f"--val-from {options.val_from} must lie before --test-from {options.test_from}")
+        for (option, text), time in zip([pair for pair in given if pair[1] is not None], times, strict=True):
+            if not first < time <= last:
+                _refuse_outside(options, schema, f"{option} {text}", time, (first, last))
         return times
     # As fractions: nanoseconds are beyond what floats count.
     ends = [Fraction(last) - (Fraction(last) - Fraction(first)) * share for share in _shares(options.val, options.test)]
     return [float(end) for end in ends] if schema.time_dtype == "float64" else [ceil(end) for end in ends]
+
+
+def _refuse_outside(options: TableOptions, schema: Schema, given: str, time: Any, ends: tuple[Any, Any]) -> None:
+    """A time outside the data leaves the split on one side of it without rows."""
+    split, is_late = given[2:].partition("-")[0], time > ends[1]
+    before = options.time_splits[options.time_splits.index(split) - 1]
+    low, high = (show_time(end, schema.time_unit) for end in ends)
+    raise ConfigError(
+        f"split {(split if is_late else before)!r} would be empty: {given} lies {'after' if is_late else 'before'} "
+        f"all rows, whose times run from {low} to {high}; {REMEDIES['time']}; what was read is kept"
+    )
 
 
 def _shares(val: float, test: float) -> list[Fraction]:
@@ -85,13 +104,9 @@ def entity_splits(names: Sequence[str], options: TableOptions) -> Array:
 
 def check_splits(options: TableOptions, rows: dict[str, int]) -> None:
     """A split that was asked for must hold rows."""
-    remedies = {
-        "time": "move the time (--val-from), or take shares of each entity's rows (--val-last 0.1)",
-        "entity": "take a larger share (--val), or name entities (--val-entities)",
-    }
     for split, found in rows.items():
         if found == 0:
-            raise ConfigError(f"split {split!r} would be empty; {remedies[options.split_by]}; what was read is kept")
+            raise ConfigError(f"split {split!r} would be empty; {REMEDIES[options.split_by]}; what was read is kept")
 
 
 def rows_by_split(cuts: Int64s, rows: Int64s, splits: Sequence[str]) -> dict[str, int]:

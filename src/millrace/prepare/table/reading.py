@@ -1,0 +1,68 @@
+"""Pass 1, in the parent: which parts there are, which of them an earlier attempt finished, and the rest to be read.
+
+A part is known by what it is made of: its files (path, size, time of change, hash of both ends), the row groups of
+them, the schema and how rows are read. So an attempt with other files finds the parts of those that stayed the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from millrace.prepare.functions import source_digest
+from millrace.prepare.parts import part_folder
+from millrace.prepare.table.measure import Engine, Progress
+from millrace.prepare.table.options import CSV_FORM, READING, TableOptions
+from millrace.prepare.table.part import PartDone, PartTask, finished_part, prepare_part
+from millrace.prepare.table.sources import Survey, Unit
+from millrace.store import platform
+
+
+def part_tasks(folder: Path, options: TableOptions, found: Survey) -> list[PartTask]:
+    """The parts of all sources, in their order."""
+    schema = found.schema
+    how = {
+        "options": {name: getattr(options, name) for name in (*READING, *CSV_FORM)},
+        "transform": options.transform and source_digest(options.transform, "--transform"),
+        "schema": msgspec.structs.replace(schema, role=msgspec.structs.replace(schema.role, known_future=())),
+    }
+    return [
+        PartTask(
+            number, _key(how, found, units), units, tuple(found.sources[unit.source] for unit in units), options, schema,
+            str(folder),
+        )
+        for number, units in enumerate(found.parts)
+    ]  # fmt: skip
+
+
+def _key(how: dict[str, object], found: Survey, units: Sequence[Unit]) -> int:
+    made_of = [(found.sources[unit.source], unit.groups) for unit in units]
+    return xxhash.xxh3_64_intdigest(msgspec.json.encode((how, made_of))) >> 1  # it has to fit in an int64
+
+
+def finished_parts(pool: Engine, folder: Path, tasks: Sequence[PartTask]) -> dict[int, PartDone]:
+    """What an earlier attempt left of these, by number; parts that are damaged, or no longer asked for, are removed."""
+    wanted = {part_folder(folder, task.key).name: task for task in tasks}
+    there = [wanted[name] for name in sorted(os.listdir(folder / "parts")) if name in wanted]
+    found = {there[k].number: done for k, done in pool.run(finished_part, there) if done is not None}
+    kept = {part_folder(folder, tasks[number].key).name for number in found}
+    with platform.writing(folder / "parts", "removing"):
+        for name in sorted({*os.listdir(folder / "parts")} - kept):
+            platform.remove(folder / "parts" / name)
+    return found
+
+
+def read_parts(
+    pool: Engine, tasks: Sequence[PartTask], finished: dict[int, PartDone], progress: Progress
+) -> list[PartDone]:
+    """All parts in their order; those that are not finished are read."""
+    done, missing, rows = dict(finished), [task for task in tasks if task.number not in finished], 0
+    for count, (number, part) in enumerate(pool.run(prepare_part, missing, apart=True), start=1):
+        done[missing[number].number] = part
+        rows += part.rows_read
+        progress("read", count, len(missing), {"rows": rows})
+    return [done[number] for number in range(len(tasks))]
