@@ -170,9 +170,13 @@ def _ranks(count: int, probabilities: Float64s) -> tuple[list[int], list[int], F
 
 
 def _interpolated(low: Float64s, high: Float64s, between: Float64s) -> Float64s:
-    """From the nearer end, as numpy does: then equal ends give that value, and the result never leaves them."""
-    apart = high - low
-    return np.where(between >= 0.5, high - apart * (1 - between), low + apart * between)
+    """From the nearer end, as numpy does: then equal ends give that value, and the result never leaves them.
+
+    Where the ends are further apart than a float can say, it is not finite, which the scaling refuses.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        apart = high - low
+        return np.where(between >= 0.5, high - apart * (1 - between), low + apart * between)
 
 
 def _keys(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.unsignedinteger[Any]]:

@@ -65,9 +65,14 @@ class Cleaner:
         """The mean of what was observed at each time; categories of the first row."""
         observed = ~np.isnan(rows.values)
         counts = np.add.reduceat(observed, starts, axis=0, dtype=np.int64)
-        sums = np.add.reduceat(np.where(observed, rows.values, 0).astype(np.float64), starts, axis=0)
-        with np.errstate(invalid="ignore"):
-            means = (sums / counts).astype(rows.values.dtype)
+        known = np.where(observed, rows.values, 0).astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            means = np.add.reduceat(known, starts, axis=0) / counts
+        if np.isinf(means).any():  # the sum is too large for a float, the mean is not
+            shares = known / np.repeat(np.maximum(counts, 1), np.diff([*starts, len(known)]), axis=0)
+            low, high = (reduce.reduceat(known, starts, axis=0) for reduce in (np.minimum, np.maximum))
+            means = np.where(np.isinf(means), np.clip(np.add.reduceat(shares, starts, axis=0), low, high), means)
+        means = means.astype(rows.values.dtype)
         return Slice(rows.time[starts], means, rows.categorical[starts], rows.has_gaps)
 
     def _dropped(self, rows: Slice) -> Slice:

@@ -7,7 +7,7 @@ them, the schema and how rows are read. So an attempt with other files finds the
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -39,7 +39,7 @@ def part_tasks(folder: Path, options: TableOptions, found: Survey) -> list[PartT
     ]  # fmt: skip
 
 
-def _key(how: dict[str, object], found: Survey, units: Sequence[Unit]) -> int:
+def _key(how: Mapping[str, object], found: Survey, units: Sequence[Unit]) -> int:
     made_of = [(found.sources[unit.source], unit.groups) for unit in units]
     return xxhash.xxh3_64_intdigest(msgspec.json.encode((how, made_of))) >> 1  # it has to fit in an int64
 
