@@ -116,6 +116,12 @@ def run(
     refit: Annotated[
         bool, typer.Option("--refit", help="With --append: fit the scaling anew and rewrite all rows.")
     ] = False,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Files or folders to leave out; may be repeated.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin afresh: remove what an interrupted run has left.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Make a scaled series store from tables.
@@ -145,7 +151,10 @@ def run(
     # Only what was written: to an append a default is no wish.
     given = {name: value for name, value in asked.items() if _is_given(context, name)}
     with TableProgress() as progress:
-        report = prepare_table(sources, out, workers=workers, append=append, progress=progress, stall_s=stall, **given)
+        report = prepare_table(
+            sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
+            stall_s=stall, **given,
+        )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:

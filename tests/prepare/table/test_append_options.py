@@ -123,10 +123,10 @@ def test_a_refused_append_stands_in_nobodys_way(put, tmp_path, monkeypatch):
     with pytest.raises(mr.SourceError, match="has rows from"):
         append(put("overlap", hours(5, 15)), out)
     assert not Path(f"{out}.partial").exists()
-    from millrace.prepare.table import prepare
+    from millrace.prepare.table import reading
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "prepare_part", None)  # nothing may be read
+        patch.setattr(reading, "prepare_part", None)  # nothing may be read
         with pytest.raises(mr.ConfigError, match="--refit needs all rows"):
             append(put("b", hours(10, 15)), out, refit=True)
     assert not Path(f"{out}.partial").exists()

@@ -213,9 +213,7 @@ def test_a_mean_is_right_where_the_sum_is_too_large_for_a_float(tmp_path, sign):
     days = ["2020-01-01"] * 3 + ["2020-01-02"] * 3 + ["2020-01-03"]
     large = sign * np.array([1.6e308, 1.7e308, np.nan, 1.79e308, 1.79e308, 1.79e308, 1e308])
     source = one_entity(tmp_path, days, x=large, y=np.arange(7.0))
-    store = mr.prepare_table(
-        source, tmp_path / "out", workers=1, time="t", duplicates="mean", scale="minmax"
-    ).open()
+    store = mr.prepare_table(source, tmp_path / "out", workers=1, time="t", duplicates="mean", scale="minmax").open()
     stored = store.inverse(store.columns["values"][:])
     np.testing.assert_allclose(stored[:, 0], sign * np.array([1.65e308, 1.79e308, 1e308]), rtol=1e-6)
     np.testing.assert_allclose(stored[:, 1], [1, 4, 6], rtol=1e-6)

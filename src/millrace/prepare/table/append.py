@@ -7,7 +7,6 @@ ones follow. The scaling stays what it was unless ``refit`` is asked for; cuts s
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from millrace.prepare.table import shards
 from millrace.prepare.table.assemble import describe, shard_tasks
 from millrace.prepare.table.clean import calendar_names
 from millrace.prepare.table.index import Index, build_index
+from millrace.prepare.table.made import Made, check_readable, read_made
 from millrace.prepare.table.measure import Engine, Fitted, Measuring
 from millrace.prepare.table.opened import forget, save_index
 from millrace.prepare.table.options import TableOptions, parse_options
@@ -30,7 +30,7 @@ from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.prepare import SCRATCH, Preparation, Running
 from millrace.prepare.table.refit import check_refit, refitted
 from millrace.prepare.table.report import TableReport, joined
-from millrace.prepare.table.sources import Survey, survey
+from millrace.prepare.table.sources import Inputs, Survey, survey
 from millrace.prepare.table.splits import SPLITS
 from millrace.prepare.table.stored import Stored
 from millrace.ragged import Int64s
@@ -48,28 +48,26 @@ FREE = ("on_error", "widen", "strict", "shard_bytes", "where", "transform")  # m
 TOLD = ("where", "transform")  # a difference is told: rows of the store were taken another way
 
 
-def append_table(paths: list[str], out: Path, given: Mapping[str, Any], running: Running) -> TableReport:
+def append_table(inputs: Inputs, out: Path, given: Mapping[str, Any], running: Running) -> TableReport:
     """Adds rows to the store at ``out``; its own options hold, those given (not None) may only repeat them."""
     asked = {name: value for name, value in given.items() if value is not None}
     refit = bool(asked.pop("refit", False))
-    plan = _made(out)["plan"]
-    options, notes = _options(out, msgspec.convert(plan["options"], TableOptions), asked)
+    made = _made(out)
+    options, notes = _options(out, made.options, asked)
     function = options.transform
-    is_same = function is not None and function == plan["options"]["transform"]
-    if is_same and source_digest(str(function), "--transform") != plan.get("transform"):
+    is_same = function is not None and function == made.options.transform
+    if is_same and source_digest(str(function), "--transform") != made.plan.get("transform"):
         notes.append(f"--transform {function} has changed since the store was made")
-    return Appending(paths, out, options, running, refit, notes).run()
+    return Appending(inputs, out, options, running, refit, notes).run()
 
 
-def _made(out: Path) -> dict[str, Any]:
+def _made(out: Path) -> Made:
     """What the first preparation of a store said of itself."""
-    store = open_store(out)
-    path = out / "provenance.json"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    made = json.loads(lines[0]) if lines else {}
-    if store.kind != "series" or "options" not in (made.get("plan") or {}):
+    if open_store(out).kind != "series":
         raise ConfigError(f"{out} was not made by prepare table; only such a store can be appended to")
-    return made
+    return read_made(
+        out, 0, "an append reads the options of the store there: bring it back, or prepare the table again"
+    )
 
 
 def _options(out: Path, kept: TableOptions, given: Mapping[str, Any]) -> tuple[TableOptions, list[str]]:
@@ -95,14 +93,14 @@ class Appending(Preparation):
     """One append, from the survey to the next snapshot."""
 
     def __init__(
-        self, paths: list[str], out: Path, options: TableOptions, running: Running, refit: bool, notes: Sequence[str]
+        self, inputs: Inputs, out: Path, options: TableOptions, running: Running, refit: bool, notes: Sequence[str]
     ) -> None:
-        super().__init__(paths, out, options, running)
+        super().__init__(inputs, out, options, running)
         self._refit, self._notes = refit, notes
         self._partial = Partial(out, append=True, scratch=SCRATCH)
 
     def run(self) -> TableReport:
-        self._partial.acquire()
+        self._acquire()
         self._is_mine = not (self._folder / "plan.json").exists()
         try:
             base = read_base(self._out)
@@ -114,12 +112,10 @@ class Appending(Preparation):
             waves = len(calendar_names(self._options.calendar))
             inputs = meta.get("inputs", meta["features"])
             self._options = msgspec.structs.replace(self._options, features=tuple(inputs[: len(inputs) - waves]))
-            found = self._as_stored(survey(self._paths, self._options, (self._out, self._folder)))
-            last = json.loads((self._out / "provenance.json").read_bytes().splitlines()[-1])
-            is_current = last.get("fingerprint") == base.manifest.fingerprint
-            if is_current and not differences(last.get("plan") or {}, self._plan(found)):
+            found = self._as_stored(survey(self._inputs, self._options, (self._out, self._folder)))
+            if done := self._done_before(found, base):
                 self._partial.close(remove=True)  # also where it was killed at its very end
-                return TableReport(str(self._out), base.manifest.fingerprint, False, **last["report"], seconds=0.0)
+                return done
             return msgspec.structs.replace(self._append(found, base), rows_kept=self._rows_kept)
         except MillraceError as error:
             self._clear(error)
@@ -127,6 +123,14 @@ class Appending(Preparation):
         finally:
             forget()
             self._partial.close(remove=False)
+
+    def _done_before(self, found: Survey, base: Base) -> TableReport | None:
+        """The report of this append, where it was the last one."""
+        with contextlib.suppress(ConfigError):  # whatever else stands there is of another
+            last = read_made(self._out, -1, "")
+            is_current = last.report.fingerprint == base.manifest.fingerprint
+            return last.report if is_current and not differences(last.plan, self._plan(found)) else None
+        return None
 
     def _plan(self, found: Survey) -> dict[str, Any]:
         return {**super()._plan(found), "append": True, "refit": self._refit}
@@ -147,6 +151,7 @@ class Appending(Preparation):
         return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit, time_zone=zone))
 
     def _append(self, found: Survey, base: Base) -> TableReport:
+        check_readable(self._folder / "plan.json")
         check_plan(
             self._folder / "plan.json",
             {**self._plan(found), "base": base.manifest.fingerprint},

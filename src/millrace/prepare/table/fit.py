@@ -12,6 +12,7 @@ import numpy as np
 
 from millrace.prepare.table.clean import Cleaner
 from millrace.prepare.table.index import TOGETHER_ROWS, Slice, slice_rows, together
+from millrace.prepare.table.kept import read_kept, write_kept
 from millrace.prepare.table.opened import opened
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
@@ -19,7 +20,6 @@ from millrace.prepare.table.splits import last_rows
 from millrace.ragged import Array, Int64s, concatenated_ranges
 from millrace.scaling.moments import Moments, merge_all
 from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quantiles_of
-from millrace.store import platform
 
 GROUP_ROWS = 1 << 19  # rows of the entities measured by one task, about
 SEARCHED = 32  # features whose quartiles are searched together: a pass holds up to 3 MiB of counts for each
@@ -79,11 +79,10 @@ def groups(rows: Int64s) -> list[tuple[int, int]]:
 def fit_entities(task: FitTask) -> FitDone:
     """Measures some entities; their result is kept, so that a restart need not."""
     path = Path(task.folder) / "fit" / f"{task.number:06d}.bin"
-    if path.exists():
-        return msgspec.msgpack.decode(path.read_bytes(), type=FitDone)
+    if (kept := read_kept(path)) is not None:
+        return msgspec.msgpack.decode(kept, type=FitDone)
     done = _Fit(task).run()
-    with platform.writing(path):
-        platform.write_file(path, msgspec.msgpack.encode(done), mode=0o644)
+    write_kept(path, msgspec.msgpack.encode(done))
     return done
 
 

@@ -24,6 +24,8 @@ def save_index(folder: Path, index: Index) -> None:
     with platform.writing(folder):
         platform.make_dir(folder / "index")
         for name, data in (("runs.bin", index.runs.tobytes()), ("offsets.bin", offsets), ("names.json", names)):
+            if (folder / "index" / name).is_dir():
+                platform.remove(folder / "index" / name)
             platform.write_file(folder / "index" / name, data, mode=0o644, durable=False)
 
 

@@ -23,12 +23,14 @@ from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import MAX_SHOWN, check_plan, differences
+from millrace.prepare.restart import begin_afresh, check_ours
 from millrace.prepare.room import check_room
 from millrace.prepare.shown import default_progress
 from millrace.prepare.table import shards
 from millrace.prepare.table.assemble import describe, make_meta, shard_tasks, split_rows
 from millrace.prepare.table.clean import grid_step, local_times
 from millrace.prepare.table.index import Index, build_index
+from millrace.prepare.table.made import check_readable, read_made
 from millrace.prepare.table.measure import Engine, Fitted, Measuring, Progress, scale_static, train_first
 from millrace.prepare.table.opened import forget, save_index
 from millrace.prepare.table.options import READING, TableOptions, make_options
@@ -36,7 +38,7 @@ from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.reading import finished_parts, part_tasks, read_parts
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.room import estimate
-from millrace.prepare.table.sources import Survey, survey
+from millrace.prepare.table.sources import Inputs, Survey, survey
 from millrace.prepare.table.splits import check_splits
 from millrace.store import platform
 from millrace.store.layout import Layout
@@ -46,7 +48,7 @@ from millrace.store.publish import Partial
 from millrace.store.shard import shard_name
 
 SCRATCH = ("parts", "plan.json", "index", "fit")
-PLAN_VERSION = 2
+PLAN_VERSION = 1
 
 
 def prepare_table(
@@ -55,24 +57,30 @@ def prepare_table(
     *,
     workers: int | None = None,
     append: bool = False,
+    restart: bool = False,
+    exclude: Sequence[str] | str = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
     **options: Any,
 ) -> TableReport:
     """Makes a series store at ``out`` from Parquet or CSV files; see ``TableOptions``.
 
+    ``exclude``: patterns of files that are left out. ``restart``: an interrupted run is not continued but removed.
     Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
     """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    given = Inputs(
+        [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)],
+        [exclude] if isinstance(exclude, str) else list(exclude),
+    )
     target = Path(os.path.realpath(out))
-    running = Running(workers or num_cores(), stall_s, progress or default_progress())
+    running = Running(workers or num_cores(), stall_s, progress or default_progress(), restart)
     if append:
         from millrace.prepare.table.append import append_table
 
-        return append_table([os.fspath(path) for path in given], target, options, running)
+        return append_table(given, target, options, running)
     if options.pop("refit", False):
         raise ConfigError("--refit is for --append; a new store is always fitted on its own rows")
-    return Preparation([os.fspath(path) for path in given], target, make_options(options), running).run()
+    return Preparation(given, target, make_options(options), running).run()
 
 
 class Running(NamedTuple):
@@ -81,14 +89,15 @@ class Running(NamedTuple):
     workers: int
     stall_s: float
     progress: Progress
+    restart: bool
 
 
 class Preparation:
     """One run, from the survey to the finished store."""
 
-    def __init__(self, paths: list[str], out: Path, options: TableOptions, running: Running) -> None:
-        self._paths, self._out, self._options = paths, out, options
-        self._workers, self._stall_s, self._progress = running
+    def __init__(self, inputs: Inputs, out: Path, options: TableOptions, running: Running) -> None:
+        self._inputs, self._out, self._options = inputs, out, options
+        self._workers, self._stall_s, self._progress, self._restart = running
         self._partial = Partial(out, scratch=SCRATCH)
         self._folder = self._partial.folder
         self._started = time.monotonic()
@@ -96,7 +105,7 @@ class Preparation:
         self._rows_kept = 0  # read by an earlier attempt
 
     def run(self) -> TableReport:
-        found = survey(self._paths, self._options, (self._out, self._folder))
+        found = survey(self._inputs, self._options, (self._out, self._folder))
         grid_step(self._options.freq, found.schema)
         if self._options.calendar and found.schema.time_unit is None:
             raise ConfigError("--calendar needs times that are dates; these are plain numbers")
@@ -104,7 +113,7 @@ class Preparation:
             local_times(np.zeros(1, np.int64), found.schema.time_unit, found.schema.time_zone)  # the zone must be known
         if (self._out / "store.json").exists():
             return self._finished(found)
-        self._partial.acquire()
+        self._acquire()
         try:
             if self._partial.complete():
                 return self._finished(found)
@@ -115,6 +124,13 @@ class Preparation:
         finally:
             forget()
             self._partial.close(remove=False)
+
+    def _acquire(self) -> None:
+        if self._restart:
+            check_ours(self._folder)
+        self._partial.acquire()
+        if self._restart:
+            begin_afresh(self._folder)
 
     def _clear(self, error: MillraceError) -> None:
         """Removes an attempt of which nothing can be continued, so that a mended call starts afresh."""
@@ -135,17 +151,17 @@ class Preparation:
     def _finished(self, found: Survey) -> TableReport:
         """An output that is there: the same call is done at once, any other is refused."""
         store = open_store(self._out)
-        path = self._out / "provenance.json"
-        made = json.loads(path.read_bytes().splitlines()[0]) if path.exists() else {}
-        changed = differences(made.get("plan") or {}, self._plan(found))
-        if changed:
+        remedy = "choose another --out, add rows with --append, or remove it yourself"
+        made = read_made(self._out, 0, remedy)
+        if changed := differences(made.plan, self._plan(found)):
+            more = f" and {len(changed) - MAX_SHOWN} more" if len(changed) > MAX_SHOWN else ""
             raise ConfigError(
-                f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "
-                "choose another --out, add rows with --append, or remove it yourself"
+                f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:MAX_SHOWN])}{more}; {remedy}"
             )
-        return TableReport(str(self._out), store.fingerprint, False, **made["report"], seconds=0.0)
+        return msgspec.structs.replace(made.report, fingerprint=store.fingerprint)
 
     def _prepare(self, found: Survey) -> TableReport:
+        check_readable(self._folder / "plan.json")
         check_plan(self._folder / "plan.json", self._plan(found), self._folder, self._changed)
         self._is_mine = True
         with contextlib.closing(self._pool()) as pool:
@@ -239,7 +255,12 @@ class Preparation:
         return TableReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
 
     def _write_shards(self, pool: Engine, tasks: Sequence[shards.ShardTask]) -> None:
-        missing = [task for task in tasks if shard_name(task.split, task.number) not in self._partial.entries]
+        missing = [
+            task
+            for task in tasks
+            if shard_name(task.split, task.number) not in self._partial.entries
+            or not shards.has_counts(task, self._out)
+        ]
         for finished, (number, entry) in enumerate(pool.run(shards.write_shard, missing), start=1):
             self._partial.add(entry)
             rows = sum(entity.rows for entity in missing[number].entities)

@@ -10,16 +10,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from millrace.errors import ConfigError
 from millrace.prepare.table.clean import Cleaner, calendar
 from millrace.prepare.table.copied import Copied
 from millrace.prepare.table.fill import Filler, fill_block
 from millrace.prepare.table.index import Block, Slice, together
+from millrace.prepare.table.kept import read_kept, write_kept
 from millrace.prepare.table.opened import Opened, opened
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.ragged import Array, Int64s
 from millrace.scaling.scaler import Scaling
-from millrace.store import platform
 from millrace.store.layout import Column, Layout, bfloat16_bits
 from millrace.store.shard import ShardEntry, ShardWriter, shard_name
 
@@ -102,20 +103,28 @@ def write_shard(task: ShardTask) -> ShardEntry:
     columns = {name: Column(dtype, shape, per=per) for name, (dtype, shape, per) in task.columns.items()}
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
         maker.write(writer)
-        counts = msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()])
-        with platform.writing(_filled_path(task)):
-            platform.write_file(_filled_path(task), counts, mode=0o644)
+        write_kept(_filled_path(task), msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()]))
         return writer.finish()
 
 
 def _filled_path(task: ShardTask) -> Path:
-    return Path(task.folder) / "fit" / f"{shard_name(task.split, task.number)}.json"
+    return Path(task.folder) / "fit" / f"{shard_name(task.split, task.number)}.bin"
+
+
+def has_counts(task: ShardTask, out: Path) -> bool:
+    """Whether what was filled in a finished shard is known; where it is not, the shard is written again."""
+    path = _filled_path(task)
+    if read_kept(path) is not None:
+        return True
+    if (out / "shards" / shard_name(task.split, task.number)).exists():  # a killed append has moved it
+        raise ConfigError(f"{path} is damaged; begin afresh with --restart")
+    return False
 
 
 def filled_cells(tasks: Sequence[ShardTask]) -> Int64s:
     """(2, features): cells that were filled in all shards, and those of them before the first observation."""
     found: Int64s = np.sum(
-        [msgspec.json.decode(_filled_path(task).read_bytes()) for task in tasks], axis=0, dtype=np.int64
+        [msgspec.json.decode(read_kept(_filled_path(task)) or b"") for task in tasks], axis=0, dtype=np.int64
     )
     return found
 

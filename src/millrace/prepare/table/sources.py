@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,13 @@ from millrace.prepare.table.where import check, expression
 
 PART_BYTES = 32 << 20  # of decoded columns, about
 LARGE_GROUP_BYTES = 128 << 20  # row groups above this are named: reading one needs memory for its columns
+
+
+class Inputs(NamedTuple):
+    """What was given to read: files, folders and patterns, and patterns of what is left out."""
+
+    paths: Sequence[str]
+    exclude: Sequence[str] = ()
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -51,10 +58,12 @@ class _Look(msgspec.Struct):
     is_wanted: bool = True  # False: its path says that --where asks for none of its rows
 
 
-def survey(paths: Sequence[str], options: TableOptions, avoid: Collection[Path] = ()) -> Survey:
+def survey(inputs: Inputs, options: TableOptions, avoid: Collection[Path] = ()) -> Survey:
     """Finds the files, but in folders to ``avoid``, reads all footers and agrees on a schema."""
     arrow()
-    found = find_files(paths, lambda path: format_of(path) is not None, "Parquet or CSV", avoid=avoid)
+    found = find_files(
+        inputs.paths, lambda path: format_of(path) is not None, "Parquet or CSV", avoid=avoid, exclude=inputs.exclude
+    )
     sources = with_partitions(found.files)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)

@@ -1,0 +1,27 @@
+"""Small results that are kept between two attempts, a digest before each: one that was damaged counts as not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import xxhash
+
+from millrace.store import platform
+
+DIGEST_BYTES = 16
+
+
+def write_kept(path: Path, data: bytes) -> None:
+    with platform.writing(path):
+        if path.is_dir():
+            platform.remove(path)
+        platform.write_file(path, xxhash.xxh3_128_digest(data) + data, mode=0o644)
+
+
+def read_kept(path: Path) -> bytes | None:
+    try:
+        found = path.read_bytes()
+    except OSError:
+        return None
+    digest, data = found[:DIGEST_BYTES], found[DIGEST_BYTES:]
+    return data if xxhash.xxh3_128_digest(data) == digest else None
