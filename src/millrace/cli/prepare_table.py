@@ -96,7 +96,21 @@ def run(
     val_entities: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Entities for val.")] = None,
     test_entities: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Entities for test.")] = None,
     gap: Annotated[int, typer.Option(help="Rows after a cut that hold no horizon.")] = 0,
-    on_error: Annotated[str, typer.Option(help="Rows without time or entity: stop or skip.")] = "stop",
+    on_error: Annotated[
+        str, typer.Option(help="Rows without time or entity, files that cannot be used: stop or skip.")
+    ] = "stop",
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="CHAR", help="Of CSV files, such as ';'.", show_default="a comma, a tab in .tsv"),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of CSV files, such as latin-1.", show_default="UTF-8")
+    ] = None,
+    decimal: Annotated[str, typer.Option(metavar="CHAR", help="Of numbers in CSV files: '.' or ','.")] = ".",
+    time_format: Annotated[
+        str | None,
+        typer.Option(metavar="FORMAT", help="Of times written as text: '%d/%m/%Y %H:%M'.", show_default="ISO 8601"),
+    ] = None,
     widen: Annotated[bool, typer.Option("--widen", help="Take the wider type where files differ in one.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse files without rows.")] = False,
     shard_bytes: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The largest shard.")] = "256MiB",  # type: ignore[assignment]
@@ -146,7 +160,8 @@ def run(
         "scale": scale, "per_entity": per_entity, "fit_on": fit_on, "dtype": dtype, "split_by": split_by, "val_from": val_from,
         "test_from": test_from, "val": val, "test": test, "val_last": val_last, "test_last": test_last,
         "val_entities": names(val_entities), "test_entities": names(test_entities), "gap": gap, "on_error": on_error,
-        "widen": widen, "strict": strict, "shard_bytes": shard_bytes, "refit": refit,
+        "widen": widen, "delimiter": delimiter, "encoding": encoding, "decimal": decimal, "time_format": time_format,
+        "strict": strict, "shard_bytes": shard_bytes, "refit": refit,
     }  # fmt: skip
     # Only what was written: to an append a default is no wish.
     given = {name: value for name, value in asked.items() if _is_given(context, name)}

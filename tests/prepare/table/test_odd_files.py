@@ -78,7 +78,7 @@ def test_rows_without_time_or_entity_stop_the_run_or_are_counted(tmp_path, kind)
     row = 0 if kind.startswith("all") else 1
     with pytest.raises(
         mr.SourceError,
-        match=rf"b\.parquet', row {row}: column '{column}' is null; mend it, or drop such rows with --on-err",
+        match=rf"b\.parquet', row {row}: column '{column}' is null; fix it, or drop such rows with --on-err",
     ):
         prepare(source, tmp_path / "out", entity="name")
     report = prepare(source, tmp_path / "skipped", entity="name", on_error="skip")

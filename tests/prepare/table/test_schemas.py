@@ -92,10 +92,10 @@ def test_a_safe_difference_is_told_and_taken_on_request(files, tmp_path, drift, 
 @pytest.mark.parametrize(
     ("drift", "said"),
     [
-        ("zone", r"date timestamp\[us\] \| 1 file .*date timestamp\[us, tz=UTC\]; date cannot be one type: mend"),
+        ("zone", r"date timestamp\[us\] \| 1 file .*date timestamp\[us, tz=UTC\]; date cannot be one type: fix"),
         (
             "text",
-            r"volume int64 \| 1 file .*volume string; volume cannot be one type: mend those files, or leave the column out",
+            r"volume int64 \| 1 file .*volume string; volume cannot be one type: fix those files, or leave the column out",
         ),
         ("number as name", r"symbol string \| 1 file .*symbol int64; symbol cannot be one type"),
         ("missing", r"columns are missing in 1 of 8 files: 1 file \('.*7\.parquet'\) lacks open; leave"),

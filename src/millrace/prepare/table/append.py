@@ -30,7 +30,7 @@ from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.prepare import SCRATCH, Preparation, Running
 from millrace.prepare.table.refit import check_refit, refitted
 from millrace.prepare.table.report import TableReport, joined
-from millrace.prepare.table.sources import Inputs, Survey, survey
+from millrace.prepare.table.sources import Inputs, Survey
 from millrace.prepare.table.splits import SPLITS
 from millrace.prepare.table.stored import Stored
 from millrace.ragged import Int64s
@@ -44,7 +44,19 @@ from millrace.store.reader import read_base
 from millrace.store.shard import shard_name
 from millrace.store.snapshot import Base
 
-FREE = ("on_error", "widen", "strict", "shard_bytes", "where", "transform")  # may differ from one append to the next
+# These may differ from one append to the next.
+FREE = (
+    "on_error",
+    "widen",
+    "strict",
+    "shard_bytes",
+    "where",
+    "transform",
+    "delimiter",
+    "encoding",
+    "decimal",
+    "time_format",
+)
 TOLD = ("where", "transform")  # a difference is told: rows of the store were taken another way
 
 
@@ -99,7 +111,7 @@ class Appending(Preparation):
         self._refit, self._notes = refit, notes
         self._partial = Partial(out, append=True, scratch=SCRATCH)
 
-    def run(self) -> TableReport:
+    def _run(self) -> TableReport:
         self._acquire()
         self._is_mine = not (self._folder / "plan.json").exists()
         try:
@@ -112,7 +124,7 @@ class Appending(Preparation):
             waves = len(calendar_names(self._options.calendar))
             inputs = meta.get("inputs", meta["features"])
             self._options = msgspec.structs.replace(self._options, features=tuple(inputs[: len(inputs) - waves]))
-            found = self._as_stored(survey(self._inputs, self._options, (self._out, self._folder)))
+            found = self._as_stored(self._survey())
             if done := self._done_before(found, base):
                 self._partial.close(remove=True)  # also where it was killed at its very end
                 return done

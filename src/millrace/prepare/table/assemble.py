@@ -92,6 +92,8 @@ def describe(
 ) -> dict[str, Any]:
     """The report of a run, but for its time."""
     dropped = sum((Counter(part.dropped) for part in done), Counter(fitted.dropped))
+    if found.skipped:
+        dropped["files that cannot be used"] = found.skipped
     if found.pruned:
         dropped["where, by row group"] += found.pruned
     nulls, infinite = (np.sum([getattr(part, what) for part in done], axis=0) for what in ("nulls", "infinite"))

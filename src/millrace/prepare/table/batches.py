@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
+from millrace.prepare.table.arrays import as_texts, encoded, flat, is_alike, null_rows, without_empty_texts
 from millrace.prepare.table.csv_files import misfit, open_csv
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.schema import Schema, is_number, logical, type_of, without_null_types
+from millrace.prepare.table.schema import Schema, logical, type_of, without_null_types
 from millrace.prepare.table.source import TableSource, arrow, native, partition_type
 from millrace.prepare.table.sources import Unit
+from millrace.prepare.table.time_format import parse_times
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
 
@@ -37,7 +39,7 @@ class Batch:
         """A column as floats, nulls as NaN."""
         import pyarrow
 
-        array = _flat(self._table.column(column))
+        array = flat(self._table.column(column))
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if pyarrow.types.is_boolean(array.type):
@@ -48,7 +50,7 @@ class Batch:
 
     def labels(self, column: str) -> tuple[list[str], Array]:
         """A column as (distinct texts that occur, code of each row, -1 for null)."""
-        texts, codes = _encoded(_flat(self._table.column(column)))
+        texts, codes = encoded(flat(self._table.column(column)))
         used = np.zeros(len(texts) + 1, bool)
         used[codes] = True  # the dictionary of a file also has the values of rows that were left out
         if used[:-1].all():
@@ -114,7 +116,7 @@ class Reader:
                 source, None if wanted is None else {name: self._csv_type(name) for name in wanted}
             ) as reader:
                 for batch in reader:
-                    yield first, _without_empty_texts(pyarrow.Table.from_batches([batch]))
+                    yield first, without_empty_texts(pyarrow.Table.from_batches([batch]))
                     first += len(batch)
             return
         from pyarrow import parquet
@@ -176,7 +178,7 @@ class Reader:
             made = self._transform(table)
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"--transform {self._options.transform} raised {type(error).__name__}: {error} (on {source.file.path!r}); mend it"
+                f"--transform {self._options.transform} raised {type(error).__name__}: {error} (on {source.file.path!r}); fix it"
             ) from error
         if not isinstance(made, pyarrow.Table):
             raise ConfigError(f"--transform gave {type(made).__name__}; expected an Arrow table")
@@ -186,7 +188,7 @@ class Reader:
                     f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
                 )
             found, expected = logical(made.schema.field(name).type), self._types[name]
-            if not _is_alike(found, expected):
+            if not is_alike(found, expected):
                 raise ConfigError(
                     f"--transform gave column {name!r} as {found}, but {expected} for a table without rows "
                     f"(on {source.file.path!r}); it must always give one type"
@@ -195,41 +197,69 @@ class Reader:
 
     def _batch(self, source: TableSource, first: int, table: Any) -> Batch:
         pyarrow = arrow()
-        time = _flat(table.column(self._options.time))
-        keys = [] if FILE_NAME in self._options.entity else [_flat(table.column(name)) for name in self._options.entity]
+        table = self._with_times(source, first, table)
+        time = flat(table.column(self._options.time))
+        keys = [] if FILE_NAME in self._options.entity else [flat(table.column(name)) for name in self._options.entity]
         checked = {self._options.time: time, **dict(zip(self._options.entity, keys, strict=False))}
-        missing = _null_rows(checked)
+        missing = null_rows(checked)
         if missing is not None:
             if self._options.on_error == "stop":
                 row = int(np.flatnonzero(missing)[0])
-                name = next(name for name, array in checked.items() if _null_rows({name: array}, row))
+                name = next(name for name, array in checked.items() if null_rows({name: array}, row))
                 where = "" if self._options.where or self._transform else f", row {first + row}"
                 raise SourceError(
-                    f"{source.file.path!r}{where}: column {name!r} is null; mend it, or drop such rows with --on-error skip",
+                    f"{source.file.path!r}{where}: column {name!r} is null; fix it, or drop such rows with --on-error skip",
                     source=source.file.path, row=first + row,
                 )  # fmt: skip
             self.dropped[NO_KEY] += int(missing.sum())
             table = table.filter(pyarrow.array(~missing))
-            time = _flat(table.column(self._options.time))
-            keys = [_flat(table.column(name)) for name in self._options.entity] if keys else []
+            time = flat(table.column(self._options.time))
+            keys = [flat(table.column(name)) for name in self._options.entity] if keys else []
         names, codes = self._entities(source, keys, len(time))
         return Batch(names, codes, self._times(source, time), table)
+
+    def _with_times(self, source: TableSource, first: int, table: Any) -> Any:
+        """The table with its times as such, where they are written as text; those in another format are null, or refused."""
+        import pyarrow
+
+        form, name = self._options.time_format, self._options.time
+        found = flat(table.column(name))
+        kind = logical(found.type)
+        if form is None or not (pyarrow.types.is_string(kind) or pyarrow.types.is_integer(kind)):
+            return table
+        texts = as_texts(found)
+        times = parse_times(texts, form)
+        if self._options.on_error == "stop" and times.null_count > texts.null_count:
+            row = int(np.flatnonzero(times.is_null().to_numpy(False) & texts.is_valid().to_numpy(False))[0])
+            line = first + row + (2 if source.format == "csv" else 0)
+            where = (
+                ""
+                if self._options.where or self._transform
+                else f", {'line' if source.format == 'csv' else 'row'} {line}"
+            )
+            raise SourceError(
+                f"{source.file.path!r}{where}: --time {name!r} holds {texts[row].as_py()[:80]!r}, which is not in --time-format "
+                f"{form!r}; fix it, or drop such rows with --on-error skip", source=source.file.path, row=first + row,
+            )  # fmt: skip
+        if not isinstance(table, pyarrow.Table):
+            table = pyarrow.Table.from_batches([table])
+        return table.set_column(table.schema.get_field_index(name), name, times)
 
     def _entities(self, source: TableSource, keys: list[Any], rows: int) -> tuple[list[str], Array | None]:
         if not keys:
             return [source.stem], None
         if len(keys) == 1:
-            return _encoded(keys[0])
+            return encoded(keys[0])
         from pyarrow import compute
 
-        texts = [_texts(key) for key in keys]
+        texts = [as_texts(key) for key in keys]
         for name, text in zip(self._options.entity, texts, strict=True):
             if compute.any(compute.match_substring(text, SEPARATOR)).as_py():
                 raise SourceError(
                     f"{source.file.path!r}: a value of {name!r} holds {SEPARATOR!r}, which joins the columns of --entity; "
                     "make one column of them with --transform", source=source.file.path,
                 )  # fmt: skip
-        return _encoded(compute.binary_join_element_wise(*texts, SEPARATOR))
+        return encoded(compute.binary_join_element_wise(*texts, SEPARATOR))
 
     def _times(self, source: TableSource, time: Any) -> Array:
         import pyarrow
@@ -261,66 +291,3 @@ class Reader:
                 "round the times with --transform, or prepare the whole table anew", source=source.file.path,
             )  # fmt: skip
         return kept
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    """Whether columns of both types are read the same way; --widen may have made them differ in width or unit."""
-    from pyarrow import types as t
-
-    families = (is_number, t.is_timestamp)
-    return one == other or t.is_null(one) or t.is_null(other) or any(is_(one) and is_(other) for is_ in families)
-
-
-def _without_empty_texts(table: Any) -> Any:
-    """A CSV file cannot tell an empty text from none: as a key or a category it is null."""
-    import pyarrow
-    from pyarrow import compute
-
-    for k, field in enumerate(table.schema):
-        if field.type == pyarrow.string():
-            texts = compute.if_else(
-                compute.equal(table.column(k), ""), pyarrow.scalar(None, field.type), table.column(k)
-            )
-            table = table.set_column(k, field, texts)
-    return table
-
-
-def _flat(column: Any) -> Any:
-    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
-
-
-def _null_rows(arrays: Mapping[str, Any], row: int | None = None) -> Any:
-    """A mask of the rows where one of them is null (or not a number); None where none is."""
-    import pyarrow
-
-    found = None
-    for array in arrays.values():
-        mask = None
-        if pyarrow.types.is_floating(array.type):
-            mask = ~np.isfinite(array.to_numpy(zero_copy_only=False))
-            mask = mask if mask.any() else None
-        elif array.null_count:
-            mask = array.is_null().to_numpy(zero_copy_only=False)
-        if mask is not None:
-            found = mask if found is None else found | mask
-    return found if row is None else found is not None and bool(found[row])
-
-
-def _texts(array: Any) -> Any:
-    import pyarrow
-
-    if pyarrow.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    return array if logical(array.type) == pyarrow.string() else array.cast(pyarrow.string())
-
-
-def _encoded(array: Any) -> tuple[list[str], Array]:
-    """(distinct texts, code of each row, -1 for null)."""
-    import pyarrow
-
-    if not pyarrow.types.is_dictionary(array.type):
-        array = array.dictionary_encode()  # then only the distinct ones become text
-    codes = array.indices
-    if codes.null_count:
-        codes = codes.fill_null(-1)
-    return _texts(array.dictionary).to_pylist(), codes.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import xxhash
@@ -25,3 +26,9 @@ def read_kept(path: Path) -> bytes | None:
         return None
     digest, data = found[:DIGEST_BYTES], found[DIGEST_BYTES:]
     return data if xxhash.xxh3_128_digest(data) == digest else None
+
+
+def digest_of(path: Path) -> str:
+    """Of a whole file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError
+from millrace.prepare.table.source import check_form
+from millrace.prepare.table.time_format import check_format
 
 FILE_NAME = "@file"  # as ``entity``: each file is one entity, named like it
 SCALES = ("standard", "minmax", "robust", "none")
@@ -18,7 +20,6 @@ DUPLICATES = ("error", "first", "last", "mean")
 CALENDAR = ("minute", "hour", "dayofweek", "dayofmonth", "dayofyear", "month")
 # What decides which rows are read: all else may change between two attempts, and what was read is kept.
 READING = ("entity", "time", "features", "target", "static", "categorical", "where", "transform")
-CSV_FORM: tuple[str, ...] = ()  # how values are written in the files: with another, rows are read again
 # Fixed steps only: months and business days have no constant length.
 STEPS_NS = {
     "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "D": 86400 * 10**9, "W": 7 * 86400 * 10**9,
@@ -58,6 +59,10 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
     gap: int = 0
     on_error: str = "stop"
     widen: bool = False
+    delimiter: str | None = None  # of CSV files; None: a comma, in .tsv files a tab
+    encoding: str | None = None  # of CSV files; None: UTF-8
+    decimal: str = "."  # of numbers in CSV files
+    time_format: str | None = None  # of times written as text, in codes of strptime; None: ISO 8601
     strict: bool = False
     shard_bytes: int = 256 << 20
 
@@ -68,6 +73,9 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("--fit-on", self.fit_on, ("train", "all"))
         _one_of("--split-by", self.split_by, ("time", "entity"))
         _one_of("--on-error", self.on_error, ("stop", "skip"))
+        check_form(self.delimiter, self.encoding, self.decimal)
+        if self.time_format is not None:
+            check_format(self.time_format)
         for name in self.calendar:
             _one_of("--calendar", name, CALENDAR)
         if len(set(self.calendar)) != len(self.calendar):
@@ -179,6 +187,8 @@ def parse_options(given: Mapping[str, Any]) -> TableOptions:
             values[name] = _names(name, values[name])
     if not values.get("entity"):
         values.pop("entity", None)
+    if values.get("delimiter") in ("\\t", "tab"):
+        values["delimiter"] = "\t"
     nulls = values.get("nulls") or {}
     values["nulls"] = {"*": nulls} if isinstance(nulls, str) else dict(nulls)
     for name in ("val_from", "test_from"):

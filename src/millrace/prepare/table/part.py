@@ -7,7 +7,6 @@ it came; any other is sorted first. What a part holds is known by its runs: rows
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ import xxhash
 from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.files import check_unchanged
-from millrace.prepare.parts import make_part, part_folder, read_done
+from millrace.prepare.parts import make_part
 from millrace.prepare.spill import Spill
-from millrace.prepare.table.batches import NO_KEY, Batch, Reader
+from millrace.prepare.table.batches import Batch, Reader
+from millrace.prepare.table.kept import digest_of
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.prepare.table.source import TableSource
@@ -87,30 +87,13 @@ def prepare_part(task: PartTask) -> PartDone:
 
     def make(folder: Path) -> PartDone:
         with contextlib.closing(_Maker(task, folder)) as maker:
-            return _sealed(maker.run())
+            return sealed(maker.run())
 
     return make_part(task.folder, task.key, PartDone, make, durable=IS_DURABLE)
 
 
-def finished_part(task: PartTask) -> PartDone | None:
-    """The part as an earlier attempt left it; None where it is not there, was damaged, or skipped rows that now stop."""
-    done = read_done(task.folder, task.key, PartDone)
-    if done is None or done.key != task.key or done != _sealed(msgspec.structs.replace(done, seal="")):
-        return None
-    if task.options.on_error == "stop" and done.dropped.get(NO_KEY):
-        return None
-    folder = part_folder(task.folder, task.key)
-    is_whole = all(_digest(folder / name) == found for name, found in done.digests.items())
-    return done if is_whole else None
-
-
-def _sealed(done: PartDone) -> PartDone:
+def sealed(done: PartDone) -> PartDone:
     return msgspec.structs.replace(done, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(done)))
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 class _Maker:
@@ -164,7 +147,7 @@ class _Maker:
         return PartDone(
             self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
             tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
-            {path.name: path.stat().st_size for path in paths}, {path.name: _digest(path) for path in paths}, platform.boot_id(),
+            {path.name: path.stat().st_size for path in paths}, {path.name: digest_of(path) for path in paths}, platform.boot_id(),
         )  # fmt: skip
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.reading import finished_parts, part_tasks, read_parts
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.room import estimate
-from millrace.prepare.table.sources import Inputs, Survey, survey
+from millrace.prepare.table.sources import Inputs, Survey, find_tables, survey
 from millrace.prepare.table.splits import check_splits
 from millrace.store import platform
 from millrace.store.layout import Layout
@@ -103,9 +103,23 @@ class Preparation:
         self._started = time.monotonic()
         self._is_mine = self._is_void = False
         self._rows_kept = 0  # read by an earlier attempt
+        self._left_out: list[str] = []  # notes on files that are no sources
 
     def run(self) -> TableReport:
-        found = survey(self._inputs, self._options, (self._out, self._folder))
+        try:
+            return self._run()
+        except MillraceError:
+            for note in self._left_out:  # it may be the reason
+                self._progress("note", 0, 0, {"note": note})
+            raise
+
+    def _survey(self) -> Survey:
+        listed = find_tables(self._inputs, (self._out, self._folder))
+        self._left_out = listed.notes
+        return survey(listed, self._options)
+
+    def _run(self) -> TableReport:
+        found = self._survey()
         grid_step(self._options.freq, found.schema)
         if self._options.calendar and found.schema.time_unit is None:
             raise ConfigError("--calendar needs times that are dates; these are plain numbers")
@@ -133,7 +147,7 @@ class Preparation:
             begin_afresh(self._folder)
 
     def _clear(self, error: MillraceError) -> None:
-        """Removes an attempt of which nothing can be continued, so that a mended call starts afresh."""
+        """Removes an attempt of which nothing can be continued, so that a fixed call starts afresh."""
         is_void = self._is_void and isinstance(error, (ConfigError, SourceError))
         if self._is_mine and (is_void or not any((self._folder / "parts").glob("*[0-9]/done.json"))):
             self._partial.close(remove=True)

@@ -14,10 +14,12 @@ import msgspec
 import xxhash
 
 from millrace.prepare.functions import source_digest
-from millrace.prepare.parts import part_folder
+from millrace.prepare.parts import part_folder, read_done
+from millrace.prepare.table.batches import NO_KEY
+from millrace.prepare.table.kept import digest_of
 from millrace.prepare.table.measure import Engine, Progress
-from millrace.prepare.table.options import CSV_FORM, READING, TableOptions
-from millrace.prepare.table.part import PartDone, PartTask, finished_part, prepare_part
+from millrace.prepare.table.options import READING, TableOptions
+from millrace.prepare.table.part import PartDone, PartTask, prepare_part, sealed
 from millrace.prepare.table.sources import Survey, Unit
 from millrace.store import platform
 
@@ -26,7 +28,7 @@ def part_tasks(folder: Path, options: TableOptions, found: Survey) -> list[PartT
     """The parts of all sources, in their order."""
     schema = found.schema
     how = {
-        "options": {name: getattr(options, name) for name in (*READING, *CSV_FORM)},
+        "options": {name: getattr(options, name) for name in (*READING, "time_format")},
         "transform": options.transform and source_digest(options.transform, "--transform"),
         "schema": msgspec.structs.replace(schema, role=msgspec.structs.replace(schema.role, known_future=())),
     }
@@ -40,8 +42,25 @@ def part_tasks(folder: Path, options: TableOptions, found: Survey) -> list[PartT
 
 
 def _key(how: Mapping[str, object], found: Survey, units: Sequence[Unit]) -> int:
-    made_of = [(found.sources[unit.source], unit.groups) for unit in units]
+    sources = [found.sources[unit.source] for unit in units]
+    # Not by its location: that may hold bytes that are no text. The path shows it too.
+    files = [
+        msgspec.structs.replace(source, file=msgspec.structs.replace(source.file, location="")) for source in sources
+    ]
+    made_of = [(file, unit.groups) for file, unit in zip(files, units, strict=True)]
     return xxhash.xxh3_64_intdigest(msgspec.json.encode((how, made_of))) >> 1  # it has to fit in an int64
+
+
+def finished_part(task: PartTask) -> PartDone | None:
+    """The part as an earlier attempt left it; None where it is not there, was damaged, or skipped rows that now stop."""
+    done = read_done(task.folder, task.key, PartDone)
+    if done is None or done.key != task.key or done != sealed(msgspec.structs.replace(done, seal="")):
+        return None
+    if task.options.on_error == "stop" and done.dropped.get(NO_KEY):
+        return None
+    folder = part_folder(task.folder, task.key)
+    is_whole = all(digest_of(folder / name) == found for name, found in done.digests.items())
+    return done if is_whole else None
 
 
 def finished_parts(pool: Engine, folder: Path, tasks: Sequence[PartTask]) -> dict[int, PartDone]:

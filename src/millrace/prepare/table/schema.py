@@ -6,6 +6,7 @@ anything. Files that differ in the type of a column that is used are reported, g
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,13 +15,14 @@ import msgspec
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.time_format import time_type
 from millrace.prepare.table.where import columns_of
 
 UNITS = ("s", "ms", "us", "ns")
 PANDAS_INDEX = re.compile(
     r"__index_level_\d+__"
 )  # row numbers that pandas writes along: nobody means them as a feature
-MAX_NAMED = 3  # files shown of each group
+MAX_NAMED = 10  # files shown of each group
 
 
 class Role(msgspec.Struct, frozen=True):
@@ -120,9 +122,13 @@ def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: I
         raise _drift(files, drifted, impossible, types)
     for name in (*role.features, *role.static):
         if not (is_number(types[name]) or pyarrow.types.is_boolean(types[name]) or pyarrow.types.is_null(types[name])):
+            what = "--target" if name in options.target else "column"
+            rest = [column for column in role.features if column not in options.target and is_number(types[column])]
             raise ConfigError(
-                f"column {name!r} is {types[name]}; a feature is a number: leave it out, or give it as --categorical"
-            )
+                f"{what} {name!r} is {types[name]}; a {what.removeprefix('--').replace('column', 'feature')} is a number: "
+                + (f"choose another ({', '.join(rest)}), or make it one with --transform" if what == "--target"
+                   else "leave it out, or give it as --categorical")
+            )  # fmt: skip
     entity = () if FILE_NAME in options.entity else options.entity
     for what, names in (("entity", entity), ("categorical", role.categorical), ("static", role.static_categorical)):
         for name in names:
@@ -130,7 +136,10 @@ def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: I
                 raise ConfigError(
                     f"--{what} {name!r} is {types[name]}; expected texts or numbers: make one with --transform"
                 )
-    unit, dtype, zone = _time(options.time, types[options.time])
+    when = types[options.time]
+    if options.time_format is not None and (pyarrow.types.is_string(when) or pyarrow.types.is_integer(when)):
+        when = time_type(options.time_format)
+    unit, dtype, zone = _time(options.time, when)
     raw = "float32" if all(str(types[name]) in ("float", "halffloat", "null") for name in role.features) else "float64"
     return Schema(role, {name: str(kind) for name, kind in types.items()}, unit, dtype, zone, raw)
 
@@ -157,7 +166,7 @@ def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: It
     def check(names: Iterable[str], what: str) -> None:
         for name in names:
             if name not in found:
-                raise ConfigError(f"--{what} {name!r} is no column; there are {', '.join(found)}")
+                raise ConfigError(f"--{what} {name!r} is no column; {_meant(name, found)}there are {', '.join(found)}")
 
     entity = () if FILE_NAME in options.entity else options.entity
     where = columns_of(options.where) if options.where else []
@@ -197,6 +206,13 @@ def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: It
     )  # fmt: skip
 
 
+def _meant(name: str, known: Iterable[str]) -> str:
+    """The column that may have been meant."""
+    plain = {column.casefold().strip(): column for column in known}
+    near = difflib.get_close_matches(name.casefold().strip(), plain, n=1, cutoff=0.7)
+    return f"did you mean {plain[near[0]]!r}? " if near else ""
+
+
 def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, schema in files:
@@ -210,13 +226,14 @@ def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
         )
         raise SourceError(
             f"columns are missing in {sum(map(len, groups.values()))} of {len(files)} files: {told}; "
-            "leave those columns out, or those files"
+            "leave those columns out, or those files: --exclude, or --on-error skip where the column was named"
         )
 
 
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:MAX_NAMED])
-    return f"{len(names)} file{'s' * (len(names) > 1)} ({shown}{', ...' if len(names) > MAX_NAMED else ''})"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{len(names)} file{'s' * (len(names) > 1)} ({shown}{more})"
 
 
 def _drift(
@@ -231,7 +248,7 @@ def _drift(
         for kinds, names in sorted(groups.items(), key=lambda item: -len(item[1]))
     )
     if impossible:
-        remedy = f"{', '.join(impossible)} cannot be one type: mend those files, or leave the column out"
+        remedy = f"{', '.join(impossible)} cannot be one type: fix those files, or leave the column out"
     else:
         safe = ", ".join(f"{name} as {types[name]}" for name in drifted)
         remedy = f"--widen takes {safe}, which loses nothing"
@@ -269,5 +286,6 @@ def _time(name: str, kind: Any) -> tuple[str | None, str, str | None]:
     if pyarrow.types.is_floating(kind):
         return None, "float64", None
     raise ConfigError(
-        f"--time {name!r} is {kind}; expected timestamps, dates or numbers: convert it with --transform, or name another column"
+        f"--time {name!r} is {kind}; expected timestamps, dates or numbers: name another column, the format of its texts with "
+        "--time-format, such as '%d/%m/%Y %H:%M', or convert it with --transform"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ class TableSource(msgspec.Struct, frozen=True):
     file: InputFile
     format: str
     partition: tuple[tuple[str, str | int | None], ...] = ()
+    delimiter: str | None = None  # of a CSV file, where it was given
+    encoding: str | None = None
+    decimal: str = "."
 
     @property
     def stem(self) -> str:
@@ -56,7 +60,23 @@ def format_of(path: str) -> str | None:
     return None if found == "parquet" and name != path.lower() else found
 
 
-def with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
+def check_form(delimiter: str | None, encoding: str | None, decimal: str) -> None:
+    """Refuses ways to write CSV files that are none."""
+    if decimal not in (".", ","):
+        raise ConfigError(f"--decimal {decimal!r}; expected '.' or ','")
+    if decimal == (delimiter or ","):
+        raise ConfigError(f"--decimal {decimal!r} is also the delimiter; give --delimiter too, such as ';'")
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
+        raise ConfigError(f"--delimiter {delimiter!r}; expected one character, such as ';', or \\t for a tab")
+    try:
+        codecs.lookup(encoding or "utf8")
+    except LookupError:
+        raise ConfigError(f"--encoding {encoding!r} is unknown; expected latin-1, cp1252, utf-16 or the like") from None
+
+
+def with_partitions(
+    files: Sequence[InputFile], delimiter: str | None = None, encoding: str | None = None, decimal: str = "."
+) -> list[TableSource]:
     """Sources with the columns of their paths; a column is of integers where every value of it is one."""
     raw = []
     for file in files:
@@ -78,9 +98,12 @@ def with_partitions(files: Sequence[InputFile]) -> list[TableSource]:
         return None if value == NO_VALUE else int(value) if name in whole else value
 
     return [
-        TableSource(file, kind, tuple((name, typed(name, value)) for name, value in pairs.items()))
+        TableSource(
+            file, kind, tuple((name, typed(name, value)) for name, value in pairs.items()),
+            *((delimiter, encoding, decimal) if kind == "csv" else ()),
+        )
         for file, kind, pairs in raw
-    ]
+    ]  # fmt: skip
 
 
 def _is_integer(text: str) -> bool:

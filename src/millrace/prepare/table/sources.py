@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from millrace.errors import ConfigError, SourceError
-from millrace.native import num_cores
-from millrace.prepare.files import find_files
+from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
-from millrace.prepare.table import csv_files
+from millrace.prepare.table.csv_files import typed
+from millrace.prepare.table.looks import Look, look_at_all, skipped_note
+from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, agree, type_of, without_null_types
 from millrace.prepare.table.source import TableSource, arrow, format_of, native, partition_type, with_partitions
@@ -46,28 +46,23 @@ class Survey(msgspec.Struct, frozen=True):
     num_rows: int  # that the footers state; CSV files state none
     pruned: int  # rows of row groups that cannot hold what --where asks for
     notes: tuple[str, ...]
+    skipped: int = 0  # files that cannot be used
 
 
-class _Look(msgspec.Struct):
-    """One file's schema and its row groups as (number, rows, bytes)."""
-
-    schema: Any  # None: there is nothing in the file, not even names
-    groups: list[tuple[int, int, int]]
-    pruned: int = 0
-    has_rows: bool = True
-    is_wanted: bool = True  # False: its path says that --where asks for none of its rows
-
-
-def survey(inputs: Inputs, options: TableOptions, avoid: Collection[Path] = ()) -> Survey:
-    """Finds the files, but in folders to ``avoid``, reads all footers and agrees on a schema."""
-    arrow()
-    found = find_files(
+def find_tables(inputs: Inputs, avoid: Collection[Path] = ()) -> Found:
+    """The files, but for those in folders to ``avoid``."""
+    return find_files(
         inputs.paths, lambda path: format_of(path) is not None, "Parquet or CSV", avoid=avoid, exclude=inputs.exclude
     )
-    sources = with_partitions(found.files)
+
+
+def survey(found: Found, options: TableOptions) -> Survey:
+    """Reads all footers and headers, and agrees on a schema."""
+    arrow()
+    sources = with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
-    looks = _look_at_all(sources)
+    sources, looks, skipped = look_at_all(sources, options)
     transform = load_function(options.transform, "--transform")
     if not any(look.has_rows for look in looks):
         which = "the only file," if len(sources) == 1 else f"each of the {len(sources)} files, such as"
@@ -94,16 +89,20 @@ def survey(inputs: Inputs, options: TableOptions, avoid: Collection[Path] = ()) 
                     look.is_wanted = _may_hold(source, options.where, named[source.file.path])
     columns = None if transform is not None else set(schema.role.needed)
     parts, notes = _cut(sources, looks, columns)
+    if skipped:
+        notes.append(skipped_note(skipped))
+    if options.features is None and (told := unused_note([kind for _, kind in schemas], schema.role)):
+        notes.append(told)
     empty = [source.file.path for source, look in zip(sources, looks, strict=True) if not look.has_rows]
     if empty:
         told = f"{len(empty)} files hold no rows, such as {empty[0]!r}"
         if options.strict:
             raise SourceError(f"{told}; remove them, or leave --strict out", source=empty[0])
         notes.append(told)
-    if skipped := sum(not look.is_wanted for look in looks):
-        notes.append(f"CSV files not read, since --where rules out their paths: {skipped:,}")
+    if unread := sum(not look.is_wanted for look in looks):
+        notes.append(f"CSV files not read, since --where rules out their paths: {unread:,}")
     rows = sum(rows for look in looks for _, rows, _ in look.groups)
-    return Survey(tuple(sources), schema, parts, rows, pruned, (*found.notes, *notes))
+    return Survey(tuple(sources), schema, parts, rows, pruned, (*found.notes, *notes), len(skipped))
 
 
 def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
@@ -117,66 +116,14 @@ def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
         known[source.stem] = source.file.path
 
 
-def _look_at_all(sources: Sequence[TableSource]) -> list[_Look]:
-    if len(sources) < 8:
-        return [_look(source) for source in sources]
-    with ThreadPoolExecutor(min(8, num_cores())) as pool:
-        return list(pool.map(_look, sources))
-
-
-def _look(source: TableSource) -> _Look:
-    pyarrow = arrow()
-    path = source.file.path
-    if source.file.size == 0:
-        return _Look(None, [], has_rows=False)  # no schema to compare; told in a note
-    try:
-        if source.format == "csv":
-            schema, has_rows = csv_files.look_at_csv(source)
-            return _Look(schema, [], has_rows=has_rows)
-        from pyarrow import parquet
-
-        with native(source) as raw, parquet.ParquetFile(raw) as file:
-            metadata, schema = file.metadata, file.schema_arrow
-            groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-            look = _Look(schema, [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)])
-            look.has_rows = any(rows for _, rows, _ in look.groups)
-            _check_claims(path, source.file.size, look)
-            for k, group in enumerate(groups):
-                values = group.column(0).num_values if group.num_columns else 0
-                if group.num_columns and group.num_rows > values:
-                    raise SourceError(
-                        f"{path!r}: row group {k} claims {group.num_rows} rows, but its first column has {values}; "
-                        "write it again", source=path,
-                    )  # fmt: skip
-            return look
-    except (pyarrow.ArrowException, OSError) as error:
-        raise SourceError(
-            f"{path!r} is not readable as {source.format}: {_first_line(error)}; copy or write it again", source=path
-        ) from error
-
-
-def _check_claims(path: str, size: int, look: _Look) -> None:
-    """A footer that claims what the file cannot hold is damaged, or made to exhaust memory."""
-    for k, rows, num_bytes in look.groups:
-        if rows < 0 or num_bytes < 0 or num_bytes > max(size, 1) * 10_000 + (1 << 20):
-            raise SourceError(
-                f"{path!r}: row group {k} claims {rows} rows in {num_bytes} bytes, but the file has {size}; write it again",
-                source=path,
-            )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _type_csv(sources: Sequence[TableSource], looks: Sequence[_Look], options: TableOptions) -> None:
+def _type_csv(sources: Sequence[TableSource], looks: Sequence[Look], options: TableOptions) -> None:
     pyarrow = arrow()
     both = [(source.format, look) for source, look in zip(sources, looks, strict=True) if look.schema is not None]
     fields = (field for form, look in both if form != "csv" for field in look.schema)
     whole = {field.name: field.type for field in fields if pyarrow.types.is_integer(field.type)}
     for form, look in both:
         if form == "csv":
-            look.schema = csv_files.typed(look.schema, options, whole)
+            look.schema = typed(look.schema, options, whole)
 
 
 def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
@@ -194,7 +141,7 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--transform {name_of} raised {type(error).__name__}: {error} (on a table without rows, with the columns of "
-            f"{source.file.path!r}); it is asked for its columns that way: mend it"
+            f"{source.file.path!r}); it is asked for its columns that way: fix it"
         ) from error
     if not isinstance(made, pyarrow.Table):
         raise ConfigError(
@@ -215,7 +162,7 @@ def _said_by_path(source: TableSource) -> Any:
     return known
 
 
-def _prune(source: TableSource, look: _Look, where: str, schema: Any) -> int:
+def _prune(source: TableSource, look: Look, where: str, schema: Any) -> int:
     """Drops the row groups whose statistics, or the file's path, say that no row of them is asked for; returns their rows."""
     from pyarrow import dataset
 
@@ -239,7 +186,7 @@ def _may_hold(source: TableSource, where: str, schema: Any) -> bool:
 
 
 def _cut(
-    sources: Sequence[TableSource], looks: Sequence[_Look], columns: set[str] | None
+    sources: Sequence[TableSource], looks: Sequence[Look], columns: set[str] | None
 ) -> tuple[tuple[tuple[Unit, ...], ...], list[str]]:
     """Parts of about equal size, in the order of the sources; notes on row groups that need much memory."""
     parts: list[tuple[Unit, ...]] = []

@@ -118,5 +118,5 @@ class Stored:
                 if len(differ):
                     name = self._store.meta[column][int(differ[0])]
                     raise SourceError(
-                        f"static column {name!r} of entity {index.names[k]!r} is not what the store has; mend the files"
+                        f"static column {name!r} of entity {index.names[k]!r} is not what the store has; fix the files"
                     )

@@ -1,0 +1,31 @@
+"""Notes on what a preparation found that a user may not expect: columns that are left out, or mostly empty, irregular times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from millrace.prepare.table.schema import Role, is_number, logical
+
+MAX_NAMES = 8
+
+
+def unused_note(schemas: Iterable[Any], role: Role) -> str | None:
+    """Columns that hold no numbers and have no part, where every numeric column is a feature."""
+    from pyarrow import types
+
+    kinds = {field.name: logical(field.type) for schema in set(schemas) for field in schema}
+    unused = {
+        name: kind
+        for name, kind in sorted(kinds.items())
+        if name not in role.needed and not is_number(kind) and not types.is_null(kind)
+    }
+    if not unused:
+        return None
+    texts = [name for name, kind in unused.items() if types.is_string(kind) or types.is_boolean(kind)]
+    how = f"; --categorical {','.join(texts[:MAX_NAMES])} takes them as categories" if texts else ""
+    return f"columns left out, since they hold no numbers: {listed([f'{name} ({kind})' for name, kind in unused.items()])}{how}"
+
+
+def listed(names: list[str]) -> str:
+    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
