@@ -212,7 +212,7 @@ def _show_store(report: Any, lookback: int, horizon: int) -> None:
     """What the store holds."""
     from millrace.cli.console import print_line, print_table, size
 
-    counts, short = _windows(report, lookback, horizon)
+    counts, short, longest = _windows(report, lookback, horizon)
     print_table(
         [
             ("split", "rows", f"windows of {lookback} + {horizon}"),
@@ -224,6 +224,8 @@ def _show_store(report: Any, lookback: int, horizon: int) -> None:
     print_line(
         f"{_counted(report.entities, 'entity')} in {_counted(report.shards, 'shard')}, {size(report.bytes)}{too_short}"
     )
+    for note in _window_notes(counts, longest, lookback, horizon):
+        print_line(f"note: {note}")
     rows = [("column", "mean", "std", "min", "max", "nulls", "filled")]
     for name, column in report.columns.items():
         figures = ["" if column[key] is None else f"{column[key]:.6g}" for key in ("mean", "std", "min", "max")]
@@ -251,12 +253,30 @@ def _show_run(report: Any) -> None:
         )
 
 
-def _windows(report: Any, lookback: int, horizon: int) -> tuple[dict[str, int], int]:
-    """Windows of each split, and how many entities have fewer rows than one needs."""
+def _window_notes(counts: dict[str, int], longest: tuple[str, int], lookback: int, horizon: int) -> list[str]:
+    """What is said of splits without a single window."""
+    window = f"{lookback} + {horizon} rows"
+    if longest[1] < lookback + horizon:
+        return [
+            f"no entity is as long as a window of {window}: the longest, {longest[0]!r}, has {longest[1]:,}; "
+            "train with a smaller lookback or horizon"
+        ]
+    return [
+        f"split {split!r} holds no window of {window}: all {horizon} rows of a horizon must lie in it; make it larger, or "
+        "train with a smaller horizon"
+        for split, number in counts.items()
+        if not number
+    ]
+
+
+def _windows(report: Any, lookback: int, horizon: int) -> tuple[dict[str, int], int, tuple[str, int]]:
+    """Windows of each split, how many entities have fewer rows than one needs, and the longest with its rows."""
     import numpy as np
 
     from millrace.view.windows import Windows
 
     store = report.open()
     counts = {split: len(Windows(store.split(split), lookback=lookback, horizon=horizon)) for split in report.rows}
-    return counts, int((np.diff(store.offsets) < lookback + horizon).sum())
+    rows = np.diff(store.offsets)
+    longest = int(rows.argmax())
+    return counts, int((rows < lookback + horizon).sum()), (str(store.columns["name"][longest]), int(rows[longest]))

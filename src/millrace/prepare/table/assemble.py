@@ -13,10 +13,12 @@ from millrace.prepare.table import shards
 from millrace.prepare.table.clean import calendar_names
 from millrace.prepare.table.index import Index
 from millrace.prepare.table.measure import Fitted
+from millrace.prepare.table.notes import sparse_note
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.part import PartDone
 from millrace.prepare.table.sources import Survey
 from millrace.prepare.table.splits import SPLITS, rows_by_split
+from millrace.prepare.table.steps import irregular_note
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
 
@@ -107,6 +109,13 @@ def describe(
     }  # fmt: skip
     row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
     notes = list(found.notes)
+    if told := irregular_note(fitted.steps or {}, found.schema.time_unit):
+        notes.append(told)
+    shares = {
+        name: (nulls[k] + infinite[k]) / max(1, sum(part.rows for part in done)) for k, name in enumerate(described)
+    }
+    if told := sparse_note(shares):
+        notes.append(told)
     if options.fit_on == "all":
         notes.append("the scaling was fitted on all rows (--fit-on all), val and test too")
     for names, what, rule in (
@@ -142,7 +151,13 @@ def make_meta(
     static_scaling: dict[str, Any] | None,
     report: dict[str, Any],
 ) -> dict[str, Any]:
-    """What the store says of its columns."""
+    """What the store says of its columns.
+
+    ``time`` says how to read the column of that name: int64 counts of ``unit`` (D, s, ms, us or ns) since 1970-01-01 UTC,
+    for the whole store; where ``zone`` is None the times have no zone, and their clock is counted as if it were UTC's.
+    The unit is that of the source: of Parquet its own, of CSV s, D for dates alone. Without a ``unit`` times are the plain
+    numbers of the source, int64 or float64.
+    """
     role = found.schema.role
     waves = calendar_names(options.calendar)
     meta: dict[str, Any] = {

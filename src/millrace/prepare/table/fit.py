@@ -17,6 +17,7 @@ from millrace.prepare.table.opened import opened
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.schema import Schema
 from millrace.prepare.table.splits import last_rows
+from millrace.prepare.table.steps import Steps
 from millrace.ragged import Array, Int64s, concatenated_ranges
 from millrace.scaling.moments import Moments, merge_all
 from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quantiles_of
@@ -53,6 +54,7 @@ class FitDone(msgspec.Struct, frozen=True):
     quartiles: bytes  # float64 (entities, features, 3), where these are robust
     seen: bytes  # bool: the codes of all categories, one after the other, that train rows have
     dropped: dict[str, int]
+    steps: dict[int, int] = {}  # between the times of rows, most common ones: how often; see steps.py
 
 
 class HistogramTask(msgspec.Struct, frozen=True):
@@ -102,6 +104,8 @@ class _Fit:
         else:
             self._cuts = np.zeros((count, len(times or ())), np.int64)
         self._rows = np.zeros(count, np.int64)
+        # A grid is regular, and floats that are alike are seldom equal.
+        self._steps = None if task.options.freq is not None or task.schema.time_dtype != "int64" else Steps()
         self._moments = np.empty((count, len(FIELDS), self._features))
 
     def run(self) -> FitDone:
@@ -124,6 +128,7 @@ class _Fit:
             quartiles,
             self._seen.tobytes(),
             dict(self._cleaner.dropped),
+            {} if self._steps is None else dict(self._steps.counts),
         )
 
     def _block(self, low: int, high: int) -> None:
@@ -146,6 +151,10 @@ class _Fit:
             self._cleaner.dropped["row of an entity with too few"] += int(lengths[is_short & is_plain].sum())
         self._rows[low:high] = np.where(is_short, 0, lengths)
         cuts[is_short] = 0
+        if self._steps is not None:
+            inside = np.repeat(is_plain & ~is_short, lengths)[1:]
+            inside[block.offsets[1:-1] - 1] = False
+            self._steps.add(np.diff(block.time)[inside])
         train = cuts[:, 0] if cuts.shape[1] and options.fit_on == "train" else lengths
         train = np.where(is_plain & ~is_short & self._train[low:high], train, 0)
         starts = block.offsets[:-1]
@@ -167,6 +176,7 @@ class _Fit:
                 sum(len(part.time) for part in counting.rows(name, self._index.slices(entity), after)), self._options
             )
         rows, found, parts, labels = 0, [0] * len(times or ()), [Moments.empty(self._features)], []
+        steps, last = Steps(), np.zeros(0, np.int64)
         for part in self._cleaner.rows(name, self._index.slices(entity), after):
             for j, time in enumerate(times or ()):
                 found[j] += int(np.searchsorted(part.time, time))
@@ -174,11 +184,16 @@ class _Fit:
             parts.append(Moments.of_rows(np.ascontiguousarray(part.values[:train])))
             labels.append(np.unique(part.categorical[:train] + self._first_codes))
             rows += len(part.time)
+            if self._steps is not None:
+                steps.add(np.diff(np.concatenate((last, part.time))))
+                last = part.time[-1:]
         self._rows[k], self._cuts[k] = rows, cuts or found
         if rows < self._options.min_rows and after is None:
             self._cleaner.dropped["entity with too few rows"] += 1
             self._cleaner.dropped["row of an entity with too few"] += rows
             self._rows[k], self._cuts[k], parts, labels = 0, 0, parts[:1], []
+        elif self._steps is not None:
+            self._steps.join(steps)
         self._moments[k] = packed(merge_all(parts[1:] or parts))
         for codes in labels:
             self._seen[codes] = True

@@ -42,6 +42,7 @@ class Fitted(msgspec.Struct):
     seen: Any  # bool: the codes of all categories that train rows have
     is_train: Any  # bool (entities,): those with a row that may be measured
     times: Any = None  # at which the splits are cut; None: by rows of each entity, or not at all
+    steps: Any = None  # between times, how often: see steps.py
     borrowed: int = 0  # entities that take the scaling of all for some feature
 
 
@@ -98,9 +99,10 @@ class Measuring:
         scaling = self._scaling(moments, quartiles, count) if kept is None else kept(moments, count)
         each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
+        steps = sum((Counter(part.steps) for part in ordered), Counter[int]())
         seen = np.logical_or.reduce([np.frombuffer(part.seen, bool) for part in ordered])
         is_train = train & (measured > 0)
-        return Fitted(rows, cuts, splits, scaling, each, dropped, seen, is_train, times, borrowed)
+        return Fitted(rows, cuts, splits, scaling, each, dropped, seen, is_train, times, steps, borrowed)
 
     def _with_files(self, error: SourceError, index: Index) -> SourceError:
         """The error with the files that hold the time of an entity it speaks of."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millrace.prepare.table.schema import Role, is_number, logical
 
 MAX_NAMES = 8
+SPARSE = 0.5  # a larger share of missing values is told
 
 
 def unused_note(schemas: Iterable[Any], role: Role) -> str | None:
@@ -25,6 +26,14 @@ def unused_note(schemas: Iterable[Any], role: Role) -> str | None:
     texts = [name for name, kind in unused.items() if types.is_string(kind) or types.is_boolean(kind)]
     how = f"; --categorical {','.join(texts[:MAX_NAMES])} takes them as categories" if texts else ""
     return f"columns left out, since they hold no numbers: {listed([f'{name} ({kind})' for name, kind in unused.items()])}{how}"
+
+
+def sparse_note(missing: Mapping[str, float]) -> str | None:
+    """Features that are mostly missing, by the share of their values that are."""
+    sparse = [f"{name} ({share:.0%})" for name, share in missing.items() if share > SPARSE]
+    if not sparse:
+        return None
+    return f"mostly missing: {listed(sparse)}; they are filled: leave them out with --features, or mark them: --nulls COLUMN=mask"
 
 
 def listed(names: list[str]) -> str:

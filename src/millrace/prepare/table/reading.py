@@ -6,6 +6,7 @@ them, the schema and how rows are read. So an attempt with other files finds the
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ def _key(how: Mapping[str, object], found: Survey, units: Sequence[Unit]) -> int
 
 def finished_part(task: PartTask) -> PartDone | None:
     """The part as an earlier attempt left it; None where it is not there, was damaged, or skipped rows that now stop."""
-    done = read_done(task.folder, task.key, PartDone)
+    done = None
+    with contextlib.suppress(ValueError):  # of bytes that are no text
+        done = read_done(task.folder, task.key, PartDone)
     if done is None or done.key != task.key or done != sealed(msgspec.structs.replace(done, seal="")):
         return None
     if task.options.on_error == "stop" and done.dropped.get(NO_KEY):
