@@ -128,7 +128,7 @@ def run(
     engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
     append: Annotated[bool, typer.Option("--append", help="Add rows and entities to a store that is there.")] = False,
     refit: Annotated[
-        bool, typer.Option("--refit", help="With --append: fit the scaling anew and rewrite all rows.")
+        bool, typer.Option("--refit", help="With --append: fit the scaling again and rewrite all rows.")
     ] = False,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Files or folders to leave out; may be repeated.")

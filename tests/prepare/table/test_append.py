@@ -144,7 +144,7 @@ def test_refit_scales_all_rows_anew_on_train_rows(files, tmp_path, scale):
 def test_refit_that_would_need_all_rows_is_refused_and_changes_nothing(files, tmp_path):
     first, more, _ = files
     before = mr.prepare_table(first, tmp_path / "store", **OPTIONS, scale="robust").fingerprint
-    with pytest.raises(mr.ConfigError, match="prepare the whole table anew"):
+    with pytest.raises(mr.ConfigError, match="prepare the whole table again"):
         mr.prepare_table(more, tmp_path / "store", append=True, refit=True, **OPTIONS, scale="robust")
     assert mr.open_store(tmp_path / "store").fingerprint == before
 

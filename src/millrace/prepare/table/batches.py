@@ -288,6 +288,6 @@ class Reader:
             value = time.filter(lost)[0].cast("string").as_py()
             raise SourceError(
                 f"{source.file.path!r}: {self._options.time!r} has {value}, but the store has {what}, which cannot hold it; "
-                "round the times with --transform, or prepare the whole table anew", source=source.file.path,
+                "round the times with --transform, or prepare the whole table again", source=source.file.path,
             )  # fmt: skip
         return kept

@@ -14,7 +14,7 @@ from millrace.scaling.scaler import Scaling
 def check_refit(scaling: Scaling) -> None:
     """Refuses what cannot be fitted from statistics alone."""
     if scaling.method == "robust" or scaling.per_entity:
-        raise ConfigError("--refit needs all rows for quartiles or a scaling per entity; prepare the whole table anew")
+        raise ConfigError("--refit needs all rows for quartiles or a scaling per entity; prepare the whole table again")
 
 
 def refitted(old: Scaling, moments: Moments, rows: int) -> Scaling:

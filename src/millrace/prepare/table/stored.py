@@ -36,7 +36,7 @@ class Stored:
             if firsts[k] <= last:
                 raise SourceError(
                     f"entity {index.names[k]!r} has rows from {show_time(firsts[k], unit)} on, but the store has it up to "
-                    f"{show_time(last, unit)}; leave those out with --where, or prepare the whole table anew"
+                    f"{show_time(last, unit)}; leave those out with --where, or prepare the whole table again"
                 )
         return records
 
