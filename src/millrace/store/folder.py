@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 
-from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound
+from millrace.errors import ConfigError, StoreCorrupt, StoreNotFound
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.advice import not_a_store
 from millrace.store.manifest import FINGERPRINT, Manifest
+from millrace.store.ownership import is_ours
+from millrace.store.plain_file import MAX_BYTES, open_plain, opened, read_plain, unreadable
 
 
 class Folder:
@@ -40,10 +42,7 @@ class Folder:
                 os.close(self._fd)  # type: ignore[arg-type]
 
     def open(self, name: str) -> int:
-        flags = os.O_RDONLY | platform.O_NOFOLLOW | platform.O_BINARY
-        if self._fd is not None:
-            return os.open(name, flags, dir_fd=self._fd)
-        return os.open(os.path.join(self.path, name), flags)
+        return open_plain(name if self._fd is not None else os.path.join(self.path, name), self._fd)
 
     def stat(self, name: str) -> os.stat_result:
         if self._fd is not None:
@@ -67,19 +66,26 @@ class Folder:
             )  # fmt: skip
         return data
 
-    @contextlib.contextmanager
-    def opened(self, name: str, where: str) -> Iterator[tuple[int, int]]:
-        """A descriptor and its size: asked of what was opened, since an append may replace the name meanwhile."""
+    def opened(self, name: str, where: str) -> contextlib.AbstractContextManager[tuple[int, int]]:
+        """A descriptor and its size of a plain file; one that is a link, or lies behind one, is refused."""
+        if above := os.path.dirname(name):
+            self.check_folder(above)
+        return opened(where, name if self._fd is not None else None, self._fd)
+
+    def side_file(self, name: str, most: int = MAX_BYTES) -> bytes:
+        """A whole file of at most ``most`` bytes, opened as the shards are: from this folder, no link, no fifo."""
+        if above := os.path.dirname(name):
+            self.check_folder(above)
+        return read_plain(os.path.join(self.path, name), most, name if self._fd is not None else None, self._fd)
+
+    def check_folder(self, name: str) -> None:
+        """A folder of the store is no link: what a store names lies inside it."""
+        where = os.path.join(self.path, name)
         try:
-            if not stat.S_ISREG(self.stat(name).st_mode):
-                raise StoreCorrupt(f"{where} is not a plain file; copy or prepare the store again", path=where)
-            fd = self.open(name)
+            if not stat.S_ISDIR(self.stat(name).st_mode):
+                raise StoreCorrupt(f"{where} is not a plain folder; copy or prepare the store again", path=where)
         except OSError as error:
             raise unreadable(where, error) from error
-        try:
-            yield fd, os.fstat(fd).st_size
-        finally:
-            os.close(fd)
 
     def manifest(self, snapshot: str | None) -> tuple[Manifest, Array]:
         """The manifest (of a pinned snapshot, if named) and its shard table, both checked."""
@@ -93,12 +99,7 @@ class Folder:
             raise StoreNotFound(
                 f"{where} is not there; the snapshot was removed or belongs to another store", path=where
             ) from error
-        with self.opened(name, where) as (fd, size):
-            if size > manifests.MAX_MANIFEST_BYTES:
-                raise StoreCorrupt(
-                    f"{where} has {size} bytes; expected at most {manifests.MAX_MANIFEST_BYTES} bytes", path=where
-                )
-            manifest = manifests.decode(platform.pread(fd, size, 0), where)
+        manifest = manifests.decode(self.side_file(name, manifests.MAX_MANIFEST_BYTES), where)
         if snapshot is not None and manifest.fingerprint != snapshot:
             raise StoreCorrupt(f"{where} holds snapshot {manifest.fingerprint}; expected {snapshot}", path=where)
         try:
@@ -111,26 +112,11 @@ class Folder:
 
     def _fingerprint_now(self) -> str:
         where = os.path.join(self.path, "store.json")
-        with self.opened("store.json", where) as (fd, size):
-            return manifests.decode(platform.pread(fd, size, 0), where).fingerprint
-
-
-def unreadable(path: str, error: OSError) -> StoreError:
-    """The error for a file the system refused to open: only some of these mean that the store is damaged."""
-    remedies = {
-        errno.EACCES: "fix the permission",
-        errno.EPERM: "fix the permission",
-        errno.EMFILE: "raise the limit of open files (ulimit -n)",
-        errno.ENFILE: "close other programs, the machine is out of open files",
-    }
-    what = f"{path} cannot be read ({error.strerror})"
-    if error.errno in remedies:
-        return StoreError(f"{what}; {remedies[error.errno]}", path=path)
-    return StoreCorrupt(f"{what}; copy or prepare the store again", path=path)
+        return manifests.decode(self.side_file("store.json", manifests.MAX_MANIFEST_BYTES), where).fingerprint
 
 
 def missing(path: str) -> StoreNotFound:
-    if os.path.isdir(f"{path}.partial"):
+    if os.path.isdir(f"{path}.partial") and is_ours(Path(f"{path}.partial")):
         return StoreNotFound(
             f"{path} is not finished ({path}.partial is there); run the same command again to continue", path=path
         )

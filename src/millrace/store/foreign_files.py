@@ -21,8 +21,8 @@ from millrace.identity import canonical, digest
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
-from millrace.store.folder import unreadable
 from millrace.store.layout import DTYPES, Column
+from millrace.store.plain_file import unreadable
 from millrace.store.reader import MAX_MAPS
 
 SPLITS = ("train", "val", "test")

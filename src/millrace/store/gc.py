@@ -15,12 +15,13 @@ from millrace.store import platform
 from millrace.store.folder import missing
 from millrace.store.lock import FolderLock
 from millrace.store.manifest import Manifest
+from millrace.store.ownership import check_ours, partial_of
 from millrace.store.shard import shard_name
 
 # What millrace itself writes; anything else in the folder is not ours to delete.
 _SNAPSHOT = re.compile(r"[0-9a-f]{32}\.json(\.tmp)?")
 _SHARD = re.compile(r".+-[0-9]{5,}(\.tmp)?")
-_TABLE = re.compile(r"(shards|hashes)(-[0-9a-f]{16})?\.bin|.*\.tmp")
+_TABLE = re.compile(r"(shards|hashes)(-[0-9a-f]{16})?\.bin|.*\.tmp|lease(\.[0-9]+)?")
 
 
 def collect(path: str | os.PathLike[str], *, keep: int | None = None, dry_run: bool = False) -> dict[str, Any]:
@@ -30,25 +31,28 @@ def collect(path: str | os.PathLike[str], *, keep: int | None = None, dry_run: b
         raise ConfigError(f"keep={keep}; at least the current snapshot stays: expected 1 or more")
     if not (out / "store.json").exists():
         raise missing(str(out))
-    partial = out.with_name(out.name + ".partial")
+    partial = partial_of(out)
+    check_ours(partial, out)
     lock = FolderLock(out, partial, out)
     interrupted = partial.is_dir()  # before the lock, which may keep a lease there
     if not lock.acquire():
         raise missing(str(out))
     try:
+        check_ours(partial, out)
         done = sweep(out, keep, dry_run=dry_run)
         if interrupted:
             done["removed"].append(partial.name)
             done["freed_bytes"] += _size(partial)
-        if not dry_run:
+        if not dry_run and partial.is_dir():
             with platform.writing(partial, "removing"):
-                platform.remove(partial)
+                lock.remove_folder()
         return done
     finally:
-        lock.release()
         if not interrupted:
             with contextlib.suppress(OSError):
+                lock.drop_lease()
                 os.rmdir(partial)
+        lock.release()
 
 
 def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: Collection[str] = ()) -> dict[str, Any]:

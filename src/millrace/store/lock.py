@@ -1,27 +1,22 @@
 """One writer per folder: the lock that publish.py holds while a store is being written.
 
 flock on the folder's own descriptor leaves no file behind and dies with its process, also under kill -9.
-Where there is no flock (Windows, some network file systems) a lease file with a heartbeat stands in.
+Where there is no flock (Windows, some network file systems) a lease stands in (lease.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import socket
-import sys
-import threading
-import time
 import weakref
 from pathlib import Path
-from typing import Any
 
-import psutil
-
-from millrace.errors import StoreLocked
+from millrace.errors import StoreError, StoreLocked
 from millrace.store import platform
+from millrace.store.lease import Lease, myself
+from millrace.store.ownership import OWNER, clear
+from millrace.store.plain_file import read_plain
 
 try:
     import fcntl
@@ -30,9 +25,6 @@ except ImportError:
 else:
     HAS_FLOCK = True
 
-HEARTBEAT_S = 5.0
-LEASE_S = 60.0  # a lease not renewed for this long is dead, whatever its host says
-
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
@@ -40,29 +32,38 @@ class FolderLock:
     """An exclusive lock on an existing folder, with ``owner.json`` in ``notes`` for the other's message."""
 
     def __init__(self, folder: Path, notes: Path, target: Path) -> None:
-        self._folder, self._owner_file, self._target = folder, notes / "owner.json", target
+        self._folder, self._owner_file, self._target = folder, notes / OWNER, target
         self._fd: int | None = None
-        self._lease: _Lease | None = None
+        self._lease: Lease | None = None
 
     def acquire(self) -> bool:
         """Raises where another holds it; False where the folder was renamed or removed meanwhile: look again."""
         held = self._flock()
         if held is None:
-            platform.make_dir(self._owner_file.parent)
-            self._lease = _Lease(self._owner_file.with_name("lease"))
-            if not self._lease.take():
-                self._lease = None
-                raise self._locked()
-            held = True
+            held = self._take_lease()
         if held:
             _held.add(self)
         return held
 
     def write_owner(self) -> None:
-        """Says who holds the lock, for whoever finds it held."""
+        """Says who holds the lock, for whoever finds it held, and whose the folder is."""
         with platform.writing(self._owner_file):
-            data = json.dumps(_myself()).encode()
+            data = json.dumps(myself()).encode()
             platform.write_file(self._owner_file, data, mode=0o644)
+            platform.sync_dir(self._owner_file.parent)
+
+    def _take_lease(self) -> bool:
+        folder = self._owner_file.parent
+        platform.make_dir(folder)
+        lease = Lease(folder)
+        try:
+            is_mine = lease.take()
+        except FileNotFoundError:
+            return False
+        if not is_mine:
+            raise self._locked()
+        self._lease = lease
+        return True
 
     def _flock(self) -> bool | None:
         """Whether flock holds the folder that bears the name now; None where the file system has no flock."""
@@ -88,22 +89,39 @@ class FolderLock:
 
     def _locked(self) -> StoreLocked:
         try:
-            owner = json.loads(self._owner_file.read_bytes())
+            owner = json.loads(read_plain(str(self._owner_file), 1 << 16))
             who = f"process {owner['pid']} on {owner['host']}, started {owner['started']}: {owner['command']}"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (StoreError, ValueError, KeyError, TypeError):
             owner, who = None, "another process"
         return StoreLocked(
             f"{self._target} is being written by {who}; wait for it or end it", path=str(self._target), owner=owner
         )
 
     def before_rename(self) -> None:
-        """A lease is a file in the folder that is about to become a store: it goes first."""
+        """The folder is about to become a store: its lease is touched no more, and holds until ``release``."""
         if self._lease is not None:
-            self._lease.drop()
+            self._lease.stop()
+
+    def remove_folder(self) -> None:
+        """Removes all of the folder that holds ``owner.json``; a lease goes with it, an flock stays until ``release``."""
+        folder = self._owner_file.parent
+        clear(folder)
+        had_lease = self._lease is not None
+        self.drop_lease()
+        try:
+            platform.remove_empty(folder)
+        except OSError:
+            if not had_lease:  # else another writer has the folder now
+                raise
+
+    def drop_lease(self, folder: Path | None = None) -> None:
+        if self._lease is not None:
+            self._lease.drop(folder)
             self._lease = None
 
-    def release(self) -> None:
-        self.before_rename()
+    def release(self, folder: Path | None = None) -> None:
+        """Gives the lock back; ``folder`` is where a lease lies now, if its folder was renamed."""
+        self.drop_lease(folder)
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -131,72 +149,3 @@ def _forget_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_locks)
-
-
-def _myself() -> dict[str, Any]:
-    try:
-        started = psutil.Process().create_time()
-    except (psutil.Error, OSError):  # no /proc
-        started = time.time()
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "create_time": started,
-        "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)),
-        "command": " ".join(sys.argv)[:1000],
-    }
-
-
-class _Lease:
-    """A file made with O_EXCL and touched every few seconds; a dead owner's is taken over."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stop = threading.Event()
-        self._heart = threading.Thread(target=self._beat, daemon=True, name="millrace-lease")
-
-    def take(self) -> bool:
-        for _ in range(2):
-            try:
-                fd = platform.create(self._path)
-            except FileExistsError:
-                if not self._dead():
-                    return False
-                with contextlib.suppress(FileNotFoundError):
-                    platform.remove(self._path)
-                continue
-            try:
-                platform.write(fd, json.dumps(_myself()).encode(), self._path)
-            except BaseException:
-                os.unlink(self._path)
-                raise
-            finally:
-                os.close(fd)
-            self._heart.start()
-            return True
-        return False
-
-    def _dead(self) -> bool:
-        try:
-            silent_s = time.time() - self._path.stat().st_mtime
-            owner = json.loads(self._path.read_bytes())
-        except FileNotFoundError:
-            return True
-        except ValueError:
-            return silent_s > LEASE_S  # being written this moment, or its owner was killed just then
-        if owner["host"] != socket.gethostname() or not psutil.pid_exists(os.getpid()):  # without /proc none is seen
-            return silent_s > LEASE_S
-        try:
-            return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["create_time"]) > 1)
-        except psutil.NoSuchProcess:
-            return True
-
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S):
-            with contextlib.suppress(OSError):
-                os.utime(self._path)
-
-    def drop(self) -> None:
-        self._stop.set()
-        self._heart.join()
-        platform.remove(self._path)

@@ -136,13 +136,17 @@ def remove(path: str | Path) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         for entry in sorted(os.listdir(path)):
             remove(os.path.join(path, entry))
-        _step("rmdir", path)
-        os.rmdir(path)
+        remove_empty(path)
     elif os.path.lexists(path):
         _step("unlink", path)
         if os.name == "nt":
             os.chmod(path, stat.S_IWRITE)
         os.unlink(path)
+
+
+def remove_empty(folder: str | Path) -> None:
+    _step("rmdir", folder)
+    os.rmdir(folder)
 
 
 def empty(folder: str | Path) -> None:

@@ -27,6 +27,7 @@ from millrace.store.journal import Header, Journal
 from millrace.store.layout import Layout
 from millrace.store.lock import FolderLock
 from millrace.store.manifest import Manifest, digest
+from millrace.store.ownership import OWNER, check_ours, is_lease, mark_named, mark_unnamed, partial_of
 from millrace.store.shard import ShardEntry, shard_name
 from millrace.store.snapshot import Base, build, split_rank
 
@@ -40,7 +41,7 @@ class Partial:
     def __init__(self, out: Path, *, append: bool = False, scratch: tuple[str, ...] = ()) -> None:
         self.out = out
         self._scratch = scratch  # names in the folder that outlive a change of plan, and go before the store is there
-        self.folder = out.with_name(out.name + ".partial")
+        self.folder = partial_of(out)
         self.shards = self.folder / "shards"
         self.entries: dict[str, ShardEntry] = {}  # by shard name
         self.committed: list[ShardEntry] = []  # what a killed append had brought into the store
@@ -58,16 +59,23 @@ class Partial:
         with platform.writing(self.folder, "creating"):
             while True:  # again where another writer finished or gave up between look and lock
                 self._check_target()
+                check_ours(self.folder, self.out)
                 if not self._append:
                     platform.make_dir(self.folder)
                 if self._lock.acquire():
                     break
+            is_ours = False
             try:
                 self._check_target()
+                check_ours(self.folder, self.out)
+                is_ours = True
                 platform.make_dir(self.folder)
                 self._lock.write_owner()
             except BaseException:
                 with contextlib.suppress(OSError):
+                    self._lock.drop_lease()
+                    if is_ours and os.listdir(self.folder) == [OWNER]:
+                        os.unlink(self.folder / OWNER)
                     os.rmdir(self.folder)  # only if there is nothing in it
                 self._lock.release()
                 raise
@@ -115,7 +123,7 @@ class Partial:
 
     def _start(self, header: Header) -> None:
         for entry in sorted(os.listdir(self.folder)):
-            if entry not in ("lease", "owner.json", *self._scratch):
+            if entry not in (OWNER, *self._scratch) and not is_lease(entry):
                 platform.remove(self.folder / entry)
         platform.make_dir(self.shards)
         self._journal.write(header)
@@ -190,13 +198,16 @@ class Partial:
 
     def _appear(self) -> None:
         """Removes what a finished store does not hold, then gives it its name."""
-        for name in (*self._scratch, "owner.json", self._journal.path.name):
+        for name in (*self._scratch, self._journal.path.name):
             platform.empty(self.folder / name)
             platform.remove(self.folder / name)
-        self._lock.before_rename()
+        mark_unnamed(self.folder)
+        platform.remove(self.folder / OWNER)
         platform.sync_dir(self.folder)
+        self._lock.before_rename()
         self._rename()
-        self._lock.release()
+        mark_named(self.out)
+        self._lock.release(self.out)
 
     def _rename(self) -> None:
         """The moment a store comes into being; an error must mean that it has not."""
@@ -246,11 +257,7 @@ class Partial:
         try:
             if remove and self.folder.is_dir():
                 with platform.writing(self.folder, "removing"):
-                    # The journal last: by it a resumed append knows that it had come through.
-                    for entry in sorted(os.listdir(self.folder)):
-                        if entry not in (self._journal.path.name, "lease"):
-                            platform.remove(self.folder / entry)
-                    platform.remove(self.folder)
+                    self._lock.remove_folder()
         finally:
             self._lock.release()
 

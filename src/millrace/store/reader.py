@@ -19,9 +19,10 @@ from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.descriptors import DescriptorCache, lock_of
-from millrace.store.folder import Folder, unreadable
+from millrace.store.folder import Folder
 from millrace.store.layout import Layout
 from millrace.store.manifest import Manifest
+from millrace.store.plain_file import unreadable
 from millrace.store.shard import shard_name
 from millrace.store.snapshot import Base
 from millrace.store.store import Store
@@ -38,7 +39,7 @@ def read_store(
     manifest, table = folder.manifest(snapshot)
     counts = manifests.table_counts(table)
     shards = DiskShards(folder, manifest, table, counts, may_map=not safe_read)
-    shards.check_root()
+    folder.check_folder("shards")
     if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
         shards.check_all()
     return Store(
@@ -90,15 +91,6 @@ class DiskShards:
 
     def records(self, shard: int) -> int:
         return int(self._table[shard, 2])
-
-    def check_root(self) -> None:
-        """The folder of shards is no link: what a store names lies inside it."""
-        where = os.path.join(self._folder.path, "shards")
-        try:
-            if not stat.S_ISDIR(self._folder.stat("shards").st_mode):
-                raise StoreCorrupt(f"{where} is not a plain folder; copy or prepare the store again", path=where)
-        except OSError as error:
-            raise unreadable(where, error) from error
 
     def check_all(self) -> None:
         for shard in range(len(self._table)):

@@ -44,6 +44,7 @@ from millrace.store import platform
 from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts
 from millrace.store.open import open_store
+from millrace.store.ownership import is_lease
 from millrace.store.publish import Partial
 from millrace.store.shard import shard_name
 
@@ -205,8 +206,9 @@ class Preparation:
             allowed["transform"] = new["transform"]
         if allowed == new:
             with platform.writing(self._folder, "removing"):
-                for name in sorted({*os.listdir(self._folder)} - {"plan.json", "owner.json", "lease", "parts"}):
-                    platform.remove(self._folder / name)
+                for name in sorted({*os.listdir(self._folder)} - {"plan.json", "owner.json", "parts"}):
+                    if not is_lease(name):
+                        platform.remove(self._folder / name)
             self._tell_changes(old, new)
         return allowed
 

@@ -1,0 +1,78 @@
+"""Opens the files of a store that are no shards: plain files only, their sizes known before a byte is read.
+
+A link is not followed, a fifo or a device is not waited for, and a file beyond its limit is not read. ``folder.py``,
+``ownership.py`` and everybody who reads a file beside a manifest go through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from millrace.errors import StoreCorrupt, StoreError
+from millrace.store import platform
+
+MAX_BYTES = 1 << 30  # of a file that nothing else limits, such as provenance.json
+_FLAGS = os.O_RDONLY | platform.O_NOFOLLOW | platform.O_BINARY | getattr(os, "O_NONBLOCK", 0)
+
+
+def open_plain(name: str, dir_fd: int | None = None) -> int:
+    """A descriptor for reading; a fifo is not waited for. ``dir_fd`` is the folder that a relative name lies in."""
+    return os.open(name, _FLAGS, dir_fd=dir_fd)
+
+
+@contextlib.contextmanager
+def opened(path: str, name: str | None = None, dir_fd: int | None = None) -> Iterator[tuple[int, int]]:
+    """A descriptor and its size: asked of what was opened, since an append may replace the name meanwhile.
+
+    ``path`` is for messages; ``name`` in the folder ``dir_fd`` is what is opened, where they are given.
+    """
+    name = path if name is None else name
+    try:
+        if not stat.S_ISREG(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            raise not_plain(path)
+        fd = open_plain(name, dir_fd)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise not_plain(path)
+        yield fd, status.st_size
+    finally:
+        os.close(fd)
+
+
+def read_plain(path: str, most: int = MAX_BYTES, name: str | None = None, dir_fd: int | None = None) -> bytes:
+    """A whole file of at most ``most`` bytes."""
+    with opened(path, name, dir_fd) as (fd, size):
+        if size > most:
+            raise StoreCorrupt(
+                f"{path} has {size} bytes; expected at most {most} bytes: copy or prepare the store again",
+                path=path, expected=most, found=size,
+            )  # fmt: skip
+        try:
+            return platform.pread(fd, size, 0)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+
+def not_plain(path: str) -> StoreCorrupt:
+    return StoreCorrupt(f"{path} is not a plain file; copy or prepare the store again", path=path)
+
+
+def unreadable(path: str, error: OSError) -> StoreError:
+    """The error for a file the system refused to open: only some of these mean that the store is damaged."""
+    remedies = {
+        errno.EACCES: "fix the permission",
+        errno.EPERM: "fix the permission",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+        errno.ENFILE: "close other programs, the machine is out of open files",
+    }
+    what = f"{path} cannot be read ({error.strerror})"
+    if error.errno in remedies:
+        return StoreError(f"{what}; {remedies[error.errno]}", path=path)
+    return StoreCorrupt(f"{what}; copy or prepare the store again", path=path)
