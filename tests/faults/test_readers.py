@@ -106,7 +106,7 @@ def test_pickled_store_that_was_replaced_is_refused(tmp_path):
     pickled = pickle.dumps(mr.open_store(out))
     shutil.rmtree(out)
     add(out, 0, 5, append=False)
-    with pytest.raises(mr.StoreNotFound, match="snapshot was removed or belongs to another store"):
+    with pytest.raises(mr.StoreNotFound, match=r"snapshot was removed or belongs to another store"):
         pickle.loads(pickled)  # noqa: S301 - made two lines above
 
 
@@ -147,6 +147,38 @@ def test_gc_removes_what_an_interrupted_append_left(tmp_path):
         assert gc.collect(out, keep=1)["removed"] == [], done
     assert any(name.endswith(".tmp") for name in left)
     assert any(name.startswith("shards/") for name in left)
+
+
+def test_reader_of_a_snapshot_that_gc_removed_is_told_so(tmp_path):
+    """An append that replaces shards, then gc: what an older reader has yet to open is gone, and not damaged."""
+    out, table = tmp_path / "out", tmp_path / "in.csv"
+    columns = "name,time,value\n"
+    table.write_text(columns + "".join(f"a,{k},{k}.5\n" for k in range(20)))
+    mr.prepare_table([str(table)], out=out, entity="name", time="time", workers=1)
+    reader, pickled = mr.open_store(out), pickle.dumps(mr.open_store(out))
+    old, safe = reader.fingerprint, mr.open_store(out, safe_read=True)
+    feed = mr.Feed(mr.Windows(mr.open_store(out), lookback=4, horizon=1), batch=2, device="numpy")
+    table.write_text(columns + "".join(f"a,{k},{k}.5\n" for k in range(20, 40)))
+    mr.prepare_table([str(table)], out=out, append=True, workers=1)
+    assert "shards/train-00000" in gc.collect(out, keep=1)["removed"]
+    said = rf"removed the snapshot {old} that this store was opened at; open the store again, .* larger --keep"
+    for store in (reader, safe):
+        with pytest.raises(mr.StoreNotFound, match=said):
+            store.columns["values"][:]
+    with feed, pytest.raises(mr.StoreNotFound, match=said):
+        next(iter(feed))
+    with pytest.raises(mr.StoreNotFound, match=r"snapshot was removed .* gc --keep"):
+        pickle.loads(pickled)  # noqa: S301 - made above
+
+
+def test_shard_that_is_missing_from_a_snapshot_that_is_there_is_damage(tmp_path):
+    out = tmp_path / "out"
+    old = add(out, 0, 10, append=False)
+    add(out, 10, 20)
+    reader = mr.open_store(out, snapshot=old)
+    shutil.rmtree(out / "shards" / "train-00000")
+    with pytest.raises(mr.StoreCorrupt, match=r"expected .* found nothing"):
+        reader.columns["number"][:]
 
 
 def test_gc_shows_what_it_would_remove_without_doing_so(tmp_path):

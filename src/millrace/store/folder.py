@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace.errors import ConfigError, StoreCorrupt, StoreNotFound
+from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import platform
@@ -68,15 +68,16 @@ class Folder:
 
     def opened(self, name: str, where: str) -> contextlib.AbstractContextManager[tuple[int, int]]:
         """A descriptor and its size of a plain file; one that is a link, or lies behind one, is refused."""
-        if above := os.path.dirname(name):
-            self.check_folder(above)
-        return opened(where, name if self._fd is not None else None, self._fd)
+        return opened(where, *self._place(name))
 
     def side_file(self, name: str, most: int = MAX_BYTES) -> bytes:
         """A whole file of at most ``most`` bytes, opened as the shards are: from this folder, no link, no fifo."""
+        return read_plain(os.path.join(self.path, name), most, *self._place(name))
+
+    def _place(self, name: str) -> tuple[str | None, int | None]:
         if above := os.path.dirname(name):
             self.check_folder(above)
-        return read_plain(os.path.join(self.path, name), most, name if self._fd is not None else None, self._fd)
+        return name if self._fd is not None else None, self._fd
 
     def check_folder(self, name: str) -> None:
         """A folder of the store is no link: what a store names lies inside it."""
@@ -97,22 +98,47 @@ class Folder:
             self.stat(name)
         except OSError as error:
             raise StoreNotFound(
-                f"{where} is not there; the snapshot was removed or belongs to another store", path=where
+                f"{where} is not there; the snapshot was removed or belongs to another store: open the store without it, "
+                "and keep snapshots that are in use with millrace gc --keep",
+                path=where,
             ) from error
-        manifest = manifests.decode(self.side_file(name, manifests.MAX_MANIFEST_BYTES), where)
+        manifest = self.decoded(name)
         if snapshot is not None and manifest.fingerprint != snapshot:
             raise StoreCorrupt(f"{where} holds snapshot {manifest.fingerprint}; expected {snapshot}", path=where)
         try:
             data = self.read(manifest.shards.name, manifest.shards.bytes)
         except StoreCorrupt:
-            if snapshot is None and self._fingerprint_now() != manifest.fingerprint:
+            if snapshot is None and self.decoded("store.json").fingerprint != manifest.fingerprint:
                 return self.manifest(None)  # a newer snapshot was committed and this one collected meanwhile
             raise
         return manifest, manifests.check_table(manifest, data, os.path.join(self.path, manifest.shards.name))
 
-    def _fingerprint_now(self) -> str:
-        where = os.path.join(self.path, "store.json")
-        return manifests.decode(self.side_file("store.json", manifests.MAX_MANIFEST_BYTES), where).fingerprint
+    def check_snapshot(self, fingerprint: str) -> None:
+        """Raises where gc removed the snapshot of a reader: then its missing files are no damage."""
+        try:
+            if self._has(f"snapshots/{fingerprint}.json"):
+                return
+            now = self.decoded("store.json").fingerprint
+        except (OSError, StoreError):
+            return  # the store itself is damaged, or gone
+        if now != fingerprint:
+            raise StoreNotFound(
+                f"{self.path}: millrace gc removed the snapshot {fingerprint} that this store was opened at; open the store "
+                "again, or run gc with a larger --keep while old snapshots are read",
+                path=self.path,
+            )
+
+    def _has(self, name: str) -> bool:
+        try:
+            self.stat(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def decoded(self, name: str) -> Manifest:
+        """The manifest in a file, checked by itself; not yet its shard table."""
+        data = self.side_file(name, manifests.MAX_MANIFEST_BYTES)
+        return manifests.decode(data, os.path.join(self.path, name))
 
 
 def missing(path: str) -> StoreNotFound:

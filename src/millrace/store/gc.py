@@ -12,7 +12,7 @@ from typing import Any
 from millrace.errors import ConfigError, StoreError
 from millrace.store import manifest as manifests
 from millrace.store import platform
-from millrace.store.folder import missing
+from millrace.store.folder import Folder, missing
 from millrace.store.lock import FolderLock
 from millrace.store.manifest import Manifest
 from millrace.store.ownership import check_ours, partial_of
@@ -29,7 +29,7 @@ def collect(path: str | os.PathLike[str], *, keep: int | None = None, dry_run: b
     out = Path(os.path.realpath(path))
     if keep is not None and keep < 1:
         raise ConfigError(f"keep={keep}; at least the current snapshot stays: expected 1 or more")
-    if not (out / "store.json").exists():
+    if not os.path.exists(out / "store.json"):
         raise missing(str(out))
     partial = partial_of(out)
     check_ours(partial, out)
@@ -61,15 +61,17 @@ def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: C
     The caller holds the lock on ``out``; ``spare`` are shards that it is about to commit. Returns what went and
     what stayed.
     """
-    chain = _chain(out)
+    folder = Folder(out)
+    for name in ("shards", "snapshots"):
+        folder.check_folder(name)  # behind a link lies nothing of this store
+    chain = _chain(folder)
     kept = chain if keep is None else chain[:keep]
     names = {f"{manifest.fingerprint}.json" for manifest in kept}
     tables = {table.name for manifest in kept for table in (manifest.shards, manifest.hashes)}
     shards = set(spare)
     for manifest in kept:
-        table = manifests.check_table(
-            manifest, (out / manifest.shards.name).read_bytes(), str(out / manifest.shards.name)
-        )
+        data = folder.read(manifest.shards.name, manifest.shards.bytes)
+        table = manifests.check_table(manifest, data, str(out / manifest.shards.name))
         shards |= {shard_name(manifest.splits[row[0]], row[1]) for row in table[:, :2].tolist()}
     snapshots = [name for name in sorted(os.listdir(out / "snapshots")) if _SNAPSHOT.fullmatch(name)]
     doomed = [out / "snapshots" / name for name in snapshots if name not in names]
@@ -88,13 +90,14 @@ def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: C
     }
 
 
-def _chain(out: Path) -> list[Manifest]:
+def _chain(folder: Folder) -> list[Manifest]:
     """The current manifest and its ancestors that are still there, newest first, then any others."""
     found: dict[str, Manifest] = {}
-    for path in sorted(path for path in (out / "snapshots").glob("*.json") if _SNAPSHOT.fullmatch(path.name)):
-        manifest = manifests.decode(path.read_bytes(), str(path))
-        found[manifest.fingerprint] = manifest
-    current = manifests.decode((out / "store.json").read_bytes(), str(out / "store.json"))
+    for name in sorted(os.listdir(os.path.join(folder.path, "snapshots"))):
+        if _SNAPSHOT.fullmatch(name) and name.endswith(".json"):
+            manifest = folder.decoded(f"snapshots/{name}")
+            found[manifest.fingerprint] = manifest
+    current = folder.decoded("store.json")
     chain = []
     step: str | None = current.fingerprint
     while step is not None and step in found:
@@ -102,7 +105,8 @@ def _chain(out: Path) -> list[Manifest]:
         step = chain[-1].parent
     if not chain:
         raise StoreError(
-            f"{out}/snapshots lacks the current snapshot {current.fingerprint}; run millrace verify", path=str(out)
+            f"{folder.path}/snapshots lacks the current snapshot {current.fingerprint}; run millrace verify",
+            path=folder.path,
         )
     return chain
 

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -26,10 +26,12 @@ from millrace.store.layout import DTYPES, MAX_ITEMS, Column, Layout, check_name,
 VERSION = 1
 KINDS = ("records", "series", "text")
 MAX_MANIFEST_BYTES = 32 << 20
+MAX_TOKENIZER_BYTES = 256 << 20
 MAX_SHARDS = 1 << 24
 MAX_TABLE_BYTES = 1 << 30
 MAX_DEPTH = 64  # of lists and objects; json and msgspec recurse, their own limit depends on the caller's stack
 MAX_NUMBER = (1 << 32) - 1
+TOKENIZER_FILE = "tokenizer.json"
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
 
@@ -44,6 +46,16 @@ class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 class TableFile(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     bytes: int
+    hash: str
+
+
+class TokenizerEntry(msgspec.Struct):
+    """What a manifest must say of a tokenizer; it may say more."""
+
+    kind: str
+    name: str
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+    end: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
     hash: str
 
 
@@ -227,6 +239,18 @@ def _check(manifest: Manifest) -> None:
             raise ConfigError(f"$.{key} is {value!r}; expected 32 hex digits")
     if manifest.cuts is not None:
         check_cuts(manifest.cuts, manifest.layout)
+    if manifest.tokenizer is not None:
+        try:
+            msgspec.convert(manifest.tokenizer, TokenizerEntry)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"$.tokenizer: {error}") from error
+    features = manifest.meta.get("features")
+    if manifest.kind == "series" and manifest.scaling is not None and not _are_names(features):
+        raise ConfigError(f"$.meta.features is {features!r:.60}; expected a list of different names")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value) and len(set(value)) == len(value)
 
 
 def _check_totals(manifest: Manifest) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.errors import ConfigError, StoreNotFound
+from millrace.errors import ConfigError, StoreError, StoreNotFound
 from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.journal import Header, Journal
@@ -28,6 +28,7 @@ from millrace.store.layout import Layout
 from millrace.store.lock import FolderLock
 from millrace.store.manifest import Manifest, digest
 from millrace.store.ownership import OWNER, check_ours, is_lease, mark_named, mark_unnamed, partial_of
+from millrace.store.plain_file import read_plain
 from millrace.store.shard import ShardEntry, shard_name
 from millrace.store.snapshot import Base, build, split_rank
 
@@ -220,9 +221,9 @@ class Partial:
 
     def _restore(self, base: Base) -> None:
         """After a failure behind the commitment of an append: an error must mean that nothing was appended."""
-        with contextlib.suppress(OSError):
-            old = (self.out / "snapshots" / f"{base.manifest.fingerprint}.json").read_bytes()
-            if (self.out / "store.json").read_bytes() != old:
+        with contextlib.suppress(OSError, StoreError):
+            old = read_plain(str(self.out / "snapshots" / f"{base.manifest.fingerprint}.json"))
+            if read_plain(str(self.out / "store.json")) != old:
                 platform.write_file(self.out / "store.json", old)
                 platform.sync_dir(self.out)
 
@@ -243,8 +244,8 @@ class Partial:
         platform.write_file(root / manifest.shards.name, table)
         platform.write_file(root / manifest.hashes.name, hashes)
         line = json.dumps({**describe_run(), "fingerprint": manifest.fingerprint, **provenance}, allow_nan=False) + "\n"
-        old = (root / "provenance.json").read_bytes() if (root / "provenance.json").exists() else b""
-        platform.write_file(root / "provenance.json", old + line.encode())
+        path = root / "provenance.json"
+        platform.write_file(path, (read_plain(str(path)) if os.path.lexists(path) else b"") + line.encode())
         data = manifests.encode(manifest)
         platform.write_file(root / "snapshots" / f"{manifest.fingerprint}.json", data)
         platform.sync_dir(root / "snapshots")

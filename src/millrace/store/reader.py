@@ -46,6 +46,7 @@ def read_store(
         layout=shards.layout, counts=counts, shards=shards, kind=manifest.kind, meta=manifest.meta,
         splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
         fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint, safe_read)), manifest=manifest,
+        folder=folder,
     )  # fmt: skip
 
 
@@ -70,6 +71,7 @@ class DiskShards:
     ) -> None:
         self.layout: Layout = manifest.layout
         self._folder, self._splits, self._table = folder, manifest.splits, table
+        self._snapshot = manifest.fingerprint
         self._items = self.layout.file_items(counts)
         self._bytes = self.layout.file_bytes(counts)
         self._checked = bytearray(len(table))
@@ -113,6 +115,7 @@ class DiskShards:
                 if status.st_size != expected:
                     raise self._corrupt(shard, name, wanted, f"{status.st_size} bytes")
         except FileNotFoundError as error:
+            self._folder.check_snapshot(self._snapshot)
             raise self._corrupt(shard, name, wanted, "nothing") from error
         except OSError as error:
             raise unreadable(self._path(shard, name), error) from error
@@ -140,6 +143,7 @@ class DiskShards:
         try:
             fd = self._folder.open(f"shards/{self.name(shard)}/{name}")
         except FileNotFoundError as error:
+            self._folder.check_snapshot(self._snapshot)
             raise self._corrupt(shard, name, f"{expected} bytes", "nothing") from error
         except OSError as error:
             raise unreadable(self._path(shard, name), error) from error

@@ -6,7 +6,6 @@ The same type for millrace's own format (reader.py), foreign layouts (foreign.py
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from millrace.errors import ConfigError, StoreCorrupt, did_you_mean
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.store.columns import ColumnArray
+from millrace.store.folder import Folder
 from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts, Manifest, digest
 from millrace.store.text_columns import DictionaryColumn, StringColumn
@@ -65,6 +65,7 @@ class Store:
         cuts: Cuts | None = None,
         path: str | None = None,
         manifest: Manifest | None = None,
+        folder: Folder | None = None,
     ) -> None:
         self.layout, self.kind, self.path, self.manifest = layout, kind, path, manifest
         self.meta: Mapping[str, Any] = MappingProxyType(dict(meta))
@@ -73,7 +74,7 @@ class Store:
         self.time_cuts: Cuts | None = cuts
         self._splits, self._split_of = splits, split_of
         self._counts, self._shards, self._ids = counts, shards, np.arange(len(counts))
-        self._fingerprint, self._reopen = fingerprint, reopen
+        self._fingerprint, self._reopen, self._folder = fingerprint, reopen, folder
 
     # What there is.
 
@@ -179,16 +180,10 @@ class Store:
     def tokenizer(self) -> Any:
         """The tokenizer the store was prepared with."""
         described = None if self.manifest is None else self.manifest.tokenizer
-        if described is None or self.root.path is None:
+        if described is None or self._folder is None:
             raise ConfigError("this store keeps no tokenizer; only stores made by millrace prepare text do")
-        path = os.path.join(self.root.path, "tokenizer.json")
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise StoreCorrupt(f"{path} cannot be read ({error.strerror}); copy the store again", path=path) from error
         # Named, not imported: the tokenizers stand above the store and are only there when asked for.
-        return import_module("millrace.text.load").load_tokenizer(described, data, path)
+        return import_module("millrace.text.load").stored_tokenizer(self._folder, described)
 
     def encode(self, text: str) -> Array:
         """The ids of a text."""

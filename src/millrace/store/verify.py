@@ -26,22 +26,7 @@ from millrace.store.folder import Folder
 from millrace.store.layout import BLOCK_BYTES, num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
-
-
-class Damage(msgspec.Struct, omit_defaults=True):
-    """One thing that is not as it was written."""
-
-    path: str
-    problem: str
-    shard: str | None = None
-    block: int | None = None
-    bytes: tuple[int, int] | None = None  # of the file, half-open
-    records: tuple[int, int] | None = None  # of the shard, half-open
-
-    def __str__(self) -> str:
-        where = "" if self.block is None else f", block {self.block} (bytes {self.bytes[0]:,} to {self.bytes[1]:,})"  # type: ignore[index]
-        records = "" if self.records is None else f", records {self.records[0]:,} to {self.records[1] - 1:,}"
-        return f"{self.path}{where}{records}: {self.problem}"
+from millrace.store.verify_beside import Damage, check_side_files
 
 
 class Report(msgspec.Struct):
@@ -69,7 +54,7 @@ class _File(msgspec.Struct):
 def verify_store(
     path: str | os.PathLike[str], *, workers: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Report:
-    """Checks every snapshot, table and shard; ``progress`` is called with bytes as they are read.
+    """Checks every snapshot, table, shard and side file; ``progress`` is called with bytes as they are read.
 
     Damage to the data is listed in the report. A manifest too damaged to say what the data should be raises.
     """
@@ -78,6 +63,11 @@ def verify_store(
     damage: list[Damage] = []
     files: dict[str, _File] = {}
     snapshots = _check_snapshots(folder, current, damage)
+    damage += check_side_files(folder, snapshots)
+    try:
+        folder.check_folder("shards")
+    except StoreError as error:
+        damage.append(Damage(str(error.path), str(error)))
     for manifest in snapshots:
         try:
             files |= {name: file for name, file in _files(folder, manifest, damage) if name not in files}
@@ -99,17 +89,25 @@ def _check_snapshots(folder: Folder, current: Manifest, damage: list[Damage]) ->
     """Every snapshot that can be read, the current one first; its file must hold exactly what was written."""
     found = [current]
     root = Path(folder.path)
-    names = sorted(path.name for path in (root / "snapshots").glob("*.json"))
-    if f"{current.fingerprint}.json" not in names:
-        damage.append(Damage(str(root / "snapshots" / f"{current.fingerprint}.json"), "missing: store.json names it"))
+    try:
+        folder.check_folder("snapshots")
+        names = sorted(name for name in os.listdir(root / "snapshots") if name.endswith(".json"))
+    except StoreError as error:
+        damage.append(Damage(str(error.path), str(error)))
+        names = []
+    else:
+        if f"{current.fingerprint}.json" not in names:
+            missing = str(root / "snapshots" / f"{current.fingerprint}.json")
+            damage.append(Damage(missing, "missing: store.json names it"))
     for name in ("store.json", *(f"snapshots/{name}" for name in names)):
         path = root / name
         try:
-            manifest = manifests.decode(path.read_bytes(), str(path))
+            data = folder.side_file(name, manifests.MAX_MANIFEST_BYTES)
+            manifest = manifests.decode(data, str(path))
         except MillraceError as error:
             damage.append(Damage(str(path), str(error)))
             continue
-        if manifests.encode(manifest) != path.read_bytes():
+        if manifests.encode(manifest) != data:
             damage.append(Damage(str(path), "not the bytes that were written"))
         if name != "store.json" and path.stem != manifest.fingerprint:
             damage.append(Damage(str(path), f"holds snapshot {manifest.fingerprint}"))

@@ -12,6 +12,9 @@ from typing import Any
 
 from millrace.errors import ConfigError, MillraceError, StoreCorrupt
 from millrace.identity import digest
+from millrace.store.folder import Folder
+from millrace.store.manifest import MAX_TOKENIZER_BYTES
+from millrace.store.manifest import TOKENIZER_FILE as FILE
 from millrace.text.bpe import HuggingFaceTokenizer, Outline, tokenizers_package
 from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.merges import by_ids
@@ -25,7 +28,6 @@ GPT2_HASHES = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
-MAX_TOKENIZER_BYTES = 256 << 20
 MAX_IDS = 1 << 28  # far above any vocabulary, far below what would exhaust memory
 
 
@@ -82,6 +84,12 @@ def _own(kind: str, body: dict[str, Any], name: str) -> Tokenizer:
     raise ConfigError(f"tokenizer {name} is of the kind {kind!r}, which this version does not know; upgrade millrace")
 
 
+def stored_tokenizer(folder: Folder, described: dict[str, Any]) -> Tokenizer:
+    """The tokenizer in the folder of a store, as its manifest describes it."""
+    data = folder.side_file(FILE, MAX_TOKENIZER_BYTES)
+    return load_tokenizer(described, data, os.path.join(folder.path, FILE))
+
+
 def load_tokenizer(described: dict[str, Any], data: bytes, path: str, outline: Outline | None = None) -> Tokenizer:
     """The tokenizer a store was made with, its file checked against the manifest; ``outline`` is of one loaded before."""
     if digest(data) != described["hash"]:
@@ -89,12 +97,19 @@ def load_tokenizer(described: dict[str, Any], data: bytes, path: str, outline: O
             f"{path} is not the store's tokenizer (hash {digest(data)}, expected {described['hash']}); copy it again",
             path=path, expected=described["hash"], found=digest(data),
         )  # fmt: skip
-    if described["kind"] == "json":
-        plain = described["name"] == "gpt2" or described["name"].startswith("train:")
+    if described["kind"] != "json":
+        return tokenizer_from_file(data, described["name"])
+    plain = described["name"] == "gpt2" or described["name"].startswith("train:")
+    try:
         return HuggingFaceTokenizer(
             data, described["name"], described["end"], plain_special=plain, is_known=True, outline=outline
         )
-    return tokenizer_from_file(data, described["name"])
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        if isinstance(error, MillraceError):
+            raise
+        raise StoreCorrupt(
+            f"{path} is no tokenizer ({error!r:.200}); copy or prepare the store again", path=path
+        ) from error
 
 
 def gpt2() -> Tokenizer:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreError
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.report import TableReport
+from millrace.store.plain_file import read_plain
 
 _Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -46,9 +47,9 @@ def read_made(out: Path, line: int, remedy: str) -> Made:
     """Line number ``line``, -1 for the last; one that is not what ``prepare table`` writes is refused."""
     path = out / "provenance.json"
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+        lines = read_plain(str(path)).splitlines()
+    except StoreError as error:
+        raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from error
     try:
         made = json.loads(lines[line] if lines else "")
         if isinstance(made, dict) and "plan" not in made:

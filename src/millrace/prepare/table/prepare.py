@@ -23,7 +23,7 @@ from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import MAX_SHOWN, check_plan, differences
-from millrace.prepare.restart import begin_afresh, check_ours
+from millrace.prepare.restart import begin_afresh
 from millrace.prepare.room import check_room
 from millrace.prepare.shown import default_progress
 from millrace.prepare.table import shards
@@ -141,8 +141,6 @@ class Preparation:
             self._partial.close(remove=False)
 
     def _acquire(self) -> None:
-        if self._restart:
-            check_ours(self._folder)
         self._partial.acquire()
         if self._restart:
             begin_afresh(self._folder)

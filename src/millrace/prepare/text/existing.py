@@ -11,10 +11,11 @@ from millrace.prepare.text.made import CUT, NAMES, OPTIONS, check_is_text, runs
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part import QUARANTINE
 from millrace.ragged import Array
+from millrace.store.folder import Folder
 from millrace.store.layout import Column
 from millrace.store.open import open_store
 from millrace.store.reader import read_base
-from millrace.text.load import load_tokenizer
+from millrace.text.load import stored_tokenizer
 from millrace.text.tokenizer import Tokenizer
 
 
@@ -59,8 +60,7 @@ class Existing:
 
     def tokenizer(self) -> Tokenizer:
         assert self.manifest.tokenizer is not None
-        path = self._out / "tokenizer.json"
-        return load_tokenizer(self.manifest.tokenizer, path.read_bytes(), str(path))
+        return stored_tokenizer(Folder(self._out), self.manifest.tokenizer)
 
     def documents(self, column: str) -> Iterator[Array]:
         """What documents are compared by, piece by piece: ``hash`` or, where it has them, ``bands``."""

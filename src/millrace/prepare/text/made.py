@@ -7,6 +7,7 @@ store's own; one that says something else is refused.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from millrace.errors import ConfigError, StoreCorrupt
 from millrace.prepare.functions import source_digest
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.store.manifest import Manifest
+from millrace.store.plain_file import read_plain
 from millrace.store.reader import read_base
 from millrace.text.load import tokenizer_by_name
 
@@ -43,7 +45,7 @@ def runs(out: Path) -> list[dict[str, Any]]:
     """What the first run and every append said of themselves; the last line may be of one that was killed."""
     path = out / "provenance.json"
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), start=1):
+    for number, line in enumerate(read_plain(str(path)).splitlines() if os.path.lexists(path) else (), start=1):
         try:
             found.append(json.loads(line))
             msgspec.convert(found[-1], _Run)

@@ -18,7 +18,7 @@ from millrace.native import num_cores
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
 from millrace.prepare.plan import MAX_SHOWN, check_plan
-from millrace.prepare.restart import begin_afresh, check_ours
+from millrace.prepare.restart import begin_afresh
 from millrace.prepare.room import check_room
 from millrace.prepare.shown import default_progress
 from millrace.prepare.text import shards as sharding
@@ -109,8 +109,6 @@ class _Preparation:
             return self._finished()
         stdin = STDIN in self._paths
         sources = [] if stdin else self._find()
-        if restart:
-            check_ours(self._partial.folder)
         self._partial.acquire()
         try:
             if restart:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from millrace.prepare.parts import part_folder
 from millrace.prepare.text.part import QUARANTINE, PartDone
+from millrace.store import platform
+from millrace.store.plain_file import opened
 
 BLOCK = 1 << 20
 
@@ -32,7 +34,8 @@ class Quarantine:
 
 def _read(path: Path, num_bytes: int) -> Iterator[bytes]:
     if num_bytes:
-        with open(path, "rb") as file:
-            while num_bytes and (block := file.read(min(BLOCK, num_bytes))):
-                num_bytes -= len(block)
+        with opened(str(path)) as (fd, _):
+            first = 0
+            while first < num_bytes and (block := platform.pread(fd, min(BLOCK, num_bytes - first), first)):
+                first += len(block)
                 yield block
