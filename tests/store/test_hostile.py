@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.cli import run
 from millrace.store import manifest as manifests
 
 
@@ -26,6 +27,15 @@ def test_a_forged_store_without_a_lie_opens(victim):
     assert mr.open_store(victim.path).num_shards > 2
     assert json.loads((victim.path / "store.json").read_bytes()) == victim.body
 
+
+TOKENIZER = {
+    "kind": "bytes",
+    "name": "bytes",
+    "vocab_size": 257,
+    "end": 256,
+    "file": "tokenizer.json",
+    "hash": "0" * 32,
+}
 
 # Bytes that are no manifest.
 
@@ -67,7 +77,7 @@ def test_bytes_that_are_no_manifest_are_refused(victim, change, message):
 def test_nesting_of_any_depth_is_an_error_of_ours(victim, key):
     for depth in [*range(50, 80), *range(80, 1200, 7)]:
         nested = json.loads("[" * min(depth, 900) + "]" * min(depth, 900))
-        body = victim.body | {key: {"deep": nested}}
+        body = victim.body | {key: {**(TOKENIZER if key == "tokenizer" else {}), "deep": nested}}
         if depth < 900:
             victim.forge(body)
         else:
@@ -212,6 +222,47 @@ def test_a_manifest_that_says_what_cannot_be_is_refused_with_its_place(victim, c
     if not isinstance(checksum, str):
         victim.put("store.json", json.dumps(body | {"checksum": checksum}).encode())
     assert message in refused(victim)
+
+
+ODD = [None, 7, -1, 1.5, True, 10**30, "", [], [1], [["a"]], {"a": 1}, "x" * 100_000]
+
+
+@pytest.mark.parametrize("key", ["kind", "name", "vocab_size", "end", "hash", None])
+def test_a_tokenizer_that_is_described_oddly_is_refused_at_open(victim, key):
+    """Rightly signed: nobody but its maker could have written it, and yet it is no traceback."""
+    victim.forge(victim.body | {"tokenizer": TOKENIZER})
+    mr.open_store(victim.path)
+    right = (str,) if key in ("kind", "name", "hash") else ()
+    for value in [value for value in ODD if not isinstance(value, right)]:
+        if key in ("vocab_size", "end") and value in (7, True):
+            continue
+        if key is None and value is None:
+            continue
+        victim.forge(victim.body | {"tokenizer": value if key is None else {**TOKENIZER, key: value}})
+        assert "$.tokenizer" in refused(victim)
+    if key is not None:
+        victim.forge(victim.body | {"tokenizer": {name: TOKENIZER[name] for name in TOKENIZER if name != key}})
+        assert f"$.tokenizer: Object missing required field `{key}`" in refused(victim)
+
+
+@pytest.mark.parametrize("features", [*ODD[:7], [1], [None], [["a"]], [{"a": 1}], {"a": 1}, ["a", "a"], "x" * 100_000])
+def test_features_of_a_prepared_series_that_are_no_names_are_refused_at_open(victim, features):
+    body = victim.body | {"kind": "series", "scaling": {"method": "none"}}
+    victim.forge(body | {"meta": {"features": ["a", "b"]}})
+    mr.open_store(victim.path)
+    victim.forge(body | {"meta": {"features": features}})
+    message = refused(victim)
+    assert "$.meta.features is " in message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("features", [*ODD, [1, 2], [None, None], [["a"], ["b"]], [{}, {}]])
+def test_what_else_stands_under_features_names_nothing(victim, features):
+    """A store that was not prepared from a table may have anything in its meta."""
+    victim.forge(victim.body | {"meta": {"features": features}})
+    view = mr.Windows(mr.open_store(victim.path).split("train"), column="x", lookback=1, horizon=1)
+    assert view.features is None
+    assert run(["head", str(victim.path)]) == 0
 
 
 @pytest.mark.parametrize("fingerprint", ["", "..", "0" * 31, "G" * 32, "0" * 32])

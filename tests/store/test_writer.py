@@ -1,12 +1,13 @@
 """What a StoreWriter takes and refuses; its faults and crashes are in tests/faults."""
 
+import os
 import re
 
 import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.store import pending
+from millrace.store import gc, pending
 
 COLUMNS = {"a": mr.Column("int64"), "l": mr.Column("int8", per="record")}
 
@@ -156,3 +157,48 @@ def test_an_unknown_column_is_named_with_those_there_are(tmp_path):
         mr.StoreWriter(tmp_path / "s", columns=COLUMNS) as writer,
     ):
         writer.append([1])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/", r"/ cannot be a store: it has no name; choose a folder in it"),
+        ("/..", r"/ cannot be a store"),
+        ("x" * 300, r"the name x{40}\.\.\. has 300 bytes; expected at most 247: choose a shorter one"),
+        ("x" * 248, r"has 248 bytes; expected at most 247"),
+        ("é" * 124, r"has 248 bytes; expected at most 247"),
+        ("x" * 300 + "/out", r"has 300 bytes; expected at most 255"),
+        (
+            "/".join(["d" * 100] * 50),
+            r"the path /.{39}\.\.\. has \d+ bytes; expected at most 3584: choose a shorter one",
+        ),
+    ],
+)
+def test_a_path_that_cannot_be_a_store_is_refused(tmp_path, monkeypatch, path, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("text\n")
+    (tmp_path / "in.csv").write_text("name,time,value\na,1,1.5\na,2,2.5\n")
+    before = sorted(os.listdir(tmp_path))
+    for write in (
+        lambda: mr.StoreWriter(path, columns={"x": mr.Column("int8")}),
+        lambda: mr.StoreWriter(path, append=True),
+        lambda: mr.prepare_text(["in.txt"], out=path, tokenizer="bytes"),
+        lambda: mr.prepare_text(["in.txt"], out=path, append=True),
+        lambda: mr.prepare_table(["in.csv"], out=path, entity="name", time="time"),
+    ):
+        with pytest.raises(mr.ConfigError, match=said):
+            write()
+    for read in (
+        lambda: mr.open_store(path),
+        lambda: gc.collect(path),
+        lambda: mr.prepare_table(["in.csv"], out=path, append=True),
+    ):
+        with pytest.raises(mr.StoreNotFound):
+            read()
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_the_longest_name_that_fits_is_a_store(tmp_path):
+    with mr.StoreWriter(tmp_path / ("x" * 247), columns={"x": mr.Column("int8")}) as writer:
+        writer.append({"x": [1]})
+    assert mr.open_store(tmp_path / ("x" * 247)).num_rows == 1

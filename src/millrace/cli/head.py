@@ -74,10 +74,9 @@ def _split_rows(store: Any, number: int, start: int, stop: int) -> tuple[int, in
 def _has_series(store: Any) -> bool:
     """Whether rows can be shown as people know them: with names, times and the values before they were scaled."""
     columns = store.layout.columns
-    named = (
-        len(store.meta.get("features", ())) == (columns["values"].shape or (0,))[0] if "values" in columns else False
-    )
-    return store.kind == "series" and named and store.manifest is not None and store.manifest.scaling is not None
+    if store.kind != "series" or store.manifest is None or store.manifest.scaling is None or "values" not in columns:
+        return False
+    return len(store.meta["features"]) == (columns["values"].shape or (0,))[0]
 
 
 def _series(store: Any, number: int, rows: int) -> list[dict[str, Any]]:

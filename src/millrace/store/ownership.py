@@ -37,18 +37,17 @@ def partial_of(out: Path) -> Path:
     if not out.name:
         raise ConfigError(f"{out} cannot be a store: it has no name; choose a folder in it, such as {out / 'store'}")
     folder = out.with_name(f"{out.name}.partial")
-    name, path = len(os.fsencode(folder.name)), len(os.fsencode(folder))
-    if name > MAX_NAME_BYTES:
-        longest = MAX_NAME_BYTES - len(".partial")
-        raise ConfigError(
-            f"the name {out.name[:40]}... has {name - len('.partial')} bytes; expected at most {longest}: choose a shorter one"
-        )
-    if path > MAX_PATH_BYTES:
-        raise ConfigError(
-            f"the path {str(out)[:40]}... has {path - len('.partial')} bytes; expected at most "
-            f"{MAX_PATH_BYTES - len('.partial')}: choose a shorter one"
-        )
+    for name in (*out.parent.parts, out.name):
+        _check_length("name", name, MAX_NAME_BYTES - len(".partial") * (name == out.name))
+    _check_length("path", str(out), MAX_PATH_BYTES)
     return folder
+
+
+def _check_length(what: str, text: str, most: int) -> None:
+    if (length := len(os.fsencode(text))) > most:
+        raise ConfigError(
+            f"the {what} {text[:40]}... has {length} bytes; expected at most {most}: choose a shorter one"
+        )
 
 
 def check_ours(folder: Path, out: Path) -> None:

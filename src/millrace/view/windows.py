@@ -182,7 +182,8 @@ def _feature_names(store: StoreLike, column: str, count: int) -> list[str] | Non
     if not store.layout.columns[column].shape:
         return [column]
     names = store.meta.get("features")
-    return list(names) if isinstance(names, (list, tuple)) and len(names) == count else None
+    is_named = isinstance(names, (list, tuple)) and len(names) == count and all(isinstance(n, str) for n in names)
+    return list(names or ()) if is_named else None
 
 
 def _feature_numbers(
