@@ -43,14 +43,15 @@ INCLUDE = $(shell $(PY) -c "import sysconfig; print(sysconfig.get_paths()['inclu
 SANITIZE = gcc -shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-DPy_LIMITED_API=0x030b0000 -I$(INCLUDE) src/millrace/_core/*.c -o $(SANITIZED)/millrace/_core.abi3.so
 SANITIZED_TESTS = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) $(PY) -m pytest -n 2 -q --timeout 600
-TEXT_TESTS := tests/text/test_merges.py tests/text/test_lump.py $(addprefix tests/prepare/text/test_,seen.py clean.py kept.py long.py framing.py)
+	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1:allocator_may_return_null=1:max_allocation_size_mb=4096 \
+	MILLRACE_FUZZ=60000 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) $(PY) -m pytest -n 2 -q --timeout 600
+BOTH_TESTS := tests/property/test_fuzz_core.py tests/text/test_merges.py tests/text/test_lump.py $(addprefix tests/prepare/text/test_,seen.py clean.py kept.py long.py framing.py)
 sanitize: .venv/ready
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/millrace $(SANITIZED)/
 	$(SANITIZE)
-	$(SANITIZED_TESTS) $(TEXT_TESTS)
+	$(SANITIZED_TESTS) $(BOTH_TESTS)
 	$(SANITIZE) -DMILLRACE_PORTABLE
-	$(SANITIZED_TESTS) $(TEXT_TESTS) \
+	$(SANITIZED_TESTS) $(BOTH_TESTS) \
 	  tests/gather tests/order/test_permute.py tests/feed/test_native.py tests/feed/test_wrong_plans.py tests/feed/test_cold.py tests/feed/test_fetch.py tests/feed/test_device.py tests/feed/test_device_feed.py tests/feed/test_slots.py
 
 # A short run of the core under valgrind: reads and writes outside memory, and memory that nobody frees.

@@ -27,12 +27,18 @@ def as_integer(name: str, value: Any) -> int:
         raise ConfigError(f"{name}={value!r}; expected an integer") from error
 
 
+def as_int64s(numbers: npt.ArrayLike) -> Int64s:
+    """As int64, one after the other and at addresses that the core reads; without a copy where they are so already."""
+    array = np.ascontiguousarray(numbers, np.int64)
+    return array if array.flags.aligned else array.copy()
+
+
 def as_offsets(offsets: npt.ArrayLike, num_rows: int | None = None) -> Int64s:
     """Checked offsets as int64: from 0, never falling, ending at ``num_rows`` where that is given."""
     array = np.asarray(offsets)
     if array.dtype.kind not in "iu" or array.ndim != 1 or len(array) == 0:
         raise ConfigError(f"offsets are {array.dtype} of shape {array.shape}; expected 1-D integers [0, ..., rows]")
-    array = array.astype(np.int64, copy=False)
+    array = as_int64s(array)
     if array[0] != 0:
         raise ConfigError(f"offsets start at {array[0]}; expected 0, with one more offset than records")
     if np.any(array[1:] < array[:-1]):
@@ -169,10 +175,10 @@ class Spans:
         if len(starts) and (starts.min() < 0 or np.any(stops < starts)):
             at = int(np.argmax((starts < 0) | (stops < starts)))
             raise ConfigError(f"piece {at} is [{starts[at]}, {stops[at]}); expected 0 <= start <= stop")
-        object.__setattr__(self, "starts", np.ascontiguousarray(starts))
-        object.__setattr__(self, "stops", np.ascontiguousarray(stops))
+        object.__setattr__(self, "starts", as_int64s(starts))
+        object.__setattr__(self, "stops", as_int64s(stops))
         if self.offsets is not None:
-            object.__setattr__(self, "offsets", np.ascontiguousarray(as_offsets(self.offsets, len(starts))))
+            object.__setattr__(self, "offsets", as_offsets(self.offsets, len(starts)))
 
     def __len__(self) -> int:
         return len(self.starts) if self.offsets is None else len(self.offsets) - 1

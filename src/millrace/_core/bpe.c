@@ -168,6 +168,7 @@ static PyObject *bpe_encode(PyObject *object, PyObject *args) {
     int64_t *lengths = counts.buf, width = bpe->width, size;
     const char *text;
     char *to = out.buf, *last = to + out.len - 3 * MAX_KEY;
+    if (!core_is_aligned(&counts, 8)) goto done;
     if (counts.len != documents.count * 8)
         PyErr_SetString(PyExc_ValueError, "encode: counts are int64, one for each document");
     else if (reserve(bpe, documents.longest) < 0) PyErr_NoMemory();
@@ -184,6 +185,7 @@ static PyObject *bpe_encode(PyObject *object, PyObject *args) {
         to = end + width;
     }
     if (!PyErr_Occurred() && found == NULL) found = PyLong_FromLongLong((to - (char *)out.buf) / width);
+done:
     core_documents_free(&documents);
 free:
     PyBuffer_Release(&out);
@@ -250,7 +252,7 @@ static PyObject *bpe_new(PyTypeObject *type, PyObject *args, PyObject *options) 
     if (!PyArg_ParseTuple(args, "y*y*Ii:Bpe", &bytes, &merges, &end, &width)) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     if (bytes.len != 1024 || merges.len % 12 != 0 || merges.len / 12 >= MAX_ID || (width != 2 && width != 4) ||
-        !is_fit(bytes.buf, 256, end, width) || !is_fit(merges.buf, merges.len / 4, end, width))
+        (uintptr_t)bytes.buf % 4 || (uintptr_t)merges.buf % 4 || !is_fit(bytes.buf, 256, end, width) || !is_fit(merges.buf, merges.len / 4, end, width))
         PyErr_SetString(PyExc_ValueError, "Bpe: 256 ids of bytes, merges by three, ids of 2 or 4 bytes below 2^21");
     else if ((bpe = (Bpe *)allocate(type, 0)) != NULL) {
         bpe->end = end, bpe->width = width;

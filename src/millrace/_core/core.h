@@ -12,6 +12,8 @@ int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept);
 void core_free(PyObject *object); /* frees an object of a heap type */
 /* Zeros that are reached at random: in large pages where the system has them, since finding small ones takes its time. */
 void *core_table(size_t size);
+/* Whether a buffer may be read as numbers of so many bytes, or an exception says that it lies askew. */
+int core_is_aligned(const Py_buffer *buffer, size_t bytes);
 /* Borrows int64 numbers of a contiguous buffer; *count is how many. NULL with an exception. */
 const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count);
 /* A copy of them, for what is checked once and used ever after; free() it. */

@@ -26,6 +26,7 @@ static int64_t room_of(const Task *task, int f, int64_t i, char **to) {
 
 #define TURN_BYTES (128 << 10) /* that a thread takes at a time */
 #define MOST_TURN 64
+#define MOST_THREADS 64
 #define MOST_AHEAD 1024 /* samples that are asked for ahead */
 
 /* Samples [from, to) of all fields. */
@@ -170,6 +171,12 @@ static int hold_axes(Task *task, Held *held, PyObject *axes, int64_t *total) {
     return 0;
 }
 
+/* Spans and places are checked, then used: no output may be written over them. */
+static int overlap(const Py_buffer *one, const Py_buffer *other) {
+    uintptr_t first = (uintptr_t)one->buf, second = (uintptr_t)other->buf;
+    return one->len && other->len && first < second + (size_t)other->len && second < first + (size_t)one->len;
+}
+
 static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places, int64_t *bytes) {
     int64_t samples = task->last - task->first;
     for (int f = 0; f < task->gather->num_fields; f++) {
@@ -186,6 +193,8 @@ static int hold_outs(Task *task, Held *held, PyObject *outs, PyObject *places, i
         if (PyObject_GetBuffer(PyTuple_GetItem(outs, f), buffer, PyBUF_WRITABLE) < 0) return -1;
         held->count++;
         if (buffer->len != core_out_bytes(field, field->kind == RAGGED ? 1 : samples, rows)) return wrong("outputs");
+        for (int k = 0; k + 1 < held->count; k++)
+            if (overlap(&held->held[k], buffer)) return wrong("outputs that overlap");
         task->outs[f] = buffer->buf;
         if (__builtin_add_overflow(*bytes, buffer->len, bytes)) *bytes = INT64_MAX;
     }
@@ -217,10 +226,11 @@ PyObject *core_gather_fill(PyObject *object, PyObject *args) {
     if (task.records != NULL) total = count;
     if (!status) status = hold_axes(&task, &held, axes, &total);
     if (!status) status = hold_outs(&task, &held, outs, places, &bytes);
-    task.sample_bytes = last > first ? bytes / (last - first) + 1 : 1;
+    if (num_threads > MOST_THREADS) num_threads = MOST_THREADS;
+    task.sample_bytes = !status && last > first ? bytes / (last - first) + 1 : 1;
     task.turn = TURN_BYTES / task.sample_bytes + 1;
     if (task.turn > MOST_TURN) task.turn = MOST_TURN;
-    if (!status) {
+    if (!status && self->num_fields) {
         task.lock = PyThread_allocate_lock();
         task.done = PyThread_allocate_lock();
         if (task.lock == NULL || task.done == NULL) {
@@ -228,7 +238,7 @@ PyObject *core_gather_fill(PyObject *object, PyObject *args) {
             status = -1;
         } else {
             Py_BEGIN_ALLOW_THREADS
-            if (last > first && self->num_fields) asked = request_ahead(&task, &self->ahead, asked, total);
+            if (last > first) asked = request_ahead(&task, &self->ahead, asked, total);
             run(&task, num_threads);
             Py_END_ALLOW_THREADS
         }

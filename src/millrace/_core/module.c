@@ -37,6 +37,12 @@ void *core_table(size_t size) {
     return found;
 }
 
+int core_is_aligned(const Py_buffer *buffer, size_t bytes) {
+    if (bytes == 0 || (uintptr_t)buffer->buf % bytes == 0) return 1;
+    PyErr_Format(PyExc_ValueError, "numbers of %zu bytes begin at an address that is no multiple of it; give a copy", bytes);
+    return 0;
+}
+
 const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count) {
     if (PyObject_GetBuffer(object, buffer, PyBUF_ND | PyBUF_FORMAT) < 0) return NULL;
     const char *format = buffer->format != NULL ? buffer->format : "";
@@ -46,8 +52,12 @@ const int64_t *core_int64s(PyObject *object, Py_buffer *buffer, int64_t *count) 
         PyBuffer_Release(buffer);
         return NULL;
     }
+    if (!core_is_aligned(buffer, 8)) {
+        PyBuffer_Release(buffer);
+        return NULL;
+    }
     *count = buffer->len / 8;
-    return buffer->buf;
+    return buffer->buf != NULL ? buffer->buf : (const void *)""; /* of none: NULL would be an error */
 }
 
 int64_t *core_copied_int64s(PyObject *object, int64_t *count) {

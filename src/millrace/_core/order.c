@@ -74,10 +74,10 @@ static PyObject *samples_at(PyObject *module, PyObject *args) {
     int64_t count = 0, lowest = 0;
     const int64_t *positions = core_order_init(&order, plan) < 0 ? NULL : core_int64s(given, &positions_buffer, &count);
     if (positions != NULL) {
-        int is_fitting = out.len == count * 8;
+        int is_fitting = out.len == count * 8 && (uintptr_t)out.buf % 8 == 0;
         for (int64_t i = 0; i < count; i++) lowest = positions[i] < lowest ? positions[i] : lowest;
         if (lowest < 0 || !is_fitting) {
-            PyErr_SetString(PyExc_ValueError, "samples: positions from 0 on, and room for as many samples");
+            PyErr_SetString(PyExc_ValueError, "samples: positions from 0 on, and room for as many int64 samples");
         } else {
             Py_BEGIN_ALLOW_THREADS
             core_order(&order, positions, count, out.buf);

@@ -114,7 +114,7 @@ static PyObject *permute(PyObject *module, PyObject *args) {
     size_t row = (size_t)sides.rounds * sizeof(uint32_t);
     uint64_t *numbers = values.buf;
     const char *rows = keys.buf;
-    int is_wrong = n == 0 || n > INT64_MAX || ((size_t)keys.len != row && (size_t)keys.len != row * count);
+    int is_wrong = n == 0 || n > INT64_MAX || (uintptr_t)numbers % 8 || (uintptr_t)rows % 4 || ((size_t)keys.len != row && (size_t)keys.len != row * count);
     for (size_t i = 0; i < count && !is_wrong; i++) is_wrong = numbers[i] >= n;
     if (is_wrong) {
         PyErr_Format(PyExc_ValueError, "permute: values below n=%llu and %d keys, for all or for each", n, sides.rounds);

@@ -162,7 +162,7 @@ static int copy_samples(const Program *self, const int64_t *values_at, char *mem
         work->num_fetched += fetched.count > 0;
         for (int f = 0; f < self->num_fields; f++) {
             const Field *field = &gather->fields[f];
-            int64_t room = field->kind == RECORD ? 1 : field->length;
+            int64_t room = field->kind == RECORD ? 1 : field->kind == RAGGED ? 0 : field->length;
             char *to = memory + self->places[f] + i * room * field->out_row_bytes;
             if (field->kind == RAGGED) {
                 const int64_t *offsets = (const int64_t *)(memory + self->places[f]);

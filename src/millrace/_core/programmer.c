@@ -35,16 +35,27 @@ static int parts_init(Program *self, PyObject *parts) {
     return self->num_parts ? 0 : (PyErr_SetString(PyExc_ValueError, "no parts"), -1);
 }
 
+/* Whether two of the marks and fields share bytes of a slot: offsets that were checked would be written over. */
+static int overlaps(const Program *self, const int64_t *sizes) {
+    for (int a = 0; a < 3 + self->num_fields; a++)
+        for (int b = 0; b < a; b++) {
+            int64_t first = a < 3 ? self->marks[a] : self->places[a - 3], second = b < 3 ? self->marks[b] : self->places[b - 3];
+            if (sizes[a] && sizes[b] && first < second + sizes[b] && second < first + sizes[a]) return 1;
+        }
+    return 0;
+}
+
 /* Where everything lies in a slot: the marks, then the fields (of ragged ones the offsets). */
 static int layout_init(Program *self, PyObject *marks, PyObject *places, long long fixed_bytes) {
     long long at[3];
     if (!PyArg_ParseTuple(marks, "LLL", &at[0], &at[1], &at[2])) return -1;
     self->fixed_bytes = fixed_bytes;
     int is_fine = PyTuple_Size(places) == self->num_fields && fixed_bytes >= 0 && fixed_bytes % ALIGN == 0;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 3 && is_fine; k++) {
         self->marks[k] = at[k];
         is_fine &= at[k] >= 0 && at[k] % 8 == 0 && at[k] <= fixed_bytes - self->size * (k < 2 ? 8 : 1);
     }
+    int64_t sizes[3 + MAX_FIELDS] = {self->size * 8, self->size * 8, self->size};
     for (int f = 0; f < self->num_fields && is_fine; f++) {
         const Field *field = &self->gathers[0]->fields[f];
         int64_t bytes = core_out_bytes(field, self->size, field->kind == RECORD ? 1 : field->length);
@@ -52,7 +63,9 @@ static int layout_init(Program *self, PyObject *marks, PyObject *places, long lo
         self->places[f] = PyLong_AsLongLong(PyTuple_GetItem(places, f));
         is_fine = bytes >= 0 && bytes <= fixed_bytes && self->places[f] >= 0 && self->places[f] % 8 == 0;
         is_fine = is_fine && self->places[f] <= fixed_bytes - bytes;
+        sizes[3 + f] = bytes;
     }
+    is_fine = is_fine && !PyErr_Occurred() && !overlaps(self, sizes);
     if (!is_fine && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "fields do not fit in the slot");
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -118,6 +131,10 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     long long batch;
     Py_buffer memory;
     if (!PyArg_ParseTuple(args, "Lw*", &batch, &memory)) return NULL;
+    if (!core_is_aligned(&memory, 8)) {
+        PyBuffer_Release(&memory);
+        return NULL;
+    }
     if (batch < 0 || batch > self->most) {
         PyBuffer_Release(&memory);
         return core_raise("ConfigError", "batch %lld passes position 2^63 - 1, where every line ends", batch);

@@ -98,6 +98,14 @@ int core_renew(Ring *self, Slot *slot, int64_t bytes) {
         Py_DECREF(owner);
         return -1;
     }
+    int is_fine = core_is_aligned(&slot->memory, 8);
+    if (is_fine && slot->memory.len < bytes)
+        PyErr_Format(PyExc_ValueError, "a slot has %zd bytes, expected %lld", slot->memory.len, (long long)bytes), is_fine = 0;
+    if (!is_fine) {
+        PyBuffer_Release(&slot->memory);
+        Py_DECREF(owner);
+        return -1;
+    }
     slot->owner = owner;
     slot->idle = Py_REFCNT(owner);
     if (bytes > self->most_bytes) self->most_bytes = bytes;

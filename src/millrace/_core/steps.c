@@ -34,6 +34,7 @@ int core_step_init(Program *self, Step *step, PyObject *plan) {
     PyObject *name = PyTuple_GetItem(plan, 0), *numbers, *more;
     long long count, stride, rows;
     if (name == NULL) return -1;
+    if (!PyUnicode_Check(name)) return PyErr_SetString(PyExc_TypeError, "a step begins with its name"), -1;
     if (!PyUnicode_CompareWithASCIIString(name, "take")) {
         step->kind = TAKE;
         if (!PyArg_ParseTuple(plan, "OOi", &name, &numbers, &step->next)) return -1;

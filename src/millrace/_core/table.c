@@ -5,6 +5,7 @@
 #include <math.h>
 
 #define BLOCK 64 /* rows turned at once */
+#define MOST_WIDE ((int64_t)1 << 40) /* columns: more than any memory holds, and few enough to count their bytes */
 
 /* Wider registers where the processor has them; no fused operations, which would round once where numpy rounds twice. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
@@ -22,16 +23,15 @@ typedef struct {
 
 static int floats_of(PyObject *object, Floats *floats, int flags) {
     if (PyObject_GetBuffer(object, &floats->buffer, flags | PyBUF_FORMAT | PyBUF_ND) < 0) return -1;
-    const char *format = floats->buffer.format;
+    const char *format = floats->buffer.format != NULL ? floats->buffer.format : "B";
     if (*format == '<' || *format == '=') format++;
     floats->size = *format == 'f' ? F4 : *format == 'd' ? F8 : 0;
     if (floats->size == 0 || format[1] != 0) {
         PyErr_Format(PyExc_TypeError, "expected float32 or float64, got format %s", floats->buffer.format);
-        PyBuffer_Release(&floats->buffer);
         floats->size = 0;
-        return -1;
-    }
-    return 0;
+    } else if (!core_is_aligned(&floats->buffer, (size_t)floats->size)) floats->size = 0;
+    if (floats->size == 0) PyBuffer_Release(&floats->buffer);
+    return floats->size == 0 ? -1 : 0;
 }
 
 static void release(Floats *floats, Py_ssize_t count) {
@@ -159,9 +159,10 @@ static PyObject *measure_rows(PyObject *module, PyObject *args) {
     if (starts == NULL) return NULL;
     if ((stops = core_int64s(end, &stop_buffer, &others)) == NULL) goto done;
     if (floats_of(source, &rows, 0) < 0 || floats_of(target, &out, PyBUF_WRITABLE) < 0) goto done;
-    Py_ssize_t count = width > 0 ? rows.buffer.len / (width * rows.size) : 0;
-    int fits = width > 0 && spans == others && count * width * rows.size == rows.buffer.len && out.size == F8 &&
-               out.buffer.len == spans * 6 * width * F8;
+    int fits = width > 0 && width <= MOST_WIDE && spans == others && out.size == F8;
+    int64_t count = fits ? rows.buffer.len / (width * rows.size) : 0, bytes;
+    fits = fits && count * width * rows.size == rows.buffer.len;
+    fits = fits && !__builtin_mul_overflow(spans, 6 * width * F8, &bytes) && out.buffer.len == bytes;
     for (int64_t k = 0; k < spans && fits; k++) fits = 0 <= starts[k] && starts[k] <= stops[k] && stops[k] <= count;
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "measure_rows needs rows of the width, spans of them, and (spans, 6, width) float64 for the result");

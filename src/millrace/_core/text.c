@@ -115,7 +115,7 @@ static int is_valid(const unsigned char *at, const unsigned char *end) {
         if (first == 0xED) high = 0x9F;
         if (first == 0xF0) low = 0x90;
         if (first == 0xF4) high = 0x8F;
-        if ((first >= 0x80 && first < 0xC2) || first > 0xF4 || (unsigned)(end - at) <= more) return 0;
+        if ((first >= 0x80 && first < 0xC2) || first > 0xF4 || end - at <= (int64_t)more) return 0;
         for (unsigned k = 1; k <= more; k++, low = 0x80, high = 0xBF)
             if (at[k] < low || at[k] > high) return 0;
         at += more + 1;

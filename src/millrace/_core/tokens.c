@@ -130,7 +130,7 @@ static int is_next(const Ids *from, int64_t at, uint32_t id) { return at < from-
         for (int64_t k = 0; k < from->num_documents; k++) {                                                       \
             int64_t first = to, left = from->lengths[k];                                                          \
             for (; left > 0 && at < num_ids && ids[at] < num_sizes; at++) {                                       \
-                left -= sizes[ids[at]];                                                                           \
+                left = (int64_t)((uint64_t)left - (uint64_t)(int64_t)sizes[ids[at]]);                             \
                 out[to++] = (TYPE)ids[at];                                                                        \
             }                                                                                                     \
             if (left != 0) return -1;                                                                             \
@@ -158,9 +158,13 @@ static PyObject *parted(PyObject *module, PyObject *args) {
     PyObject *found = NULL;
     int is_fit = (width == 2 || width == 4) && out.len / width > from.num_ids && counts.len == lengths.len &&
                  kinds.len + 1 >= from.num_documents;
-    if (!is_fit) PyErr_SetString(PyExc_ValueError, "parted: the arrays do not fit each other");
-    else if (width == 2) found = PyLong_FromLongLong(part_16(&from, out.buf, counts.buf));
+    is_fit = is_fit && core_is_aligned(&ids, 4) && core_is_aligned(&sizes, 4) && core_is_aligned(&lengths, 8) &&
+             core_is_aligned(&counts, 8) && core_is_aligned(&out, (size_t)width);
+    if (!is_fit && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "parted: the arrays do not fit each other");
+    if (!is_fit) goto free;
+    if (width == 2) found = PyLong_FromLongLong(part_16(&from, out.buf, counts.buf));
     else found = PyLong_FromLongLong(part_32(&from, out.buf, counts.buf));
+free:
     PyBuffer_Release(&ids);
     PyBuffer_Release(&sizes);
     PyBuffer_Release(&lengths);
@@ -184,11 +188,11 @@ static PyObject *copy_runs(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*nOw*n:copy_runs", &values, &from, &given, &out, &to)) return NULL;
     const int64_t *edges = core_int64s(given, &numbers, &count);
     if (edges == NULL) goto free;
-    is_fit = count % 2 == 0 && from > 0 && (to == from || (to == 2 && from == 1));
+    is_fit = count % 2 == 0 && from > 0 && (to == from || (to == 2 && from == 1 && (uintptr_t)out.buf % 2 == 0));
     int64_t most = is_fit ? values.len / from : 0, room = is_fit ? out.len / to : 0;
     for (int64_t k = 0; k < count && is_fit; k += 2) {
-        int64_t first = edges[k], length = edges[k + 1] - first;
-        is_fit = first >= 0 && length >= 0 && edges[k + 1] <= most && length <= room - at;
+        int64_t first = edges[k], length = first < 0 || edges[k + 1] < first ? -1 : edges[k + 1] - first;
+        is_fit = length >= 0 && edges[k + 1] <= most && length <= room - at;
         if (!is_fit) break;
         const char *source = (const char *)values.buf + first * from;
         char *target = (char *)out.buf + at * to;

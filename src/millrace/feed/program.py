@@ -19,7 +19,7 @@ from millrace.feed.line import Line
 from millrace.gather.native import Native
 from millrace.gather.reference import Field
 from millrace.native import core, memory_bytes
-from millrace.ragged import Ragged
+from millrace.ragged import Ragged, as_int64s
 from millrace.store import platform
 from millrace.view.view import View
 
@@ -186,19 +186,19 @@ def _flatten(plan: list[tuple[Any, ...]], steps: list[Any], leaves: list[View]) 
     kind, *rest = plan[0]
     steps.append(None)
     if kind == "take":
-        steps[number] = (kind, np.ascontiguousarray(rest[0], np.int64), _flatten(plan[1:], steps, leaves))
+        steps[number] = (kind, as_int64s(rest[0]), _flatten(plan[1:], steps, leaves))
     elif kind == "concat":
         nexts = [_flatten(part, steps, leaves) for part in rest[1]]
-        steps[number] = (kind, np.ascontiguousarray(rest[0], np.int64), np.array(nexts, np.int64))
+        steps[number] = (kind, as_int64s(rest[0]), np.array(nexts, np.int64))
     else:
         view, part = rest[0], len(leaves)
         leaves.append(view)
         if kind == "offsets":
             axes = dict.fromkeys(field.axis for field in view.fields if field.axis is not None) or {None: None}
             offsets = (view.store.axis_offsets(axis or view.store.layout.primary) for axis in axes)
-            steps[number] = (kind, part, tuple(np.ascontiguousarray(own, np.int64) for own in offsets))
+            steps[number] = (kind, part, tuple(as_int64s(own) for own in offsets))
         else:
-            numbers = (np.ascontiguousarray(own, np.int64) if isinstance(own, np.ndarray) else own for own in rest[1:])
+            numbers = (as_int64s(own) if isinstance(own, np.ndarray) else own for own in rest[1:])
             steps[number] = (kind, part, *numbers)
     return number
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millrace.native import core, num_cores
-from millrace.ragged import Array, Int64s, Ragged, Spans
+from millrace.ragged import Array, Int64s, Ragged, Spans, as_int64s
 
 if TYPE_CHECKING:
     from millrace.gather.reference import Allocate, Field
@@ -82,9 +82,7 @@ class Native:
         described = [_describe(f, columns[f.column], names.index(f.column), axes) for f in fields if not f.is_text]
         if None in described:
             return None
-        tables = {
-            name: core.Column(np.ascontiguousarray(columns[name].starts), _row_bytes(columns[name])) for name in names
-        }
+        tables = {name: core.Column(as_int64s(columns[name].starts), _row_bytes(columns[name])) for name in names}
         return cls(columns, fields, core.Gather(tuple(tables.values()), tuple(described)), tables)
 
     def give(self, name: str, shard: int, whole: Array | None) -> bool:

@@ -16,7 +16,7 @@ from millrace.errors import ConfigError
 from millrace.gather.native import Native
 from millrace.gather.rows import Items, Rows, check_inside, neighbours
 from millrace.lazy import cached_property
-from millrace.ragged import Array, Int64s, Ragged, Spans
+from millrace.ragged import Array, Int64s, Ragged, Spans, as_int64s
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 
@@ -98,7 +98,7 @@ class Located:
         records: Int64s | None,
     ) -> None:
         self._fields, self._spans, self._columns = fields, spans, columns
-        self._records = records = None if records is None else np.ascontiguousarray(records, np.int64)
+        self._records = records = None if records is None else as_int64s(records)
         native = columns.native(fields) if isinstance(columns, Sources) else Native.of(columns, fields)
         self._native = native if native is not None and native.find(spans, records) else None
         self._asked = 0  # the sample up to which rows were asked for ahead

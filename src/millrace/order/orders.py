@@ -17,7 +17,7 @@ from millrace.errors import ConfigError
 from millrace.native import core
 from millrace.order.hashing import round_keys
 from millrace.order.permute import num_rounds, permute, unpermute
-from millrace.ragged import Int64s, as_integer
+from millrace.ragged import Int64s, as_int64s, as_integer
 
 MAX_POSITION = (1 << 63) - 1
 
@@ -45,7 +45,7 @@ class Order(ABC):
         plan = None if core is None else self.plan()
         if plan is not None:
             found = np.empty(len(line), np.int64)
-            core.samples(plan, np.ascontiguousarray(line), found)
+            core.samples(plan, as_int64s(line), found)
             return found
         epochs, inside = np.divmod(line, np.int64(self.n))
         return self._forward(inside, epochs)
