@@ -277,6 +277,7 @@ class Own:
     ("transform", "message"),
     [
         (of_one, r"transform 'of_one' takes \(batch\); a transform takes \(batch, rng\)"),
+        (lambda: None, r"takes \(\); a transform takes \(batch, rng\)"),
         (Own(), r"transform 'Own' takes \(batch, rng, more\)"),
         (functools.partial(Own().two, 1), r"takes \(rng\)"),
         ("augment", "transform='augment' cannot be called"),

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from millrace import _core as core
+from millrace.native import core
 
 MEMORY = 3 << 30  # bytes, so that what asks for too much is refused and not killed
 NUMBERS = (
