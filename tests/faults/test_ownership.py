@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 import millrace as mr
 from millrace.store import gc, lock
-from millrace.testing import Fault, count_steps, run_forked, tree_digest
+from millrace.testing import Fault, count_steps, iofault, run_forked, tree_digest
 
 KILLED = -signal.SIGKILL
 
@@ -243,3 +244,16 @@ def test_store_that_was_moved_aside_is_no_unfinished_one(job, tmp_path, undistur
         job.write(tmp_path / "out")
     assert tree_digest(tmp_path / "out.partial") == undisturbed.fresh_tree
     assert np.isfinite(mr.open_store(tmp_path / "out.partial").columns["values"][:]).all()
+
+
+@pytest.mark.usefixtures("no_flock")
+def test_a_lease_that_cannot_be_removed_from_a_finished_store_is_no_error(job, tmp_path, undisturbed):
+    """An error must mean that there is no store; gc removes the lease later."""
+    out = tmp_path / "out"
+    with count_steps() as steps:
+        job.write(tmp_path / "counted")
+    assert steps[-1] == ("unlink", str(tmp_path / "counted" / "lease"))
+    with iofault(len(steps), errno.EIO):
+        job.write(out)
+    assert gc.collect(out)["removed"] == ["lease"]
+    assert tree_digest(out) == undisturbed.fresh_tree

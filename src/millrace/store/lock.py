@@ -115,13 +115,13 @@ class FolderLock:
                 raise
 
     def drop_lease(self, folder: Path | None = None) -> None:
+        """Gives the lock back where it is a lease; ``folder`` is where that lies now, if its own was renamed."""
         if self._lease is not None:
             self._lease.drop(folder)
             self._lease = None
 
-    def release(self, folder: Path | None = None) -> None:
-        """Gives the lock back; ``folder`` is where a lease lies now, if its folder was renamed."""
-        self.drop_lease(folder)
+    def release(self) -> None:
+        self.drop_lease()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -208,7 +208,9 @@ class Partial:
         self._lock.before_rename()
         self._rename()
         mark_named(self.out)
-        self._lock.release(self.out)
+        with contextlib.suppress(OSError):  # the store is there: what stays of a lease, the next append or gc removes
+            self._lock.drop_lease(self.out)
+        self._lock.release()
 
     def _rename(self) -> None:
         """The moment a store comes into being; an error must mean that it has not."""
