@@ -166,5 +166,5 @@ def test_names_that_are_too_long_are_one_line(
     assert shown[-1].startswith("error: ")
     assert len([line for line in shown if line.startswith("error")]) == 1
     if arguments[0] != "prepare" or arguments[2] != "X":
-        assert "is too long: the path has" in shown[-1]
+        assert "choose a shorter one" in shown[-1]
         assert len(shown[-1]) < 250

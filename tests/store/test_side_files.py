@@ -125,7 +125,7 @@ def test_provenance(store, how):
     how(path)
     assert damaged(store) == [str(path)]
     if how is not garbled:
-        said_of(path, lambda: mr.prepare_text(["none.txt"], out=store, append=True, workers=1))
+        said_of(path, lambda: mr.prepare_text([__file__], out=store, append=True, workers=1))
         said_of(path, lambda: add_nothing(store))
 
 

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.errors import StoreError
-from millrace.store import platform
 from millrace.store.folder import Folder
 
 NAME, DATE = "provenance.json", "%Y-%m-%dT%H:%M:%SZ"
-MAX_BYTES = 1 << 30  # a line per commit, with every source file: a million files are about 100 MB
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,8 @@ def source_files(path: str, fingerprint: str) -> list[str]:
 
 def _commits(path: str) -> list[Mapping[str, Any]]:
     """One entry for each commit, oldest first; nothing where the file is missing or damaged."""
-    with contextlib.suppress(OSError, StoreError), Folder(path).opened(NAME, os.path.join(path, NAME)) as (fd, size):
-        if size <= MAX_BYTES:
-            return list(_objects(platform.pread(fd, size, 0)))
+    with contextlib.suppress(OSError, StoreError):
+        return list(_objects(Folder(path).side_file(NAME)))
     return []
 
 

@@ -218,7 +218,7 @@ def test_restart_leaves_a_folder_alone_that_is_not_ours(corpus):
     mine = corpus.out.with_name("out.partial")
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(mr.ConfigError, match=r"out\.partial.* no preparation of millrace made"):
+    with pytest.raises(mr.ConfigError, match=r"out\.partial.* is not an unfinished store"):
         corpus.prepare(restart=True)
     assert os.listdir(mine) == ["thesis.txt"]
 

@@ -81,7 +81,7 @@ def check_is_text(out: Path, manifest: Manifest) -> None:
 
 def options_of_append(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an append: what was given, and else the store's own; a contradiction is refused, also by a default."""
-    if not (out / "store.json").exists():
+    if not os.path.exists(out / "store.json"):
         return dict(given)  # which is refused when the store is opened
     manifest = read_base(out).manifest
     check_is_text(out, manifest)
