@@ -107,3 +107,24 @@ def test_an_iterator_that_was_interrupted_is_over_or_goes_on():
         was_interrupted, _ = interrupted(iterator.__next__, number)
         assert feed.position == 8 * (len(list(iterator)) + (not was_interrupted)) or feed.position == 20
         number += 1
+
+
+@pytest.mark.parametrize("batch", [1, 2], ids=["middle", "last"])
+def test_a_batch_of_a_pass_that_the_loop_did_not_get_does_not_count(batch):
+    def loader_of():
+        return mr.Feed(VIEW, batch=8, order=mr.Sequential(20), device="numpy").by_epoch()
+
+    number, was_interrupted = 0, True
+    while was_interrupted:
+        loader, again = loader_of(), loader_of()
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(batch)]
+        was_interrupted, found = interrupted(iterator.__next__, number)
+        got += [] if was_interrupted else [found]
+        state = loader.state_dict()
+        assert state["position"] == min(8 * len(got), 20), number
+        again.load_state_dict(state)
+        got += [] if state["position"] == 20 else list(again)
+        assert np.concatenate([part.samples[part.valid] for part in got]).tolist() == list(range(20)), number
+        number += 1
+    assert number > 50

@@ -35,6 +35,7 @@ def run(
     For a run folder, everything is known. For a store, say which view, batch and seed the run had.
     """
     import os
+    import warnings
 
     from millrace.cli.console import print_line
     from millrace.errors import ConfigError
@@ -55,7 +56,9 @@ def run(
         from millrace.feed.feed import Feed
 
         view = views.build_view(path, split, length, lookback, horizon, stride, lead)
-        found = Feed(view, batch=batch, seed=seed, rank=0, world=1, device="numpy").explain(step - 1)
+        with warnings.catch_warnings():  # of a batch larger than the view, which is no mistake of this command
+            warnings.simplefilter("ignore", UserWarning)
+            found = Feed(view, batch=batch, seed=seed, rank=0, world=1, device="numpy").explain(step - 1)
         found["sources"] = prepared_from(view)
     show(found, step, most, as_json)
     if note and not as_json:

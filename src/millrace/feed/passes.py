@@ -166,10 +166,17 @@ class Pass:
             if self._iteration is None:
                 self._is_ended = True
                 raise StopIteration
-        batch = next(self._iteration)
-        if (hand := self._passes.feed.hand) is not None and not self._passes.is_repeated:
-            hand.take()
-        return batch
+        place = self._iteration.place
+        count = place.count
+        try:
+            batch = next(self._iteration)
+            if (hand := self._passes.feed.hand) is not None and not self._passes.is_repeated:
+                hand.take()
+            return batch
+        except BaseException:  # also of a signal's handler: the loop did not get the batch
+            place.count = count
+            self.close()
+            raise
 
     def leave(self) -> None:
         """Ends the pass before its last batch, for another one."""
