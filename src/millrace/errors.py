@@ -1,6 +1,6 @@
 """The tree of errors, chosen by what the reader does next.
 
-Every part raises these and nothing else for what a user can mend; the command line prints one as a
+Every part raises these and nothing else for what a user can fix; the command line prints one as a
 single line. A message gives the thing, its value, what was expected, and the remedy.
 
     MillraceError

@@ -51,7 +51,7 @@ def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
 
 def _difference(part: str, saved: Any, here: Any, view: View, order: Order) -> str:
     if part == "seed":
-        return f"the state is of seed {saved}, this feed has seed {here}; give seed={saved}, or start anew"
+        return f"the state is of seed {saved}, this feed has seed {here}; give seed={saved}, or start over"
     if part == "store" and (path := _with_snapshot(view, saved)) is not None:
         return (
             f"the state is of another snapshot of {path}: the store was appended to since; "
@@ -60,7 +60,7 @@ def _difference(part: str, saved: Any, here: Any, view: View, order: Order) -> s
     described = {"store": repr(view.stores), "view": repr(view), "order": repr(order)}[part]
     return (
         f"the saved state belongs to another {part}: saved {saved}, here {here} ({described}); "
-        f"use the {part} the run was started with, or start anew"
+        f"use the {part} the run was started with, or start over"
     )
 
 

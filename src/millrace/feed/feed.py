@@ -153,7 +153,7 @@ class Feed:
         return replace(line, epoch=self.order.n) if self._in_passes else line
 
     def count_passes(self, in_passes: bool) -> None:
-        """Batches are counted anew from here where the way of reading changes under way."""
+        """Batches are counted again from here where the way of reading changes under way."""
         if in_passes != self._in_passes:
             self._in_passes, self._origin = in_passes, self.position
 
@@ -173,7 +173,7 @@ class Feed:
         """An iterator over a line, from which the feed takes its position."""
         if self.run is not None:
             journal.note_start(self.run, self, line)
-        if line.start != self.position:  # passes that a loop left early: batches are counted anew after them
+        if line.start != self.position:  # passes that a loop left early: batches are counted again after them
             self._origin = line.start
         iteration = Iteration(self, line, is_pass=is_pass)
         self.place, self.is_restored = iteration.place, False

@@ -33,7 +33,7 @@ def load_function(name: str | None, option: str) -> Callable[..., Any] | None:
 
 
 def source_digest(name: str, option: str) -> str | None:
-    """Of the file a function is written in: by it one that was mended is known as another. None: there is no such file."""
+    """Of the file a function is written in: by it one that was changed is known as another. None: there is no such file."""
     function = load_function(name, option)
     module = sys.modules.get(getattr(function, "__module__", None) or name.partition(":")[0])
     try:

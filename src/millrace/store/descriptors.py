@@ -15,7 +15,7 @@ _owners: WeakSet[Any] = WeakSet()
 
 
 def lock_of(owner: Any) -> threading.Lock:
-    """A lock for ``owner._lock``, which a forked child has anew: a thread that held it is not there to give it back."""
+    """A lock for ``owner._lock``, which a forked child has newly: a thread that held it is not there to give it back."""
     _owners.add(owner)
     return threading.Lock()
 

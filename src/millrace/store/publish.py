@@ -99,7 +99,7 @@ class Partial:
                 self.committed = entries  # killed between its commitment and its end
             else:
                 raise ConfigError(
-                    f"{self.folder} was begun with other columns or options; finish it with those, or remove it to start anew"
+                    f"{self.folder} was begun with other columns or options; finish it with those, or remove it to start over"
                 )
 
     def _check_target(self) -> None:
@@ -146,7 +146,9 @@ class Partial:
     def add(self, entry: ShardEntry) -> None:
         """Journals a finished shard: from here on a restart keeps it."""
         if self.committed:
-            raise ConfigError(f"{self.out} holds this append already, which was killed at its end; append more anew")
+            raise ConfigError(
+                f"{self.out} holds this append already, which was killed at its end; append more in another run"
+            )
         known = self.entries.get(_name(entry))
         if known is not None and known != entry:
             raise ConfigError(f"shard {_name(entry)} was added twice, with different contents; use each number once")

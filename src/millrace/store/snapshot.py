@@ -21,7 +21,7 @@ class Base:
 
     def __init__(self, manifest: Manifest, table: bytes, hashes: bytes) -> None:
         self.manifest, self.table, self.hashes = manifest, table, hashes
-        self.replaced: dict[tuple[str, int], ShardEntry] = {}  # shards of it written anew; they keep their places
+        self.replaced: dict[tuple[str, int], ShardEntry] = {}  # shards of it written again; they keep their places
 
     def continued(self, splits: tuple[str, ...]) -> tuple[bytes, bytes]:
         """Its table and hashes, with the shards that were replaced."""

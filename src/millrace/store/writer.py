@@ -202,7 +202,7 @@ class StoreWriter:
         self._check_open()
         if self._is_torn:
             raise ConfigError(
-                "an extend() was refused half-way; what it wrote cannot be taken back: write the store anew"
+                "an extend() was refused half-way; what it wrote cannot be taken back: write the store again"
             )
         if self._handed:
             names = sorted(shard_name(*handed) for handed in self._handed)
@@ -210,7 +210,7 @@ class StoreWriter:
         if left := {split: count for split, count in self._skip.items() if count}:
             raise ConfigError(
                 f"this run gave fewer records than the one it continues: {left} of those on disk did not come again; "
-                "make the same calls, or remove the .partial folder to start anew"
+                "make the same calls, or remove the .partial folder to start over"
             )
         for split in list(self._pending):
             self._flush(split)

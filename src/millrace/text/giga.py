@@ -3,7 +3,7 @@
 It is young, and ten times as fast. What keeps it exact: a character is tried on both engines when it is first met,
 since their tables of Unicode differ (its letters include those of Unicode 17); the number of bytes its ids stand for is
 compared; and a run compares ids on documents from all over its corpus before it starts. What keeps it small: it
-remembers every word, so it is made anew when it has grown, and long documents are not given to it.
+remembers every word, so it is made again when it has grown, and long documents are not given to it.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class CharTokenizer(Tokenizer):
         if len(ids) and ids.min() < 0:
             unknown = chr(int(points[np.argmin(ids)]))
             raise UnknownCharacter(
-                f"character {unknown!r} is not in the vocabulary of {self.end} characters; prepare anew with all files",
+                f"character {unknown!r} is not in the vocabulary of {self.end} characters; prepare again with all files",
                 character=unknown,
             )
         return ids.astype(np.uint32), lengths

@@ -39,6 +39,6 @@ class Board:
         except Exception as error:  # noqa: BLE001 - one that is half installed may raise anything
             self._writer = None
             self._say(
-                f"note: TensorBoard fails ({type(error).__name__}: {error}), the run goes on without it; install it anew, or set "
+                f"note: TensorBoard fails ({type(error).__name__}: {error}), the run goes on without it; install it again, or set "
                 "train.tensorboard = false"
             )

@@ -175,7 +175,7 @@ class Checkpoints:
         """Makes the folder one to continue from; returns what a person should know of it.
 
         What killed runs left half-written or half-removed goes, and so do steps later than ``latest``. Where ``latest``
-        itself is missing it is made anew, on the newest checkpoint that is whole.
+        itself is missing it is made again, on the newest checkpoint that is whole.
         """
         if not self.folder.is_dir():
             return []

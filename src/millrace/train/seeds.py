@@ -1,4 +1,4 @@
-"""Randomness that follows the step: every generator is seeded anew at every step, and kernels that always do the same.
+"""Randomness that follows the step: every generator is seeded again at every step, and kernels that always do the same.
 
 What dropout draws is then a function of (seed, step, rank), and nothing of any generator has to be saved to resume it.
 """

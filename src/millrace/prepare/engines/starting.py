@@ -18,7 +18,7 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 def quiet_start() -> Iterator[None]:
     """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
 
-    Spawn imports the main module anew, which fails in a script without a guard, in a notebook and from standard
+    Spawn imports the main module again, which fails in a script without a guard, in a notebook and from standard
     input; our tasks never live there. Nor does numpy start threads in it, which spin for a while: it is one of many.
     """
     main = sys.modules.get("__main__")

@@ -10,7 +10,7 @@ from millrace.errors import ConfigError
 
 
 class Threads:
-    """Up to ``count`` threads that do tasks: they cost nothing to start, where a process imports everything anew."""
+    """Up to ``count`` threads that do tasks: they cost nothing to start, where a process imports everything again."""
 
     def __init__(self, count: int) -> None:
         if count < 1:

@@ -1,6 +1,6 @@
 """``prepare table --append``: later rows of entities a store has, and new entities, as a new snapshot.
 
-A shard that holds an entity with new rows is written anew under another name: its rows are copied as they are, the new
+A shard that holds an entity with new rows is written again under another name: its rows are copied as they are, the new
 ones follow. The scaling stays what it was unless ``refit`` is asked for; cuts stay where they are.
 """
 
@@ -256,7 +256,7 @@ class Appending(Preparation):
     def _rewritten(
         self, found: Survey, base: Base, index: Index, fitted: Fitted, records: Int64s, columns: Mapping[str, Column]
     ) -> list[shards.ShardTask]:
-        """The shards to write anew: those with an entity that has new rows, or all of them where the scaling changes."""
+        """The shards to write again: those with an entity that has new rows, or all of them where the scaling changes."""
         entity_of = {int(record): k for k, record in enumerate(records.tolist()) if record >= 0 and fitted.rows[k]}
         table = np.frombuffer(base.table, "<u8").reshape(-1, 3 + len(base.manifest.axes)).astype(np.int64)
         ends = np.cumsum(table[:, 2])

@@ -1,4 +1,4 @@
-"""``prepare table --append --refit``: the scaling of a store fitted anew, from its statistics and those of new rows."""
+"""``prepare table --append --refit``: the scaling of a store fitted again, from its statistics and those of new rows."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _source_column(names: Sequence[str], known: Column | None) -> Column:
     if known is not None and known.dtype == "dictionary":
         raise ConfigError(
             f"{len(values)} source files with those appended; a store made of few has room for {MAX_DICTIONARY}, or "
-            f"{MAX_NAMES} characters of names: join small files first, or prepare everything anew"
+            f"{MAX_NAMES} characters of names: join small files first, or prepare everything again"
         )
     return Column("string", per="record")
 
@@ -101,7 +101,7 @@ def check_continues(options: ReadOptions, columns: Mapping[str, Any], out: Path)
     for name, flag in HOW.items():
         if (name in wanted) != (name in columns):
             was, remedy = ("with", "give it again") if name in columns else ("without", "leave it out")
-            raise ConfigError(f"{out} was made {was} {flag}; {remedy} to append, or prepare everything anew")
+            raise ConfigError(f"{out} was made {was} {flag}; {remedy} to append, or prepare everything again")
 
 
 def extra_arrays(

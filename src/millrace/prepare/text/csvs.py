@@ -45,7 +45,7 @@ def _rows(source: Source, options: ReadOptions) -> Iterator[tuple[int, list[str]
     """(where it begins, cells), that of the names among them; a row that cannot be parsed is Bad."""
     with open_source(source, options) as file:
         lines = _Lines(source, file, options)
-        parser = csv.reader(lines, strict=True)  # which begins anew after an error
+        parser = csv.reader(lines, strict=True)  # which begins again after an error
         while True:
             lines.begin_row()
             try:

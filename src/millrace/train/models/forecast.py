@@ -166,7 +166,7 @@ def runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
 class LSTMEncoder(nn.Module):
     """The last state of an LSTM, with dropout between its layers.
 
-    Not by ``nn.LSTM`` itself: cuDNN's dropout makes its state anew, and waits for the GPU, whenever torch is seeded.
+    Not by ``nn.LSTM`` itself: cuDNN's dropout makes its state again, and waits for the GPU, whenever torch is seeded.
     """
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
