@@ -53,11 +53,11 @@ class Items(ItemsView[str, Any]):
 
 
 class Batch(dict[str, Any]):
-    """A dict of arrays (or tensors) by name, with the positions and samples they are.
+    """A dict of arrays (or tensors) by name. ``batch.x`` is ``batch["x"]``.
 
-    ``positions``, ``samples`` and ``valid`` are numpy arrays on the host; padding rows of a last batch have
-    -1, -1 and False. ``batch.x`` is ``batch["x"]``. Frameworks may rebuild it from any mapping: these marks stay with it if
-    the names come from ``items()`` and there are as many rows, else they are None.
+    ``positions``, ``samples`` and ``valid`` say which samples it holds. They are numpy arrays on the host. Padding rows of
+    a last batch have -1, -1 and False. Frameworks may rebuild a batch from ``items()``: the three stay with it if the
+    number of rows is the same. Otherwise they are None.
     """
 
     positions: Int64s | None

@@ -37,11 +37,11 @@ Transform = Callable[[Batch, Any], Mapping[str, Any]]
 class Feed:
     """Endless or finite batches of a view, for one rank of a training run.
 
-    ``batch`` is global: a rank receives its share of it. ``epochs=None`` never ends. Iterating continues where
-    the feed stands. ``state_dict()`` counts what the loop got; restored with any world size, batch, depth or
-    workers, the remaining samples are the same. A feed may be made before its process group or in another process, since rank and
-    world are settled when iteration starts. ``rename`` gives columns the names a model wants, after the transform. ``last`` says
-    what becomes of a last batch that is not full: padded and marked by ``valid``, dropped, or short.
+    ``batch`` is the size over all ranks; a rank receives its share. ``epochs=None`` never ends. Iterating continues where
+    the feed stands. ``state_dict()`` counts what the loop got. Restored with any world size, batch, depth or workers, the
+    remaining samples are the same. Rank and world are found when iteration starts, so a feed may be made before its
+    process group. ``rename`` gives columns other names, after the transform. ``last`` decides about a last batch that is
+    not full: ``"pad"`` (marked by ``valid``), ``"drop"`` or ``"short"``.
 
     >>> from millrace import Blocks, from_arrays
     >>> import numpy as np

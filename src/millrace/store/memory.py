@@ -134,11 +134,11 @@ def from_arrays(
     meta: Mapping[str, Any] | None = None,
     cuts: Cuts | None = None,
 ) -> Store:
-    """A store in memory over these arrays, which are not copied (offsets are) and must not be changed afterwards.
+    """A store in memory over these arrays. They are not copied (offsets are): do not change them afterwards.
 
-    As many items as rows make a row column, as many as records a record column; where both fit it is a row
-    column unless ``per`` says otherwise. A ``Ragged`` brings its own axis. Without ``offsets`` all rows are
-    one record.
+    An array as long as the rows is a row column; one as long as the records is a record column. If both fit, it is a
+    row column unless ``per`` says otherwise. A ``Ragged`` brings its own axis. Without ``offsets`` all rows are one
+    record.
 
     >>> store = from_arrays({"values": np.arange(12.0), "label": [0, 1, 1]}, offsets=[0, 5, 7, 12])
     >>> store.num_records, store.num_rows, store.columns["label"][1:].tolist()

@@ -22,9 +22,9 @@ def open_store(
 ) -> Store:
     """The store at a path, read-only, its manifest and file sizes checked.
 
-    ``snapshot`` opens an earlier state by its fingerprint. ``dtype`` says what a headerless file of a foreign
-    layout holds. ``check`` compares the size of every file at once, however many there are. ``safe_read`` maps no file: where
-    somebody cuts one off while it is read, that is a ``StoreCorrupt`` and not the end of the process; much slower.
+    ``snapshot`` opens an earlier state by its fingerprint. ``dtype`` says what a headerless file holds. ``check``
+    compares the sizes of all files at once, however many there are. ``safe_read`` maps no file. If a file is then cut off
+    while it is read, you get a ``StoreCorrupt`` and the process lives on. It is much slower.
     """
     name = os.fspath(path)
     if "://" in name:

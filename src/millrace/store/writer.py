@@ -35,10 +35,10 @@ PENDING_BYTES = 4 << 20  # appended records are joined to about this many bytes 
 
 
 class StoreWriter:
-    """Writes a store; it exists when the block ends well, and not at all when it ends by an exception.
+    """Writes a store. It appears when the ``with`` block ends; after an exception there is none.
 
     ``append=True`` adds to an existing store as a new snapshot. ``resume=True`` continues a killed run: make
-    the same calls again, records that are already durable are skipped. ``splits`` fixes the order of splits.
+    the same calls again, and records that are on disk are skipped. ``splits`` fixes the order of splits.
 
     >>> import tempfile, millrace as mr
     >>> path = tempfile.mkdtemp()

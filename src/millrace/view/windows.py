@@ -23,8 +23,8 @@ class Windows(View):
     contributes none. On a split by time a window belongs to the split that holds its whole horizon. Memory is
     one integer per record.
 
-    ``inputs`` and ``target`` are the features of x and y by name or number; without, those that the store's meta names
-    so, else all. ``include`` adds what the store keeps beside them: ``time`` and ``y_time``, ``mask`` and ``y_mask``
+    ``inputs`` and ``target`` choose the features of x and y, by name or number. The default is what the store's meta
+    names, else all. ``include`` adds what the store keeps beside them: ``time`` and ``y_time``, ``mask`` and ``y_mask``
     (1 where a value was observed), ``categorical``, ``known_future`` and ``known_categorical`` (of the horizon),
     ``static`` and ``static_categorical``.
 

@@ -66,8 +66,8 @@ def prepare_table(
 ) -> TableReport:
     """Makes a series store at ``out`` from Parquet or CSV files; see ``TableOptions``.
 
-    ``exclude``: patterns of files that are left out. ``restart``: an interrupted run is not continued but removed.
-    Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
+    ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
+    All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
     given = Inputs(
         [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)],

@@ -70,8 +70,8 @@ def prepare_text(
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
 
-    ``exclude``: patterns of files that are left out. ``restart``: an interrupted run is not continued but removed.
-    Everything but ``provenance.json`` is byte-identical for any number of workers and any interruptions.
+    ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
+    All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
     reading, cutting = parted(options_of_append(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
