@@ -109,8 +109,10 @@ class Ragged:
     def lengths(self) -> Int64s:
         return np.diff(self.offsets)
 
-    def pad(self, value: Any = 0, length: int | None = None) -> Array:
-        """A dense (items, length, ...) array; items longer than ``length`` are cut."""
+    def pad(self, value: Any = 0, length: int | None = None) -> Any:
+        """A dense (items, length, ...) array, or tensor on the device of the values; items longer than ``length`` are cut."""
+        if hasattr(self.values, "new_full"):  # a tensor
+            return self._pad_tensor(value, length)
         if length is None:
             length = int(self.lengths.max(initial=0))
         padded = np.full((len(self), length, *self.values.shape[1:]), value, self.values.dtype)
@@ -118,6 +120,19 @@ class Ragged:
         items = np.repeat(np.arange(len(self)), kept)
         inside = concatenated_ranges(np.zeros(len(self), np.int64), kept)
         padded[items, inside] = self.values[self.offsets[:-1][items] + inside]
+        return padded
+
+    def _pad_tensor(self, value: Any, length: int | None) -> Any:
+        import torch
+
+        values: Any = self.values
+        starts, lengths = self.offsets[:-1, None], self.offsets[1:] - self.offsets[:-1]
+        if length is None:
+            length = int(lengths.max()) if len(self) else 0
+        padded = values.new_full((len(self), length, *values.shape[1:]), value)
+        inside: Any = torch.arange(length, device=values.device)
+        is_real = inside < lengths[:, None]
+        padded[is_real] = values[(starts + inside)[is_real]]
         return padded
 
 

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,8 @@ def test_pad_fills_and_cuts_like_lists(lists, length, value):
     assert padded.shape == (len(lists), width)
     assert padded.dtype == np.int64
     assert padded.tolist() == [(item + [value] * width)[:width] for item in lists]
+    tensor = ragged_of(lists).to("cpu").pad(value=value, length=length)
+    assert (tensor.dtype, tensor.tolist()) == (torch.int64, padded.tolist())
 
 
 def test_pad_keeps_the_shape_of_rows():

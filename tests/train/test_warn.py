@@ -55,7 +55,7 @@ def test_fewer_steps_than_were_done_are_warned_of(tokens, tmp_path):
 def test_a_batch_larger_than_the_samples_is_warned_of(tokens, tmp_path):
     (told,) = said_by(config_of(tokens, train__max_steps=1, train__batch=5000), tmp_path / "run")
     assert told.startswith("warning: train.batch = 5,000 is larger than the ")
-    assert "every step sees samples twice" in told
+    assert "every step sees each of them about" in told
 
 
 def test_a_step_that_a_run_never_took_is_refused(tokens, tmp_path, capsys):

@@ -294,3 +294,17 @@ def test_a_data_loader_gets_lengths_and_mask():
     assert batch["lengths"].tolist() == [4, 0, 3]
     assert batch["row_mask"].int().tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]
     assert batch["hits"].shape == (3, 4)
+
+
+def test_a_path_is_no_store_and_a_store_no_view():
+    for view in (
+        lambda: mr.Windows("path", lookback=1, horizon=1),
+        lambda: mr.Blocks("path", length=1),
+        lambda: mr.Records("path"),
+    ):
+        with pytest.raises(
+            mr.ConfigError, match=r"a view reads a store, not 'path'; open it first: mr\.open_store\(path\)"
+        ):
+            view()
+    with pytest.raises(mr.ConfigError, match=r"a feed reads a view, not .*; make one: mr"):
+        mr.Feed(mr.from_arrays({"x": np.arange(3)}), batch=1)

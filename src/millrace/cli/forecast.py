@@ -39,6 +39,8 @@ def run(
         from millrace.train.load import load_model
 
     is_table = out is not None and Path(out).suffix in (".csv", ".parquet")
+    if out is not None and not is_table and Path(out).suffix not in (".png", ".svg", ".pdf", ".jpg"):
+        raise ConfigError(f"--out {out}: expected a name that ends in .csv or .parquet (a table) or .png (a picture)")
     if entity is None and not is_table:
         raise ConfigError(
             "what to forecast? --out forecast.csv (or .parquet) for the rows to come of every entity; --entity NAME for a "

@@ -20,7 +20,7 @@ from millrace.feed.callers import check_feed
 from millrace.feed.explain import Explanation, describe
 from millrace.feed.iterate import Iteration, Place
 from millrace.feed.lightning import Hand
-from millrace.feed.line import Line, check_line
+from millrace.feed.line import Line, check_line, check_view
 from millrace.feed.options import check_options, warn_of_batch
 from millrace.feed.passes import Pass, Passes, not_by_number
 from millrace.feed.report import Report
@@ -69,6 +69,7 @@ class Feed:
         depth: int = 4,
         run: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_view(view)
         if order is None and len(view):
             order = view.default_order(seed) if hasattr(view, "default_order") else Shuffled(len(view), seed)
         check_line(view, order or Shuffled(1), batch)

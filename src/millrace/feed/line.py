@@ -156,6 +156,14 @@ class Plan:
         return {"positions": self.positions[rows].copy(), "samples": self.samples[rows].copy(), "valid": valid}
 
 
+def check_view(view: Any) -> None:
+    if not hasattr(view, "fields"):
+        raise ConfigError(
+            f"a feed reads a view, not {type(view).__name__}; make one: mr.Windows(store, ...), mr.Blocks(store, ...) or "
+            "mr.Records(store)"
+        )
+
+
 def check_line(view: View, order: Order, batch: int) -> None:
     if len(view) == 0:
         raise ConfigError(f"the view has no samples: {view!r}; lower its lengths or choose another split")

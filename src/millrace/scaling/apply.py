@@ -105,7 +105,11 @@ class StoreScaling:
         if isinstance(entity, str):
             number = self._by_name.get(entity)
             if number is None:
-                raise ConfigError(f"entity {entity!r} is unknown; the store has {self._store.num_records} others")
+                near = did_you_mean(entity, self._by_name)
+                some = ", ".join(list(self._by_name)[:3])
+                raise ConfigError(
+                    f"entity {entity!r} is unknown{near}; the store has {self._store.num_records:,} entities, such as {some}"
+                )
             return np.array(number)
         records = np.asarray(entity)
         if records.dtype.kind in "UO":

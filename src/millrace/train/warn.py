@@ -39,7 +39,8 @@ def said_before(step: int, config: Config, samples: int) -> list[str]:
         said.append(f"already at step {step:,} of {last:,}: nothing left to do; raise train.max_steps to go on")
     if batch > samples:
         said.append(
-            f"warning: train.batch = {batch:,} is larger than the {samples:,} samples: every step sees samples twice; set "
+            f"warning: train.batch = {batch:,} is larger than the {samples:,} samples: every step sees each of them about "
+            f"{batch / samples:.0f} times; set "
             f"train.batch to {samples:,} or less"
         )
     return said

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.gather.reference import Field
 from millrace.ragged import Spans, as_integer
-from millrace.view.view import StoreLike, View, row_column, store_spec
+from millrace.view.view import StoreLike, View, check_store, row_column, store_spec
 
 
 class Blocks(View):
@@ -26,6 +26,7 @@ class Blocks(View):
     """
 
     def __init__(self, store: StoreLike, *, length: int, stride: int | None = None, column: str | None = None) -> None:
+        check_store(store)
         length, stride = as_integer("length", length), None if stride is None else as_integer("stride", stride)
         if length < 1 or (stride is not None and stride < 1):
             raise ConfigError(f"length={length}, stride={stride}; both count tokens: expected 1 or more")
@@ -35,7 +36,11 @@ class Blocks(View):
         self.column = column or row_column(store, "tokens")
         declared = store.layout.columns.get(self.column)
         if declared is None or declared.axis is None or declared.shape or declared.storage.kind not in "iu":
-            raise ConfigError(f"column {self.column!r} is {declared}; Blocks needs a row column of single integers")
+            held = "nothing" if declared is None else f"{declared.dtype}{list(declared.shape)} per {declared.per}"
+            raise ConfigError(
+                f"column {self.column!r} holds {held}; Blocks needs a row column of single integers, such as tokens. "
+                "For series use Windows, for whole records Records"
+            )
         if declared.dtype in ("bfloat16", "dictionary") or declared.axis != store.layout.primary:
             raise ConfigError(
                 f"column {self.column!r} is {declared.dtype} on axis {declared.axis!r}; Blocks needs tokens on the first axis"

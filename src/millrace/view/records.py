@@ -13,7 +13,7 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.gather.reference import Field
 from millrace.ragged import Int64s, Spans, as_integer
-from millrace.view.view import StoreLike, View, column_field, store_spec
+from millrace.view.view import StoreLike, View, check_store, column_field, store_spec
 
 CUTS = ("allow", "refuse")
 MAX_PAD = 1 << 62
@@ -45,6 +45,7 @@ class Records(View):
         cut: str = "allow",
         mask: bool = False,
     ) -> None:
+        check_store(store)
         if store.cuts is not None:
             raise ConfigError(f"split {store.split_name!r} is a split by time, which cuts records; use Windows")
         pad = None if pad is None else as_integer("pad", pad)

@@ -187,6 +187,11 @@ def column_field(store: StoreLike, name: str, **options: Any) -> Field:
     )
 
 
+def check_store(store: Any) -> None:
+    if not hasattr(store, "layout"):
+        raise ConfigError(f"a view reads a store, not {store!r}; open it first: mr.open_store(path)")
+
+
 def row_column(store: StoreLike, preferred: str) -> str:
     """The preferred row column, else the first one."""
     rows = [name for name, column in store.layout.columns.items() if column.axis is not None]

@@ -13,7 +13,7 @@ from millrace.errors import ConfigError, did_you_mean
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.extras import Places, as_include, extra_fields, meta_names, picked
-from millrace.view.view import StoreLike, View, column_field, row_column, store_spec
+from millrace.view.view import StoreLike, View, check_store, column_field, row_column, store_spec
 
 
 class Windows(View):
@@ -50,6 +50,7 @@ class Windows(View):
         inputs: Sequence[str | int] | None = None,
         include: str | Sequence[str] = (),
     ) -> None:
+        check_store(store)
         lookback, horizon = as_integer("lookback", lookback), as_integer("horizon", horizon)
         stride, lead = as_integer("stride", stride), as_integer("lead", lead)
         if lookback < 1 or horizon < 1 or stride < 1 or lead < 0:

@@ -18,7 +18,7 @@ from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.schema import Schema, logical, type_of, without_null_types
 from millrace.prepare.table.source import TableSource, arrow, native, partition_type
 from millrace.prepare.table.sources import Unit
-from millrace.prepare.table.time_format import parse_times
+from millrace.prepare.table.time_format import guess_formats, parse_times
 from millrace.prepare.table.where import expression
 from millrace.ragged import Array
 
@@ -237,9 +237,11 @@ class Reader:
                 if self._options.where or self._transform
                 else f", {'line' if source.format == 'csv' else 'row'} {line}"
             )
+            others = guess_formats([text for text in texts.to_pylist() if text])
+            also = f"give --time-format {others[0]!r}, which fits all times read so far" if others else "fix it"
             raise SourceError(
                 f"{source.file.path!r}{where}: --time {name!r} holds {texts[row].as_py()[:80]!r}, which is not in --time-format "
-                f"{form!r}; fix it, or drop such rows with --on-error skip", source=source.file.path, row=first + row,
+                f"{form!r}; {also}, or drop such rows with --on-error skip", source=source.file.path, row=first + row,
             )  # fmt: skip
         if not isinstance(table, pyarrow.Table):
             table = pyarrow.Table.from_batches([table])

@@ -126,7 +126,8 @@ def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: I
             rest = [column for column in role.features if column not in options.target and is_number(types[column])]
             raise ConfigError(
                 f"{what} {name!r} is {types[name]}; a {what.removeprefix('--').replace('column', 'feature')} is a number: "
-                + (f"choose another ({', '.join(rest)}), or make it one with --transform" if what == "--target"
+                + (f"{f'choose another ({chr(44).join(rest)}), ' if rest else ''}give --decimal ',' if that is its decimal "
+                   "sign, or make it a number with --transform" if what == "--target"
                    else "leave it out, or give it as --categorical")
             )  # fmt: skip
     entity = () if FILE_NAME in options.entity else options.entity

@@ -76,7 +76,7 @@ def parse_time(text: str, schema: Schema, option: str) -> Any:
         if len(text) > 26 and "." in text:  # datetime stops at microseconds
             instant = np.datetime64(text.removesuffix("Z"), "ns")
     except ValueError as error:
-        raise ConfigError(f"{option} {text!r} is no time ({error}); give 2023-01-01 or 2023-01-01T12:00:00") from error
+        raise ConfigError(f"{option} {text!r} is no time; give 2023-01-01 or 2023-01-01T12:00:00") from error
     unit = np.datetime_data(instant.dtype)[0]
     num, per = int(instant.astype(np.int64)) * STEPS_NS[unit], STEPS_NS[schema.time_unit]
     return -(-num // per)  # rounded up: rows at or after the time
