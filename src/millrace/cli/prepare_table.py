@@ -147,6 +147,7 @@ def run(
     from millrace.cli.console import print_json
     from millrace.cli.table_progress import TableProgress
     from millrace.errors import ConfigError
+    from millrace.prepare.advice import with_flags
     from millrace.prepare.table.prepare import prepare_table
 
     if engine != "local":
@@ -166,7 +167,7 @@ def run(
     # Only what was written: to an append a default is no wish.
     given = {name: value for name, value in asked.items() if _is_given(context, name)}
     with TableProgress() as progress:
-        report = prepare_table(
+        report = with_flags(prepare_table)(
             sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
             stall_s=stall, **given,
         )  # fmt: skip

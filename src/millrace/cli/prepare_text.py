@@ -120,6 +120,7 @@ def run(
     from millrace.cli.console import print_json
     from millrace.cli.text_progress import TextProgress
     from millrace.errors import ConfigError
+    from millrace.prepare.advice import with_flags
     from millrace.prepare.text.prepare import prepare_text
 
     if engine != "local":
@@ -138,7 +139,7 @@ def run(
     if no_dedup:
         given["dedup"] = "none"
     with TextProgress() as progress:
-        report = prepare_text(
+        report = with_flags(prepare_text)(
             sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
             stall_s=stall, **given,
         )  # fmt: skip

@@ -127,7 +127,7 @@ def test_a_refused_append_stands_in_nobodys_way(put, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(reading, "prepare_part", None)  # nothing may be read
-        with pytest.raises(mr.ConfigError, match="--refit needs all rows"):
+        with pytest.raises(mr.ConfigError, match="refit=True needs all rows"):
             append(put("b", hours(10, 15)), out, refit=True)
     assert not Path(f"{out}.partial").exists()
     with pytest.raises(mr.ConfigError, match="is no column"):
@@ -137,7 +137,7 @@ def test_a_refused_append_stands_in_nobodys_way(put, tmp_path, monkeypatch):
 
 
 def test_refit_is_for_appends(put, tmp_path):
-    with pytest.raises(mr.ConfigError, match="--refit is for --append"):
+    with pytest.raises(mr.ConfigError, match="refit=True is for append=True"):
         mr.prepare_table(put("a", hours(0, 10)), tmp_path / "store", entity="sym", time="t", refit=True)
 
 

@@ -69,7 +69,7 @@ def test_every_policy_does_what_it_says(twin, seed, nulls, duplicates, has_grid,
         with twin.small() if is_small else contextlib.nullcontext():
             is_empty = split and any(all(not len(e.time[e.split(k)]) for e in entities) for k in (0, 1))
             if is_empty or not entities:
-                with pytest.raises(mr.MillraceError, match=r"would be empty|no rows are left|no entity has --min-rows"):
+                with pytest.raises(mr.MillraceError, match=r"would be empty|no rows are left|no entity has min_rows="):
                     mr.prepare_table(written.paths, folder / "out", workers=1, **options, **written.options)
                 return
             report = mr.prepare_table(written.paths, folder / "out", workers=1, **options, **written.options)
@@ -174,7 +174,7 @@ def test_a_policy_per_column_and_one_for_the_rest(tmp_path):
     options = {"time": "t", "scale": "none", "workers": 1}
     mr.prepare_table(source, tmp_path / "out", nulls={"x": "value:0", "z": "interpolate", "*": "ffill"}, **options)
     assert values(tmp_path / "out").tolist() == [[1, 1, 1], [0, 1, 3], [2, 2, 5]]
-    with pytest.raises(mr.ConfigError, match=r"--nulls names 'xx', which is no feature; .*x, y, z"):
+    with pytest.raises(mr.ConfigError, match=r"nulls= names 'xx', which is no feature; .*x, y, z"):
         mr.prepare_table(source, tmp_path / "typo", nulls={"xx": "value:0"}, **options)
 
 
@@ -182,7 +182,7 @@ def test_a_policy_per_column_and_one_for_the_rest(tmp_path):
 def test_repeated_times(tmp_path, how, expected):
     source = one_entity(tmp_path, ["2020-01-01"] * 3 + ["2020-01-02"], x=[1.0, 2.0, 3.0, 4.0])
     with pytest.raises(
-        mr.SourceError, match=r"entity 'a' has 2020-01-01.* twice; keep one of such rows with --duplicates"
+        mr.SourceError, match=r"entity 'a' has 2020-01-01.* twice; keep one of such rows with duplicates="
     ):
         mr.prepare_table(source, tmp_path / "out", workers=1, time="t")
     report = mr.prepare_table(source, tmp_path / "out", workers=1, time="t", scale="none", duplicates=how)
@@ -273,9 +273,9 @@ def test_calendar_features_are_those_of_pandas(twin, tmp_path, unit):
 
 def test_calendar_features_beside_columns_of_their_names_are_refused(tmp_path):
     source = one_entity(tmp_path, ["2020-01-01", "2020-01-02"], hour_sin=[1.0, 2.0])
-    with pytest.raises(mr.ConfigError, match=r"--calendar hour makes 'hour_sin', which is a column already"):
+    with pytest.raises(mr.ConfigError, match=r"""calendar="hour" makes 'hour_sin', which is a column already"""):
         mr.prepare_table(source, tmp_path / "out", workers=1, time="t", calendar="hour")
-    with pytest.raises(mr.ConfigError, match=r"--calendar names a part twice: hour,hour"):
+    with pytest.raises(mr.ConfigError, match=r"calendar= names a part twice: hour,hour"):
         mr.prepare_table(source, tmp_path / "out", workers=1, time="t", calendar=["hour", "hour"])
 
 

@@ -31,19 +31,19 @@ def prepare(source, out, **options):
 @pytest.mark.parametrize(
     ("written", "said", "given"),
     [
-        ({"sep": ";"}, r"a\.csv': the delimiter looks like ';'.*'name;t;x': give --delimiter ';'", {"delimiter": ";"}),
-        ({"sep": "\t"}, r"the delimiter looks like '\\t'.* give --delimiter '\\t'", {"delimiter": "\\t"}),
-        ({"sep": "|"}, r"the delimiter looks like '\|'.* give --delimiter '\|'", {"delimiter": "|"}),
+        ({"sep": ";"}, r"a\.csv': the delimiter looks like ';'.*'name;t;x': give delimiter=';'", {"delimiter": ";"}),
+        ({"sep": "\t"}, r"the delimiter looks like '\\t'.* give delimiter='\\t'", {"delimiter": "\\t"}),
+        ({"sep": "|"}, r"the delimiter looks like '\|'.* give delimiter='\|'", {"delimiter": "|"}),
         ({"sep": ";", "decimal": ","}, "the delimiter looks like ';'", {"delimiter": ";", "decimal": ","}),
         (
             {"encoding": "latin-1"},
-            r"a\.csv': column 'name' is not UTF-8: it holds b'M.xfcller'; name the encoding of .*--encoding latin-1",
+            r"a\.csv': column 'name' is not UTF-8: it holds b'M.xfcller'; name the encoding of .*encoding=.latin-1.",
             {"encoding": "latin-1"},
         ),
-        ({"encoding": "utf-16"}, r"a\.csv' is not UTF-8; .* --encoding utf-16", {"encoding": "utf-16"}),
+        ({"encoding": "utf-16"}, r"a\.csv' is not UTF-8; .* encoding=.utf-16.", {"encoding": "utf-16"}),
         (
             {"form": "%d/%m/%Y %H:%M"},
-            r"a\.csv', line 2: --time 't' holds '31/01/2020 23:00', which is no time such as .*: --time-format '%d/%m/%Y %H:%M'",
+            r"a\.csv', line 2: time='t' holds '31/01/2020 23:00', which is no time such as .*: time_format='%d/%m/%Y %H:%M'",
             {"time_format": "%d/%m/%Y %H:%M"},
         ),
         ({"form": "%d.%m.%y %I:%M %p"}, "holds '31.01.20 11:00 PM'", {"time_format": "%d.%m.%y %I:%M %p"}),
@@ -62,7 +62,7 @@ def test_what_to_give_is_said_and_then_the_store_is_that_of_a_plain_file(tmp_pat
 
 def test_a_header_that_is_not_utf_8_is_said(tmp_path):
     (tmp_path / "a.csv").write_bytes("t,größe\n2020-01-01,1\n2020-01-02,2\n".encode("cp1252"))
-    with pytest.raises(mr.SourceError, match=r"a\.csv': its first line is not UTF-8; .*such as --encoding latin-1"):
+    with pytest.raises(mr.SourceError, match=r"a\.csv': its first line is not UTF-8; .*such as encoding=.latin-1."):
         mr.prepare_table(str(tmp_path / "a.csv"), tmp_path / "out", time="t")
     report = mr.prepare_table(str(tmp_path / "a.csv"), tmp_path / "out", time="t", encoding="cp1252")
     assert list(report.columns) == ["größe"]
@@ -74,23 +74,23 @@ def test_bytes_far_down_that_are_not_utf_8_are_said_with_their_line(tmp_path, mo
     monkeypatch.setattr(csv_files, "CSV_BLOCK", 200)
     lines = [f"a{k},2020-01-01,1" for k in range(50)]
     (tmp_path / "a.csv").write_bytes(("name,t,x\n" + "\n".join(lines)).encode() + b"\nM\xfcller,2020-01-01,1\n")
-    with pytest.raises(mr.SourceError, match=r"a\.csv', line 52: column 'name' is not UTF-8; .*--encoding latin-1"):
+    with pytest.raises(mr.SourceError, match=r"a\.csv', line 52: column 'name' is not UTF-8; .*encoding=.latin-1."):
         prepare(str(tmp_path / "a.csv"), tmp_path / "out")
 
 
 def test_days_that_could_be_months_are_named_both_ways(tmp_path):
     (tmp_path / "a.csv").write_text("t,x\n01/02/2020,1\n02/03/2020,2\n")
-    with pytest.raises(mr.SourceError, match=r"--time-format '%d/%m/%Y' \(or '%m/%d/%Y'"):
+    with pytest.raises(mr.SourceError, match=r"time_format='%d/%m/%Y' \(or '%m/%d/%Y'"):
         mr.prepare_table(str(tmp_path / "a.csv"), tmp_path / "out", time="t")
 
 
 def test_times_in_two_formats_are_named_with_both_lines(tmp_path):
     source = tmp_path / "a.csv"
     source.write_text("t,x\n2020-01-01,1\n2020-01-02,2\n03/01/2020,3\n2020-01-04,4\n")
-    said = r"a\.csv', line 4: --time 't' holds '03/01/2020', but line 2 holds '2020-01-01'; write all in one format"
+    said = r"a\.csv', line 4: time='t' holds '03/01/2020', but line 2 holds '2020-01-01'; write all in one format"
     with pytest.raises(mr.SourceError, match=said):
         mr.prepare_table(str(source), tmp_path / "out", time="t")
-    said = r"a\.csv', line 4: --time 't' holds '03/01/2020', which is not in --time-format '%Y-%m-%d'; fix it, or drop"
+    said = r"a\.csv', line 4: time='t' holds '03/01/2020', which is not in time_format='%Y-%m-%d'; fix it, or drop"
     with pytest.raises(mr.SourceError, match=said):
         mr.prepare_table(str(source), tmp_path / "out", time="t", time_format="%Y-%m-%d")
     report = mr.prepare_table(str(source), tmp_path / "out", time="t", time_format="%Y-%m-%d", on_error="skip")
@@ -133,9 +133,7 @@ def test_texts_become_the_times_that_python_reads(form):
 
 def test_texts_and_numbers_of_parquet_files_are_read_by_the_format_too(tmp_path):
     FRAME.assign(t=FRAME["t"].dt.strftime("%d/%m/%Y %H:%M")).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(
-        mr.ConfigError, match=r"--time 't' is string; expected .*--time-format, such as '%d/%m/%Y %H:%M'"
-    ):
+    with pytest.raises(mr.ConfigError, match=r"time='t' is string; expected .*time_format=, such as '%d/%m/%Y %H:%M'"):
         prepare(str(tmp_path / "a.parquet"), tmp_path / "out")
     made = prepare(str(tmp_path / "a.parquet"), tmp_path / "out", time_format="%d/%m/%Y %H:%M")
     assert made.fingerprint == prepare(write(tmp_path / "plain"), tmp_path / "expected").fingerprint
@@ -148,12 +146,12 @@ def test_texts_and_numbers_of_parquet_files_are_read_by_the_format_too(tmp_path)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"delimiter": ";;"}, "--delimiter ';;'; expected one character"),
+        ({"delimiter": ";;"}, "delimiter=';;'; expected one character"),
         ({"delimiter": "\n"}, "expected one character"),
-        ({"encoding": "latin-9000"}, "--encoding 'latin-9000' is unknown; expected latin-1"),
-        ({"decimal": ","}, "--decimal ',' is also the delimiter; give --delimiter too"),
-        ({"decimal": "x"}, r"--decimal 'x'; expected '\.' or ','"),
-        ({"time_format": "dd/mm/yyyy"}, r"--time-format 'dd/mm/yyyy'; expected a day in codes of strptime"),
+        ({"encoding": "latin-9000"}, "encoding='latin-9000' is unknown; expected latin-1"),
+        ({"decimal": ","}, "decimal=',' is also the delimiter; give delimiter= too"),
+        ({"decimal": "x"}, r"decimal='x'; expected '\.' or ','"),
+        ({"time_format": "dd/mm/yyyy"}, r"time_format='dd/mm/yyyy'; expected a day in codes of strptime"),
         ({"time_format": "%d/%Q"}, "expected a day in codes of strptime"),
         ({"time_format": "%H:%M"}, "expected a day in codes of strptime"),
     ],

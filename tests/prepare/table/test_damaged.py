@@ -85,7 +85,7 @@ def test_whatever_is_damaged_the_store_is_right_or_one_line_says_what_to_do(sour
         except mr.MillraceError as error:
             # A plan that is whole, but says something else, is told by what differs.
             assert name in str(error) or (name == "plan.json" and "was begun" in str(error))  # noqa: PT017
-            assert re.search(r"--restart|remove that folder", str(error))  # noqa: PT017
+            assert re.search(r"restart=True|remove that folder", str(error))  # noqa: PT017
             mr.prepare_table(source, out, restart=True, **OPTIONS)
         assert tree_digest(out) == whole, f"{kind} of {name}, seed {seed}"
         shutil.rmtree(out)
@@ -144,7 +144,7 @@ def test_a_damaged_provenance_is_named(source, tmp_path, kind, append):
     path = out / "provenance.json"
     path.chmod(0o644)
     path.write_bytes(BROKEN[kind](json.loads(path.read_bytes())).encode(errors="surrogateescape"))
-    with pytest.raises(mr.ConfigError, match=r"provenance\.json is damaged .*(bring it back|choose another --out)"):
+    with pytest.raises(mr.ConfigError, match=r"provenance\.json is damaged .*(bring it back|choose another out=)"):
         mr.prepare_table(source, out, append=append, **OPTIONS)
     path.unlink()
     with pytest.raises(mr.ConfigError, match=r"provenance\.json cannot be read"):

@@ -173,7 +173,7 @@ def test_before_a_transform_the_beginning_of_a_csv_file_fixes_its_types(tmp_path
     rows = [f"{k},{k}.5,{first}" for k in range(100_000)]
     (tmp_path / "a.csv").write_text("\n".join(["t,x,note", *rows, f"100000,1.5,{later}"]))
     said = (
-        rf"a\.csv', line 100002: column 'note' holds '{later}', but is {what}; before --transform a CSV column has the type of "
+        rf"a\.csv', line 100002: column 'note' holds '{later}', but is {what}; before transform= a CSV column has the type of "
         r"its values in the first 1 MiB of the file: write the file as Parquet"
     )
     with pytest.raises(mr.SourceError, match=said) as caught:
@@ -187,7 +187,7 @@ def test_latin_1_and_truncated_gzip(tmp_path):
     (tmp_path / "a.csv").write_bytes("name,t,x\nStra\xdfe,1,2\n".encode("latin-1"))
     with pytest.raises(
         mr.SourceError,
-        match=r"a\.csv': column 'name' is not UTF-8: it holds b'Stra.xdfe'; name the encoding .*--encoding latin-1",
+        match=r"a\.csv': column 'name' is not UTF-8: it holds b'Stra.xdfe'; name the encoding .*encoding=.latin-1.",
     ):
         prepare(tmp_path / "a.csv", tmp_path / "out", entity="name")
     whole = gzip.compress(frame(5000).to_csv(index=False).encode())

@@ -28,7 +28,7 @@ def test_text_columns_that_are_left_out_are_named_with_how_to_take_them(tmp_path
     table = frame(venue="N", sector=pd.Categorical(["tech"] * 100), flag=True)
     assert notes(table, tmp_path) == [
         "columns left out, since they hold no numbers: flag (bool), sector (string), venue (string); "
-        "--categorical flag,sector,venue takes them as categories"
+        'categorical=["flag", "sector", "venue"] takes them as categories'
     ]
 
 
@@ -40,7 +40,7 @@ def test_columns_that_are_mostly_missing_are_named_with_their_share(tmp_path):
     mostly = np.where(np.arange(100) % 10 < 7, np.nan, 1.0 + np.arange(100))
     seldom = np.where(np.arange(100) % 10 < 5, np.nan, 1.0 + np.arange(100))
     assert notes(frame(mostly=mostly, seldom=seldom), tmp_path) == [
-        "mostly missing: mostly (70%); they are filled: leave them out with --features, or mark them: --nulls COLUMN=mask"
+        'mostly missing: mostly (70%); they are filled: leave them out with features=, or mark them: nulls={"COLUMN": "mask"}'
     ]
 
 
@@ -54,7 +54,7 @@ def test_irregular_times_are_counted(tmp_path, monkeypatch, small):
     table = frame().drop(index=[20, 21, 40])
     assert notes(table, tmp_path) == [
         "irregular times: the most common step is 1h, but 3 of 95 steps are others (gaps, or extra rows), and a window "
-        "counts rows, not time; --freq 1h makes a regular grid"
+        'counts rows, not time; freq="1h" makes a regular grid'
     ]
 
 

@@ -46,7 +46,7 @@ def test_files_without_rows_are_noted_or_refused(tmp_path):
     assert (report.entities, report.rows) == (1, {"train": 50})
     assert [note for note in report.notes if note.startswith("7 files hold no rows, such as")]
     with pytest.raises(
-        mr.SourceError, match=r"7 files hold no rows, such as .*b\.parquet'; remove them, or leave --strict out"
+        mr.SourceError, match=r"7 files hold no rows, such as .*b\.parquet'; remove them, or leave strict=True out"
     ):
         prepare(folder, tmp_path / "strict", strict=True)
     for name in sorted(os.listdir(folder))[1:]:
@@ -78,7 +78,7 @@ def test_rows_without_time_or_entity_stop_the_run_or_are_counted(tmp_path, kind)
     row = 0 if kind.startswith("all") else 1
     with pytest.raises(
         mr.SourceError,
-        match=rf"b\.parquet', row {row}: column '{column}' is null; fix it, or drop such rows with --on-err",
+        match=rf"b\.parquet', row {row}: column '{column}' is null; fix it, or drop such rows with on_error=",
     ):
         prepare(source, tmp_path / "out", entity="name")
     report = prepare(source, tmp_path / "skipped", entity="name", on_error="skip")
@@ -104,7 +104,7 @@ def test_a_file_without_any_time_beside_one_with_times(tmp_path, kind):
     with pytest.raises(mr.SourceError, match=r"b\.parquet', row 0: column 't' is null"):
         prepare(tmp_path / "?.parquet", tmp_path / "out")
     assert prepare(tmp_path / "?.parquet", tmp_path / "skipped", on_error="skip").dropped == {"null time or entity": 2}
-    with pytest.raises(mr.ConfigError, match=r"--time 't' is null; expected timestamps, dates or numbers"):
+    with pytest.raises(mr.ConfigError, match=r"time='t' is null; expected timestamps, dates or numbers"):
         prepare(tmp_path / "b.parquet", tmp_path / "none")
 
 

@@ -266,7 +266,7 @@ def test_a_finished_output_is_complete_and_other_options_are_refused_with_the_di
     )
     with pytest.raises(
         mr.ConfigError,
-        match=r"is finished, but with other .*scale was \"standard\", now \"minmax\"; choose another --out",
+        match=r"is finished, but with other .*scale was \"standard\", now \"minmax\"; choose another out=",
     ):
         tiny.prepare(scale="minmax")
     os.utime(f"{tiny.source}/1.parquet", ns=(1, 1))

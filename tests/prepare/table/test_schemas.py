@@ -78,7 +78,7 @@ def test_a_safe_difference_is_told_and_taken_on_request(files, tmp_path, drift, 
             prepare(source, tmp_path / "out")
     for group in groups:
         assert group in str(told.value)
-    assert f"--widen takes {widened}, which loses nothing" in str(told.value)
+    assert f"widen=True takes {widened}, which loses nothing" in str(told.value)
     assert not list(tmp_path.glob("out*"))
     report = prepare(source, tmp_path / "out", widen=True, scale="none")
     assert (report.entities, report.rows_read) == (8, 32)
@@ -121,7 +121,7 @@ def test_zones_of_one_instant_are_one_time(tmp_path):
             tmp_path / f"{k}.parquet",
         )
     source = str(tmp_path / "*.parquet")
-    with pytest.raises(mr.SourceError, match=r"--widen takes date as timestamp\[ms, tz=UTC\]"):
+    with pytest.raises(mr.SourceError, match=r"widen=True takes date as timestamp\[ms, tz=UTC\]"):
         prepare(source, tmp_path / "out")
     report = prepare(source, tmp_path / "out", widen=True)
     assert report.open().columns["time"][:].tolist() == [1000, 2000, 11000, 12000, 21000, 22000]
@@ -131,16 +131,16 @@ def test_zones_of_one_instant_are_one_time(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"time": "when"}, r"--time 'when' is no column; there are symbol, date, open, volume"),
-        ({"entity": "who"}, r"--entity 'who' is no column"),
-        ({"features": ["open", "high"]}, r"--features 'high' is no column"),
-        ({"target": "close"}, r"--target 'close' is no column"),
+        ({"time": "when"}, r"time='when' is no column; there are symbol, date, open, volume"),
+        ({"entity": "who"}, r"entity='who' is no column"),
+        ({"features": ["open", "high"]}, r"features='high' is no column"),
+        ({"target": "close"}, r"target='close' is no column"),
         ({"features": "symbol", "entity": None}, r"column 'symbol' is string; a feature is a number: leave it out, or give"),
-        ({"time": "symbol", "entity": None}, r"--time 'symbol' is string; expected timestamps, dates or numbers"),
-        ({"known_future": "volumes"}, r"--known-future 'volumes' is neither a feature nor categorical"),
+        ({"time": "symbol", "entity": None}, r"time='symbol' is string; expected timestamps, dates or numbers"),
+        ({"known_future": "volumes"}, r"known_future='volumes' is neither a feature nor categorical"),
         ({"categorical": "volume", "features": "volume"}, r"column 'volume' is given as features and as categorical; choose one"),
-        ({"features": "open", "target": "date"}, r"--target 'date' is also time; a target is a number per row"),
-        ({"static": "tags"}, r"--static 'tags' is no column"),
+        ({"features": "open", "target": "date"}, r"target='date' is also time; a target is a number per row"),
+        ({"static": "tags"}, r"static='tags' is no column"),
     ],
 )  # fmt: skip
 def test_columns_that_are_not_there_or_not_fit(tmp_path, options, said):
@@ -162,7 +162,7 @@ def test_lists_and_structs_have_no_place(tmp_path, part):
         == 1
     )
     for name in ("tags", "pair"):
-        with pytest.raises(mr.ConfigError, match=rf"--{part} '{name}' is (list|struct)<.*>; expected texts or numbers"):
+        with pytest.raises(mr.ConfigError, match=rf"{part}='{name}' is (list|struct)<.*>; expected texts or numbers"):
             mr.prepare_table(
                 str(tmp_path / "a.parquet"),
                 tmp_path / "no",

@@ -70,7 +70,7 @@ def check_facts(report, store, seen, fit_on):
     """Mean, deviation, smallest and largest value of the rows that were measured, and how many are missing in them."""
     body = store.manifest.scaling
     facts = body["statistics"]
-    assert (body["fit_on"], any("--fit-on all" in note for note in report.notes)) == (fit_on, fit_on == "all")
+    assert (body["fit_on"], any('fit_on="all"' in note for note in report.notes)) == (fit_on, fit_on == "all")
     for k, name in enumerate(FEATURES):
         known = seen[:, k][~np.isnan(seen[:, k])]
         assert facts["count"][k] == len(known)

@@ -35,7 +35,7 @@ REASONS = (
 
 def test_all_files_that_cannot_be_used_are_told_before_any_work(folder, monkeypatch):
     monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("work was done"))
-    said = rf"^3 of 5 files cannot be used: {REASONS}.*; fix them, leave them out with --exclude, or skip them with --on-error"
+    said = rf"^3 of 5 files cannot be used: {REASONS}.*; fix them, leave them out with exclude=, or skip them with on_error="
     with pytest.raises(mr.SourceError, match=said):
         mr.prepare_table("in", "out", **OPTIONS)
     assert not list(folder.parent.glob("out*"))
@@ -44,7 +44,9 @@ def test_all_files_that_cannot_be_used_are_told_before_any_work(folder, monkeypa
 def test_they_can_be_skipped_and_are_counted(folder):
     report = mr.prepare_table("in", "out", **OPTIONS, on_error="skip")
     assert report.dropped == {"files that cannot be used": 3}
-    assert any(note.startswith("3 files skipped (--on-error skip): 'in/no_time.csv' lacks") for note in report.notes)
+    assert any(
+        note.startswith("""3 files skipped (on_error="skip"): 'in/no_time.csv' lacks""") for note in report.notes
+    )
     expected = mr.prepare_table(["in/good.csv", "in/good2.csv"], "other", **OPTIONS)
     assert report.fingerprint == expected.fingerprint
     assert not mr.prepare_table("in", "out", **OPTIONS, on_error="skip").is_new
@@ -54,14 +56,14 @@ def test_they_can_be_excluded(folder):
     given = ["no_*", "*.parquet", "in/semicolon.csv"]
     report = mr.prepare_table("in", "out", **OPTIONS, exclude=given)
     assert report.rows == {"train": 20}
-    assert "--exclude 'no_*' left out 1 file" in report.notes
+    assert "exclude='no_*' left out 1 file" in report.notes
 
 
 def test_a_column_that_no_file_has_is_a_mistake_and_no_reason_to_skip(folder):
     for name in ("no_time.csv", "rubbish.parquet", "semicolon.csv"):
         (folder / name).unlink()
     for wrong, said in {"X": "did you mean 'x'", "xx": "there are name, t, x, y"}.items():
-        with pytest.raises(mr.ConfigError, match=rf"--target '{wrong}' is no column; .*{said}"):
+        with pytest.raises(mr.ConfigError, match=rf"target='{wrong}' is no column; .*{said}"):
             mr.prepare_table("in", "out", **OPTIONS, target=wrong, on_error="skip")
 
 
@@ -83,9 +85,7 @@ def test_files_of_other_endings_are_also_told_when_a_run_fails(folder, append):
 
 
 def test_a_text_as_target_is_named_with_the_numbers_there_are(folder):
-    said = (
-        r"--target 'name' is also entity|--target 'kind' is string; a target is a number: choose another \(x, y\), or"
-    )
+    said = r"target='name' is also entity|target='kind' is string; a target is a number: choose another \(x, y\), or"
     frame().assign(kind="k").to_csv("in/good.csv", index=False)
     with pytest.raises(mr.ConfigError, match=said):
         mr.prepare_table("in/good.csv", "out", **OPTIONS, target="kind")

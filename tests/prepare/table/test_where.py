@@ -149,7 +149,7 @@ def test_rows_are_those_that_a_row_by_row_evaluation_takes(twin, sources, table,
         for name, source in sources.items():
             options = {"time": "t", "features": "v", "scale": "none", "workers": 1, "where": text(tree)}
             if not expected:
-                with pytest.raises(mr.SourceError, match=r"no rows are left: .* look at --where"):
+                with pytest.raises(mr.SourceError, match=r"no rows are left: .* look at where="):
                     mr.prepare_table(source, folder / name, **options)
                 assert not (folder / f"{name}.partial").exists()
                 continue
@@ -213,7 +213,7 @@ def test_csv_files_whose_path_is_ruled_out_are_not_read(tmp_path, monkeypatch):
     for where in ("year >= 2015", "year != 2014 and x >= 0", "venue == 'a' or year > 2014"):
         report = prepared(where)
         assert (report.rows, report.rows_read) == ({"train": 80}, 80)
-        assert "CSV files not read, since --where rules out their paths: 1" in report.notes
+        assert "CSV files not read, since where= rules out their paths: 1" in report.notes
     report = prepared("year == 2015 and x > 20")
     assert (report.rows_read, report.dropped) == (40, {"where": 20})
     with pytest.raises(mr.SourceError, match=r"A2014\.csv', line 42: column 'x' holds 'damaged'"):

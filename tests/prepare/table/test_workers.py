@@ -128,7 +128,7 @@ def test_a_worker_that_dies_is_named_also_where_the_table_is_one_part(source, ou
 def test_a_transform_that_raises_is_named_with_the_file(source, out, workers):
     with pytest.raises(
         mr.ConfigError,
-        match=r"--transform poisoned_tables:raises raised ValueError: no such price \(on '.*2\.parquet'\)",
+        match=r"""transform="poisoned_tables:raises" raised ValueError: no such price \(on '.*2\.parquet'\)""",
     ):
         prepare(source, out, "raises", workers=workers)
 
@@ -136,20 +136,20 @@ def test_a_transform_that_raises_is_named_with_the_file(source, out, workers):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_transform_that_exits_is_named_with_the_file(source, out, workers):
     with pytest.raises(
-        mr.ConfigError, match=r"--transform poisoned_tables:leaves raised SystemExit: 5 \(on '.*2\.parquet'"
+        mr.ConfigError, match=r"""transform="poisoned_tables:leaves" raised SystemExit: 5 \(on '.*2\.parquet'"""
     ):
         prepare(source, out, "leaves", workers=workers)
-    with pytest.raises(mr.ConfigError, match=r"(?s)--transform sys:exit raised SystemExit.*on a table without rows"):
+    with pytest.raises(mr.ConfigError, match=r'(?s)transform="sys:exit" raised SystemExit.*on a table without rows'):
         mr.prepare_table(source, out, time="t", transform="sys:exit", workers=workers)
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("raises_at_once", r"raises_at_once raised KeyError: .* \(on a table without rows, with the columns of '.*0\.parquet'\)"),
-        ("gives_nothing", "--transform gave NoneType for a table without rows; it must give an Arrow table"),
-        ("forgets", r"--transform left out column 'x' \(on '.*0\.parquet'\); it must always give it"),
-        ("another_type", r"--transform gave column 't' as string, but int64 for a table without rows \(on '.*0\.parquet'\)"),
+        ("raises_at_once", r"raises_at_once. raised KeyError: .* \(on a table without rows, with the columns of '.*0\.parquet'\)"),
+        ("gives_nothing", "transform= gave NoneType for a table without rows; it must give an Arrow table"),
+        ("forgets", r"transform= left out column 'x' \(on '.*0\.parquet'\); it must always give it"),
+        ("another_type", r"transform= gave column 't' as string, but int64 for a table without rows \(on '.*0\.parquet'\)"),
         ("missing", "cannot be loaded: module 'poisoned_tables' has no attribute 'missing'"),
     ],
 )  # fmt: skip
@@ -249,7 +249,7 @@ def test_a_transform_that_was_mended_reads_all_rows_anew(source, out, tmp_path, 
     store = mr.prepare_table(source, out, progress=lambda *told: said.append(told), **options).open()
     assert np.array_equal(np.sort(store.columns["values"][:, 0]), 10.0 * np.arange(120))
     notes = [facts["note"] for stage, _, _, facts in said if stage == "note"]
-    assert notes == ["--transform mended_tables:made has changed since this was begun: all rows are read again"]
+    assert notes == ['transform="mended_tables:made" has changed since this was begun: all rows are read again']
     (tmp_path / "mended_tables.py").write_text(code.format(limit=1000, factor=100.0))
     with pytest.raises(mr.ConfigError, match="is finished, but with other sources or options: transform was"):
         mr.prepare_table(source, out, **options)

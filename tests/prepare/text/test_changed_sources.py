@@ -202,7 +202,7 @@ def test_an_append_whose_files_were_fixed_keeps_its_parts_too(corpus, monkeypatc
 
 def test_restart_begins_afresh_and_removes_nothing_of_others(corpus, monkeypatch, parts_read):
     interrupt(monkeypatch, corpus, after=3)
-    with pytest.raises(mr.ConfigError, match=r"normalize was true, now false; .* begin afresh with --restart"):
+    with pytest.raises(mr.ConfigError, match=r"normalize was true, now false; .* begin afresh with restart=True"):
         corpus.prepare(normalize=False)
     parts_read.clear()
     report = corpus.prepare(normalize=False, restart=True)

@@ -69,12 +69,12 @@ def test_any_damage_is_made_good_or_said(tmp_path, options, at):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(tmp_path / "killed", partial)
         (partial / path).write_bytes(DAMAGES[how](bytearray((partial / path).read_bytes()), rng))
-        said = f"{partial} --restart"
+        said = f"{partial} restart=True"
         try:
             prepare()
         except mr.ConfigError as error:
             said = str(error)
             prepare(restart=True)
         assert str(partial) in said, (path, how)
-        assert "--restart" in said, (path, how)
+        assert "restart=True" in said, (path, how)
         assert tree_digest(out) == expected, (path, how)

@@ -56,7 +56,7 @@ def test_the_text_of_json_lines_at_their_offsets(tmp_path, part_bytes):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"body": "x"}', "no field 'text'; it has \\['body'\\]; choose one with --text-field"),
+        (b'{"body": "x"}', "no field 'text'; it has \\['body'\\]; choose one with text_field="),
         (b'["text"]', "not a JSON object: a list"),
         (b'"text"', "not a JSON object: a str"),
         (b'{"text": 7}', "field 'text' is not text: it is int"),

@@ -40,12 +40,12 @@ def test_what_is_not_utf8_names_file_byte_and_option(tmp_path, form):
     said = str(caught.value)
     assert f"a.{form}', byte " in said
     assert "invalid utf-8" in said
-    assert "if the file is not UTF-8, name its encoding, such as --encoding latin-1" in said
+    assert 'if the file is not UTF-8, name its encoding, such as encoding="latin-1"' in said
 
 
 def test_utf16_names_its_option(tmp_path):
     (tmp_path / "a.txt").write_bytes("text".encode("utf-16"))
-    with pytest.raises(mr.SourceError, match="looks like UTF-16; give --encoding utf-16"):
+    with pytest.raises(mr.SourceError, match='looks like UTF-16; give encoding="utf-16"'):
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **OPTIONS)
 
 
@@ -58,7 +58,7 @@ def test_a_name_that_is_no_encoding_of_text_is_refused(tmp_path, name):
 
 def test_a_file_that_is_not_of_the_encoding_is_named_with_its_byte(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"plain " * 10 + b"\xe9")
-    with pytest.raises(mr.SourceError, match=r"a\.txt', near byte 60: it is not ascii: .*; check --encoding"):
+    with pytest.raises(mr.SourceError, match=r"a\.txt', near byte 60: it is not ascii: .*; check encoding="):
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", encoding="ascii", **OPTIONS)
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", encoding="ascii", on_error="replace", **OPTIONS)
     store = mr.open_store(tmp_path / "out")

@@ -132,7 +132,7 @@ def test_val_tail_takes_the_last_documents(corpus, tmp_path, tools):
 
 def test_an_empty_split_stops_with_its_remedies_and_keeps_what_was_read(corpus, tmp_path, monkeypatch):
     source, out = str(corpus / "code" / "this.py"), tmp_path / "out"
-    with pytest.raises(mr.ConfigError, match=r"'val' would be empty.*--val 0.*(larger --val|--val-tail)"):
+    with pytest.raises(mr.ConfigError, match=r"'val' would be empty.*val=0.*(larger val=|val_tail=True)"):
         mr.prepare_text(source, out, tokenizer="bytes", val=1e-9, workers=1)
     assert not out.exists()
     monkeypatch.setattr("millrace.prepare.text.part._Maker.run", lambda self: pytest.fail("read again"))

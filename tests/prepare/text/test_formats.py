@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_set_aside_beside_the_store(texts, tmp_path):
     lines = as_jsonl(texts).splitlines(keepends=True)
     lines[3:3] = [b'{"id": 1}\n', b"{broken\n"]
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
-    with pytest.raises(mr.SourceError, match=r"byte [0-9]+: .*--on-error skip") as stopped:
+    with pytest.raises(mr.SourceError, match=r'byte [0-9]+: .*on_error="skip"') as stopped:
         mr.prepare_text(str(tmp_path / "a.jsonl"), tmp_path / "out", **SMALL)
     assert stopped.value.offset == sum(map(len, lines[:3]))
     report = mr.prepare_text(str(tmp_path / "a.jsonl"), tmp_path / "out", on_error="skip", **SMALL)

@@ -35,8 +35,8 @@ def test_all_files_that_cannot_be_used_are_named_before_any_work(folder, tmp_pat
     assert said.startswith("3 files cannot be used: (1) ")
     for name in ("b.csv", "d.jsonl", "f.parquet"):
         assert f"{name}'" in said
-    assert "has no column 'text'; it has id, body; choose one with --text-field" in said
-    assert said.endswith("; fix them, leave them out with --exclude, or go on with --on-error skip")
+    assert "has no column 'text'; it has id, body; choose one with text_field=" in said
+    assert said.endswith('; fix them, leave them out with exclude=, or go on with on_error="skip"')
     assert "\n" not in said
     assert parts_read == []
     assert not (tmp_path / "out.partial").exists()

@@ -159,7 +159,7 @@ def test_a_filter_that_answers_otherwise_the_second_time_is_found_out(tmp_path, 
     (tmp_path / "fickle.py").write_text("n = 0\n\ndef keep(text):\n    global n\n    n += 1\n    return n != 5\n")
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(mr.SourceError, match="filter must answer alike"):
+    with pytest.raises(mr.SourceError, match="filter= must answer alike"):
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", filter="fickle:keep", **OPTIONS)
 
 
@@ -213,7 +213,7 @@ def test_an_append_compares_as_the_store_was_made(tmp_path):
 @pytest.mark.parametrize("kind", ["near", "none"])
 def test_lines_are_compared_exactly(tmp_path, kind):
     (tmp_path / "a.txt").write_text("one")
-    with pytest.raises(mr.ConfigError, match=f"--dedup-unit line with --dedup {kind}"):
+    with pytest.raises(mr.ConfigError, match=f'dedup_unit="line" with dedup="{kind}"'):
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", dedup=kind, **OPTIONS)
 
 

@@ -103,7 +103,7 @@ def test_a_filter_that_was_changed_is_noted(files, tmp_path, monkeypatch):
     mr.prepare_text(files[0], out, filter="keeps_it:keep", **OPTIONS)
     (tmp_path / "keeps_it.py").write_text("def keep(text):\n    return len(text) < 100\n")
     report = mr.prepare_text(files[1], out, append=True, workers=1)
-    assert any("keeps_it:keep has changed since the store was made" in note for note in report.notes)
+    assert any('filter="keeps_it:keep" has changed since the store was made' in note for note in report.notes)
 
 
 def test_a_tokenizer_is_known_by_what_it_holds_not_by_its_path(files, tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def test_a_malformed_mask_stops_with_its_place_or_is_set_aside(tmp_path, what):
     with pytest.raises(mr.SourceError, match=rf"a\.jsonl', byte {offset}: bad mask \('loss'\): {said}") as caught:
         mr.prepare_text(source, tmp_path / "out", **OPTIONS)
     assert caught.value.offset == offset
-    assert "fix line 2, or go on with --on-error skip" in str(caught.value)
+    assert 'fix line 2, or go on with on_error="skip"' in str(caught.value)
     report = mr.prepare_text(source, tmp_path / "out", on_error="skip", **OPTIONS)
     assert report.dropped == {"unreadable: bad mask": 1}
     assert json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())["offset"] == offset
@@ -174,20 +174,20 @@ def test_a_malformed_mask_stops_with_its_place_or_is_set_aside(tmp_path, what):
 def test_a_missing_or_repeated_field_is_told(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n')
-    with pytest.raises(mr.SourceError, match=r"no field 'loss'; it has \['text'\]; choose one with --mask-field"):
+    with pytest.raises(mr.SourceError, match=r"no field 'loss'; it has \['text'\]; choose one with mask_field="):
         mr.prepare_text(str(path), tmp_path / "out", **OPTIONS)
     path.write_text('{"text": "a", "loss": true, "loss": false}\n')
     with pytest.raises(mr.SourceError, match="field 'loss' stands twice"):
         mr.prepare_text(str(path), tmp_path / "out", **OPTIONS)
     (tmp_path / "a.csv").write_text("text\na\n")
-    with pytest.raises(mr.SourceError, match=r"no column 'loss'.*--mask-field"):
+    with pytest.raises(mr.SourceError, match=r"no column 'loss'.*mask_field="):
         mr.prepare_text(str(tmp_path / "a.csv"), tmp_path / "out", **OPTIONS)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"normalize": True}, "--mask-field needs --no-normalize"),
+        ({"normalize": True}, "mask_field= needs normalize=False"),
         ({"on_error": "replace"}, "give skip or stop"),
         ({"dedup_unit": "line"}, "masked documents stay whole"),
         ({"mask_field": "text"}, "is the text field itself"),
@@ -229,7 +229,7 @@ def test_an_append_and_any_number_of_workers(tmp_path):
         mr.prepare_text(second, tmp_path / name, append=True, **options)
     assert tree_digest(tmp_path / "one") == tree_digest(tmp_path / "two")
     assert stored(mr.open_store(tmp_path / "one"))[len(RECORDS) :] == [([*b"new", 256], [0, 1, 0, 0])]
-    with pytest.raises(mr.ConfigError, match="made with --mask-field; give it again"):
+    with pytest.raises(mr.ConfigError, match="made with mask_field=; give it again"):
         mr.prepare_text(second, tmp_path / "one", append=True, **{**OPTIONS, "mask_field": None})
 
 

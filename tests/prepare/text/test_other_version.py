@@ -59,7 +59,7 @@ def test_a_preparation_that_another_version_began_is_told_apart(files, tmp_path)
     plan = json.loads((partial / "plan.json").read_bytes())
     (partial / "plan.json").write_text(json.dumps({**plan, "version": VERSION - 1}))
     with pytest.raises(
-        mr.ConfigError, match=r"out\.partial was begun by another version .* begin afresh with --restart"
+        mr.ConfigError, match=r"out\.partial was begun by another version .* begin afresh with restart=True"
     ):
         mr.prepare_text(files, tmp_path / "out", **OPTIONS)
     assert list((partial / "parts").glob("*/done.json")), "what was read is kept"

@@ -170,7 +170,7 @@ def test_pieces_shorter_than_a_character_are_refused(tmp_path, most):
     (tmp_path / "a.txt").write_text("\U0001f600é\U0001f600")
     options = {**SPLIT, "val": 0, "dedup": "none"}
     with pytest.raises(
-        mr.ConfigError, match=f"--max-document {most} with .*; a character may have 4 bytes: give 4 or more"
+        mr.ConfigError, match=f"max_document={most} with .*; a character may have 4 bytes: give 4 or more"
     ):
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **{**options, "max_document": most})
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **{**options, "max_document": 4})

@@ -97,9 +97,9 @@ def test_what_an_error_recommends_continues_the_run(source, out, tmp_path, monke
         with open(path, "ab") as file:
             file.write(b"\n\n" + more)
     mr.prepare_text(source, tmp_path / "straight", on_error="skip", max_document=300, long_documents="split", **OPTIONS)
-    with pytest.raises(mr.SourceError, match="--on-error skip"):
+    with pytest.raises(mr.SourceError, match='on_error="skip"'):
         mr.prepare_text(source, out, max_document=300, **OPTIONS)
-    with pytest.raises(mr.SourceError, match="--long-documents split"):
+    with pytest.raises(mr.SourceError, match='long_documents="split"'):
         mr.prepare_text(source, out, on_error="skip", max_document=300, **OPTIONS)
     run = part._Maker.run
     read = []
@@ -183,7 +183,9 @@ def test_the_same_call_again_is_already_complete(source, out, monkeypatch):
     assert first.is_new
     assert not again.is_new
     assert (again.fingerprint, again.documents) == (first.fingerprint, first.documents)
-    with pytest.raises(mr.ConfigError, match=r"is finished, but with other.*normalize was true, now false.*--append"):
+    with pytest.raises(
+        mr.ConfigError, match=r"is finished, but with other.*normalize was true, now false.*append=True"
+    ):
         mr.prepare_text(source, out, **{**OPTIONS, "normalize": False})
     with pytest.raises(mr.ConfigError, match="shards: shard_tokens was"):
         mr.prepare_text(source, out, shard_tokens=77, **OPTIONS)

@@ -162,7 +162,7 @@ def started(monkeypatch):
 
 def test_a_worker_that_hangs_is_named_with_its_slice(slowly, tmp_path, started):
     options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:hangs"}
-    named = r"no progress for 4 s on part \d \('.*1\.txt' from 0.*--stall"
+    named = r"no progress for 4 s on part \d \('.*1\.txt' from 0.*stall_s="
     with expect_no_leaks(), pytest.raises(local.WorkerFailed, match=named):
         mr.prepare_text(slowly, tmp_path / "out", stall_s=4, **options)
 

@@ -259,9 +259,9 @@ def test_what_was_read_is_told_as_text(prepare, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"val": 1e-9}, r"'val' would be .* \(--val 0\), or .* --val, or the last documents for it with --val-tail\);"),
-     ({"val": 0, "test": 1e-9}, r"'test' would be .* \(--test 0\), or .* --test, or the last .* --val-tail\);"),
-     ({"val": 0.3, "test": 0.3, "val_tail": True, "min_chars": 4}, r"'val' would be .* \(a larger --val\); what")],
+    [({"val": 1e-9}, r"'val' would be .* \(val=0\), or .* val=, or the last documents for it with val_tail=True\);"),
+     ({"val": 0, "test": 1e-9}, r"'test' would be .* \(test=0\), or .* test=, or the last .* val_tail=True\);"),
+     ({"val": 0.3, "test": 0.3, "val_tail": True, "min_chars": 4}, r"'val' would be .* \(a larger val=\); what")],
 )  # fmt: skip
 def test_an_empty_split_has_remedies_that_fit(tmp_path, options, said):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")

@@ -106,14 +106,14 @@ def test_no_process_starts_for_a_corpus_of_one_part(source, out, monkeypatch):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_filter_that_raises_is_named_with_the_document(source, out, workers):
     with pytest.raises(
-        mr.SourceError, match=r"poisoned_filters:raises raised ValueError.*1\.txt' from 2\d\d: no such word"
+        mr.SourceError, match=r"poisoned_filters:raises. raised ValueError.*1\.txt' from 2\d\d: no such word"
     ):
         mr.prepare_text(source, out, workers=workers, filter="poisoned_filters:raises", **OPTIONS)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_filter_that_exits_is_named_with_the_document(source, out, workers):
-    with pytest.raises(mr.SourceError, match=r"poisoned_filters:leaves raised SystemExit.*1\.txt' from 2\d\d: 5"):
+    with pytest.raises(mr.SourceError, match=r"poisoned_filters:leaves. raised SystemExit.*1\.txt' from 2\d\d: 5"):
         mr.prepare_text(source, out, workers=workers, filter="poisoned_filters:leaves", **OPTIONS)
 
 

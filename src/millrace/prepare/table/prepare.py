@@ -19,6 +19,7 @@ import numpy as np
 
 from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.native import num_cores
+from millrace.prepare.advice import in_python
 from millrace.prepare.engines.local import STALL_S, Workers
 from millrace.prepare.engines.threads import Threads
 from millrace.prepare.functions import source_digest
@@ -52,6 +53,7 @@ SCRATCH = ("parts", "plan.json", "index", "fit")
 PLAN_VERSION = 1
 
 
+@in_python(TableOptions, refit=False)
 def prepare_table(
     paths: Sequence[str] | str,
     out: str | os.PathLike[str],

@@ -15,6 +15,7 @@ from typing import Any
 from millrace.errors import ConfigError, MillraceError
 from millrace.identity import digest
 from millrace.native import num_cores
+from millrace.prepare.advice import in_python
 from millrace.prepare.engines import local
 from millrace.prepare.files import InputFile
 from millrace.prepare.plan import MAX_SHOWN, check_plan
@@ -56,6 +57,7 @@ SCRATCH = (
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
+@in_python(ReadOptions, ShardOptions)
 def prepare_text(
     paths: Sequence[str] | str,
     out: str | os.PathLike[str],
