@@ -91,6 +91,9 @@ def run(
     encoding: Annotated[
         str, typer.Option(help="The encoding of files, such as latin-1; any name that Python knows.")
     ] = "utf-8",
+    html: Annotated[
+        str, typer.Option(help="What is kept of .html and .htm files: raw (tags too), or text (one document each).")
+    ] = "raw",
     max_ratio: Annotated[
         int, typer.Option(help="How many times its size a compressed file may expand to; 1 GiB is always allowed.")
     ] = 1000,
@@ -130,7 +133,7 @@ def run(
         "format_": format_, "document": document, "text_field": text_field, "mask_field": mask_field,
         "no_normalize": no_normalize, "dedup": dedup, "dedup_unit": dedup_unit, "min_chars": min_chars,
         "max_document": max_document, "long_documents": long_documents, "filter_": filter_, "on_error": on_error,
-        "max_ratio": max_ratio, "encoding": encoding,
+        "max_ratio": max_ratio, "encoding": encoding, "html": html,
     }  # fmt: skip
     # An append takes those that were not given from its store, so what is a default is not passed on.
     given = {name.rstrip("_"): value for name, value in options.items() if _is_given(context, name)}

@@ -119,7 +119,8 @@ def test_what_was_left_out_is_told_where_the_run_fails_too(prepare, tmp_path):
 def test_html_that_is_kept_with_its_tags_is_told(prepare, tmp_path):
     (tmp_path / "a.html").write_text("<p>text</p>")
     assert (
-        "note: 'a.html': HTML is kept with its tags; extract the text first" in prepare("a.html", "--out", "out").stderr
+        "note: 'a.html': HTML is kept with its tags; --html text takes only its text"
+        in prepare("a.html", "--out", "out").stderr
     )
 
 

@@ -291,8 +291,13 @@ def _first(source: Source, window: _Window, start: int, stop: float, framing: Fr
 
 def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions) -> int:
     """Where a document that is too long is cut: between characters."""
-    if options.long_documents != "split" or source.format != "text":
-        plain = "raise --max-document, or cut such documents with --long-documents split"
+    if options.long_documents != "split" or source.format != "text" or source.is_page:
+        split = (
+            "leave the file out: a page is never cut"
+            if source.is_page
+            else "cut such documents with --long-documents split"
+        )
+        plain = f"raise --max-document, or {split}"
         raise SourceError(
             f"{source.path!r}: the document at byte {offset} is longer than {options.max_document:,} bytes; "
             f"{plain if source.format == 'text' else longer_record(options)}",

@@ -9,6 +9,7 @@ import msgspec
 from millrace.errors import SourceError
 from millrace.prepare.text.documents import read_documents
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.pages import check_library
 from millrace.prepare.text.reading import unreadable
 from millrace.prepare.text.records import Bad, check_parquet
 from millrace.prepare.text.sources import Source, Unit
@@ -19,6 +20,7 @@ def check_headers(sources: Sequence[Source], options: ReadOptions) -> list[Sourc
 
     Else one error names all of them. Plain text has no header.
     """
+    check_library(sources)
     found = [(source, _problem(source, options)) for source in sources]
     problems = [(source, problem) for source, problem in found if problem is not None]
     if not problems or options.on_error != "stop":

@@ -16,14 +16,14 @@ import msgspec
 
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.prepare.functions import source_digest
-from millrace.prepare.text.options import ReadOptions, ShardOptions
+from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions
 from millrace.store.manifest import Manifest
 from millrace.store.plain_file import read_plain
 from millrace.store.reader import read_base
 from millrace.text.load import tokenizer_by_name
 
 # An append must have the first, and takes the second where they are left out: files may name their fields otherwise.
-FIXED = ("document", "normalize", "min_chars", "filter", "dedup", "dedup_unit", "val", "test", "val_tail")
+FIXED = ("document", "html", "normalize", "min_chars", "filter", "dedup", "dedup_unit", "val", "test", "val_tail")
 TAKEN = ("format", "text_field", "mask_field")
 CUT = ("max_document", "long_documents")  # fixed where documents were cut, or would be that the store has whole
 OPTIONS, NAMES, FILTER = "options", "names", "filter source"  # in the meta of a manifest
@@ -86,6 +86,7 @@ def options_of_append(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     manifest = read_base(out).manifest
     check_is_text(out, manifest)
     stored, has_cut = _stored(out, manifest)
+    stored = {**EARLIER, **stored}
     if stored.get("document") == "record":  # as they have it without saying so
         stored = {**stored, "document": None}
     options = {**{name: stored[name] for name in (*FIXED, *TAKEN, *CUT) if name in stored}, **given}

@@ -20,9 +20,9 @@ def notes_before(sources: Sequence[Source], reading: ReadOptions, cutting: Shard
             f"{_listed(indented)}: code and markup are cleaned like prose and lose their indentation; "
             "--no-normalize keeps it"
         )
-    pages = [source.path for source in sources if source.is_html]
+    pages = [source.path for source in sources if source.is_raw_html]
     if pages:
-        notes.append(f"{_listed(pages)}: HTML is kept with its tags; extract the text first if you want prose")
+        notes.append(f"{_listed(pages)}: HTML is kept with its tags; --html text takes only its text")
     if cutting.val_tail and cutting.val + cutting.test > 0 and reading.dedup == "none":
         notes.append(TAIL)
     return notes

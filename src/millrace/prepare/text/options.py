@@ -12,6 +12,7 @@ from millrace.errors import ConfigError
 from millrace.prepare.text.kept import file_of
 
 MIN_CUT = 4  # bytes of a piece: those of the longest character
+EARLIER = {"encoding": "utf-8", "html": "raw"}  # what stores mean that were made before there were these options
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_error: str = "stop"
     max_ratio: int = 1000
     encoding: str = "utf-8"
+    html: str = "raw"
     dedup: str = "exact"
     dedup_unit: str = "document"
     part_bytes: int = 16 << 20
@@ -39,6 +41,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("document", self.document, (None, "line", "blank-line", "file", "record"))
         _one_of("long_documents", self.long_documents, ("stop", "split"))
         _one_of("on_error", self.on_error, ("stop", "skip", "replace"))
+        _one_of("html", self.html, ("raw", "text"))
         _one_of("dedup", self.dedup, ("exact", "near", "none"))
         _one_of("dedup_unit", self.dedup_unit, ("document", "line"))
         if self.dedup_unit == "line" and self.dedup != "exact":
@@ -111,7 +114,7 @@ def loosened(old: Mapping[str, Any], new: Mapping[str, Any], *, has_records: boo
 
     Records that were too long may have been set aside, where documents of plain text stopped the run.
     """
-    kept = dict(old)
+    kept = {**EARLIER, **old}
     if old["on_error"] == "stop":
         kept["on_error"] = new["on_error"]
     if old["long_documents"] == "stop" and new["max_document"] >= old["max_document"]:

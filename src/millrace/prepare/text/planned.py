@@ -11,7 +11,7 @@ import msgspec
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import differences
 from millrace.prepare.text.existing import Existing
-from millrace.prepare.text.options import ReadOptions, ShardOptions, loosened
+from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions, loosened
 from millrace.prepare.text.sources import Source
 from millrace.prepare.text.vocabulary import file_identity
 
@@ -64,5 +64,5 @@ class TextPlan:
 
 def _of_store(plan: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in plan.get("options", {}).items() if name != "part_bytes"}
-    options.setdefault("encoding", "utf-8")  # of stores that earlier versions made
+    options = {**EARLIER, **options}
     return {name: value for name, value in plan.items() if name != "version"} | {"options": options}

@@ -139,6 +139,7 @@ class _Preparation:
             given=given,
             exclude=self._exclude,
             codec=self._reading.codec,
+            html=self._reading.html,
         )
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:

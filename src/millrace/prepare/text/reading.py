@@ -24,6 +24,7 @@ from millrace.prepare.text.documents import Bad, Stretch, read_documents, read_s
 from millrace.prepare.text.long import check_utf8, clean_long, is_long, num_characters
 from millrace.prepare.text.masks import Masked
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.pages import page_text
 from millrace.prepare.text.pieces import Piece
 from millrace.prepare.text.sources import Part, Source, Unit
 from millrace.prepare.text.streams import open_source
@@ -156,7 +157,7 @@ class Reader:
             return None
 
     def _usable_ones(self, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> Texts:
-        together = self._all_of([document for _, document in chunk])
+        together = None if source.is_page else self._all_of([document for _, document in chunk])
         if together is not None:
             self.bytes_read += sum(len(document) for _, document in chunk if isinstance(document, bytes))
             return self._not_empty([offset for offset, _ in chunk], together)
@@ -174,9 +175,11 @@ class Reader:
         try:
             if isinstance(document, Bad):
                 raise document
-            if is_long(document) and self._filter is None and self._options.on_error != "replace":
+            looks_at_str = self._filter is not None or self._options.on_error == "replace" or source.is_page
+            if is_long(document) and not looks_at_str:
                 return self._usable_long(source, offset, document)
             text = self._decoded(source, offset, document)
+            text = page_text(text) if source.is_page else text
         except Bad as bad:
             self._set_aside(source, bad)
             return None

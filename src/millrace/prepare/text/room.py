@@ -30,5 +30,6 @@ def estimate(
     keeps_all = not options.normalize and options.dedup == "none" and options.filter is None and options.min_chars <= 1
     if tokenizer.kind != "bytes" or not keeps_all or options.on_error == "skip":
         return likely, 0
-    whole = sum(source.size for source in sources if source.document == "file" and source.compression is None)
+    kept = (source for source in sources if source.document == "file" and not source.is_page)
+    whole = sum(source.size for source in kept if source.compression is None)
     return likely, whole * size

@@ -23,6 +23,7 @@ CODE = """c cc cpp cs css cu go h hpp hs html java jl js jsx kt lua md ml php pl
 ts tsx yaml yml"""
 WHOLE = frozenset(f".{ending}" for ending in CODE.split())  # of which a file is a document
 PROSE = frozenset((".html", ".tex"))  # of these, in which indentation says little
+PAGES = frozenset((".html", ".htm"))
 EXPECTED = "text, JSONL, CSV or Parquet, or - for standard input"
 STDIN = "-"
 MAX_UNITS = 4096  # of a part
@@ -38,6 +39,7 @@ class Source(InputFile, frozen=True, kw_only=True):
     unpacked: str | None = None  # where a compressed one lies that cannot be read as a stream
     problem: str | None = None  # why it is set aside as a whole
     codec: str | None = None  # by which it is decoded, from its beginning on; None: it is UTF-8
+    is_page: bool = False  # its document is the text of an HTML page
 
     @property
     def place(self) -> tuple[str, str]:
@@ -55,8 +57,9 @@ class Source(InputFile, frozen=True, kw_only=True):
         return self.format == "text" and _kind(self.path)[2] in WHOLE - PROSE
 
     @property
-    def is_html(self) -> bool:
-        return self.format == "text" and _kind(self.path)[2] == ".html"
+    def is_raw_html(self) -> bool:
+        """Whether its tags are kept."""
+        return self.format == "text" and not self.is_page and _kind(self.path)[2] in PAGES
 
     @property
     def is_framed(self) -> bool:
@@ -94,12 +97,24 @@ def find_sources(
     given: Mapping[str, InputFile] | None = None,
     exclude: Sequence[str] = (),
     codec: str | None = None,
+    html: str = "raw",
 ) -> tuple[list[Source], list[str]]:
     """Every file of the arguments and what it holds, by its ending or as ``kind`` says; and notes on what was left out."""
-    found = find_files(
-        paths, lambda path: _kind(path)[0] is not None, EXPECTED, avoid=avoid, given=given, exclude=exclude
-    )
-    return [_source(file, document, kind, codec) for file in found.files], found.notes
+
+    def is_wanted(path: str) -> bool:
+        known, _, ending = _kind(path)
+        return known is not None or (html == "text" and ending in PAGES)
+
+    found = find_files(paths, is_wanted, EXPECTED, avoid=avoid, given=given, exclude=exclude)
+    sources = [_source(file, document, kind, codec) for file in found.files]
+    return [_page(source) for source in sources] if html == "text" else sources, found.notes
+
+
+def _page(source: Source) -> Source:
+    """The source, as a page where it is one: then it is one document, whatever other text has."""
+    if source.format != "text" or _kind(source.path)[2] not in PAGES:
+        return source
+    return msgspec.structs.replace(source, document="file", is_page=True)
 
 
 def _kind(path: str) -> tuple[str | None, str | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from millrace.prepare.text.clean import clean
 from millrace.prepare.text.documents import Bad, read_documents
 from millrace.prepare.text.long import check_utf8, clean_long, is_long
 from millrace.prepare.text.options import ReadOptions
+from millrace.prepare.text.pages import page_text
 from millrace.prepare.text.sources import Part, Source, cut_parts
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.load import tokenizer_by_name, tokenizer_from_file
@@ -115,9 +117,11 @@ def documents(
 
 def _readable(sources: Sequence[Source], part: Part, options: ReadOptions) -> Iterator[bytes]:
     for unit in part.units:
-        for _, document in read_documents(sources[unit.source], unit, options):
+        source = sources[unit.source]
+        for _, document in read_documents(source, unit, options):
             if not isinstance(document, Bad):
-                yield document
+                with contextlib.suppress(Bad):
+                    yield page_text(document.decode(errors="replace")).encode() if source.is_page else document
 
 
 def _beginning(document: bytes, limit: int) -> bytes:
