@@ -97,7 +97,21 @@ def literals(path):
 
 def test_a_word_behind_a_flag_is_a_value_or_known_to_be_none():
     """A new message such as "--gap wants ..." needs its verb in NO_VALUES."""
-    takes = {"first", "near", "line", "record", "all", "split", "replace", "skip", "entity", "latin", "utf"}
+    takes = {
+        "first",
+        "near",
+        "line",
+        "record",
+        "all",
+        "split",
+        "replace",
+        "skip",
+        "entity",
+        "latin",
+        "utf",
+        "text",
+        "raw",
+    }
     is_bool = {name for kind in STRUCTS for name, default in defaults(kind).items() if isinstance(default, bool)}
     is_bool |= {"refit", "no_dedup", "no_normalize"}
     paths = Path(advice.__file__).parent.rglob("*.py")

@@ -126,7 +126,7 @@ def test_a_large_page_is_one_document(tmp_path):
 @pytest.mark.parametrize("long_documents", ["stop", "split"])
 def test_a_page_over_the_limit_is_never_cut(tmp_path, long_documents):
     (tmp_path / "a.html").write_text("<p>text" * 10)
-    with pytest.raises(mr.SourceError, match="raise --max-document, or leave the file out: a page is never cut"):
+    with pytest.raises(mr.SourceError, match="raise max_document=, or leave the file out: a page is never cut"):
         prepared(tmp_path / "a.html", tmp_path / "out", max_document=20, long_documents=long_documents)
 
 
@@ -134,7 +134,7 @@ def test_invalid_characters_are_for_the_policy(tmp_path):
     (tmp_path / "a.html").write_bytes(b"<p>caf\xe9 one")
     (tmp_path / "b.html").write_bytes(b"<p>two")
     path = tmp_path / "*.html"
-    with pytest.raises(mr.SourceError, match=r"a\.html', byte 6: invalid utf-8 .*--encoding latin-1"):
+    with pytest.raises(mr.SourceError, match=r"a\.html', byte 6: invalid utf-8 .*encoding=\"latin-1\""):
         prepared(path, tmp_path / "out")
     assert prepared(path, tmp_path / "skip", on_error="skip") == ["two"]
     assert prepared(path, tmp_path / "replace", on_error="replace") == ["caf\ufffd one", "two"]
@@ -147,7 +147,7 @@ def test_without_the_library_one_line_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "selectolax", None)
     with pytest.raises(mr.ConfigError) as caught:
         prepared(tmp_path / "a.html", tmp_path / "out")
-    assert str(caught.value) == "--html text needs selectolax; pip install 'millrace[html]'"
+    assert str(caught.value) == "html=\"text\" needs selectolax; pip install 'millrace[html]'"
     assert not (tmp_path / "out.partial").exists()
     assert prepared(tmp_path / "b.txt", tmp_path / "out") == ["text"]  # which has no page
 
