@@ -270,3 +270,11 @@ def test_a_giant_record_needs_no_memory_per_sample():
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20, f"{peak} bytes"
+
+
+def test_a_view_without_samples_says_what_is_too_long():
+    store = mr.from_arrays({"values": np.arange(12.0)}, offsets=[0, 5, 12])
+    with pytest.raises(
+        mr.ConfigError, match="lookback=8, horizon=2 and lead=0 need 10 rows, and the longest record has 7"
+    ):
+        mr.Feed(mr.Windows(store, lookback=8, horizon=2), batch=1)

@@ -166,7 +166,8 @@ def check_view(view: Any) -> None:
 
 def check_line(view: View, order: Order, batch: int) -> None:
     if len(view) == 0:
-        raise ConfigError(f"the view has no samples: {view!r}; lower its lengths or choose another split")
+        why = view.why_empty() if hasattr(view, "why_empty") else f"{view!r}"
+        raise ConfigError(f"the view has no samples: {why}; lower its lengths or choose another split")
     if order.n != len(view):
         raise ConfigError(f"the order is over {order.n} samples, the view has {len(view)}; make it Shuffled(len(view))")
     if as_integer("batch", batch) < 1:

@@ -144,6 +144,7 @@ class Folder:
 def missing(path: str) -> StoreNotFound:
     if os.path.isdir(f"{path}.partial") and is_ours(Path(f"{path}.partial")):
         return StoreNotFound(
-            f"{path} is not finished ({path}.partial is there); run the same command again to continue", path=path
+            f"{path} is not finished ({path}.partial is there); run the command or program that writes it again to continue",
+            path=path,
         )
     return StoreNotFound(not_a_store(path), path=path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from millrace.store.store import Store
 from millrace.train.settings import Config, Data
 from millrace.view.blocks import Blocks
@@ -16,9 +14,8 @@ def why_empty(view: View, store: Store, data: Data) -> str:
     split = f"the split {data.split!r} of {store.path}"
     if isinstance(view, Windows):
         keys = f"data.lookback = {data.lookback:,}, data.horizon = {data.horizon:,}, data.lead = {data.lead:,}"
-        longest = int(max(np.diff(store.offsets) if store.cuts is None else store.cuts[1], default=0))
         return (
-            f"{keys} need a series of {view.span:,} rows, and the longest in {split} has {longest:,}; lower data.lookback "
+            f"{keys} need a series of {view.span:,} rows, and the longest in {split} has {view.longest:,}; lower data.lookback "
             "or data.horizon"
         )
     if isinstance(view, Blocks):

@@ -83,6 +83,17 @@ class Windows(View):
         }
 
     @property
+    def longest(self) -> int:
+        """Rows of the longest record, or of what a split by time has of it."""
+        cuts = self.store.cuts
+        return int(max(np.diff(self.store.offsets) if cuts is None else cuts[1], default=0))
+
+    def why_empty(self) -> str:
+        """What a view without samples asks for, and what there is."""
+        asked = f"lookback={self.lookback:,}, horizon={self.horizon:,} and lead={self.lead:,}"
+        return f"{asked} need {self.span:,} rows, and the longest record has {self.longest:,}"
+
+    @property
     def span(self) -> int:
         """Rows from the first of the lookback to the last of the horizon."""
         return self.lookback + self.lead + self.horizon
