@@ -146,9 +146,11 @@ def test_without_the_library_one_line_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "b.txt").write_text("text")
     monkeypatch.setitem(sys.modules, "selectolax", None)
     with pytest.raises(mr.ConfigError) as caught:
-        prepared(tmp_path / "a.html", tmp_path / "out")
+        mr.prepare_text(
+            [str(tmp_path / "b.txt"), str(tmp_path / "a.html")], tmp_path / "out", **OPTIONS, html="text", part_bytes=1
+        )
     assert str(caught.value) == "html=\"text\" needs selectolax; pip install 'millrace[html]'"
-    assert not (tmp_path / "out.partial").exists()
+    assert not (tmp_path / "out.partial").exists()  # nothing was done before
     assert prepared(tmp_path / "b.txt", tmp_path / "out") == ["text"]  # which has no page
 
 
