@@ -374,7 +374,11 @@ def test_a_refusal_of_the_system_is_no_damage_and_says_its_own_remedy(rich, monk
 def test_no_store_is_not_found_and_says_what_to_do(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun.partial").mkdir()
-    cases = {"nowhere": "check the path", "empty": "holds no store", "begun": "run the same command again to continue"}
+    cases = {
+        "nowhere": "check the path",
+        "empty": "holds no store",
+        "begun": "run the command or program that writes it again to continue",
+    }
     for name, message in cases.items():
         with pytest.raises(mr.StoreNotFound, match=message) as caught:
             mr.open_store(tmp_path / name)

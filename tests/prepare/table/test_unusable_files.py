@@ -85,7 +85,7 @@ def test_files_of_other_endings_are_also_told_when_a_run_fails(folder, append):
 
 
 def test_a_text_as_target_is_named_with_the_numbers_there_are(folder):
-    said = r"target='name' is also entity|target='kind' is string; a target is a number: choose another \(x, y\), or"
+    said = r"target='name' is also entity|target='kind' is string; a target is a number: choose another \(x, y\), give decimal="
     frame().assign(kind="k").to_csv("in/good.csv", index=False)
     with pytest.raises(mr.ConfigError, match=said):
         mr.prepare_table("in/good.csv", "out", **OPTIONS, target="kind")

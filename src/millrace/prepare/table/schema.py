@@ -123,12 +123,12 @@ def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: I
     for name in (*role.features, *role.static):
         if not (is_number(types[name]) or pyarrow.types.is_boolean(types[name]) or pyarrow.types.is_null(types[name])):
             what = "--target" if name in options.target else "column"
-            rest = [column for column in role.features if column not in options.target and is_number(types[column])]
+            numbers = [column for column in role.features if column not in options.target and is_number(types[column])]
+            another = f"choose another ({', '.join(numbers)}), " if numbers else ""
             raise ConfigError(
                 f"{what} {name!r} is {types[name]}; a {what.removeprefix('--').replace('column', 'feature')} is a number: "
-                + (f"{f'choose another ({chr(44).join(rest)}), ' if rest else ''}give --decimal ',' if that is its decimal "
-                   "sign, or make it a number with --transform" if what == "--target"
-                   else "leave it out, or give it as --categorical")
+                + (f"{another}give --decimal ',' if that is its decimal sign, or make it a number with --transform"
+                   if what == "--target" else "leave it out, or give it as --categorical")
             )  # fmt: skip
     entity = () if FILE_NAME in options.entity else options.entity
     for what, names in (("entity", entity), ("categorical", role.categorical), ("static", role.static_categorical)):

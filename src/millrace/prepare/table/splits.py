@@ -75,6 +75,8 @@ def parse_time(text: str, schema: Schema, option: str) -> Any:
         instant: Any = np.datetime64(parsed, "us")
         if len(text) > 26 and "." in text:  # datetime stops at microseconds
             instant = np.datetime64(text.removesuffix("Z"), "ns")
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"{option} {text!r} is no time; give 2023-01-01 or 2023-01-01T12:00:00") from error
     unit = np.datetime_data(instant.dtype)[0]
