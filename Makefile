@@ -45,7 +45,7 @@ SANITIZE = gcc -shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,u
 SANITIZED_TESTS = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1:allocator_may_return_null=1:max_allocation_size_mb=4096 \
 	MILLRACE_FUZZ=60000 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) $(PY) -m pytest -n 2 -q --timeout 600
-BOTH_TESTS := tests/property/test_fuzz_core.py tests/text/test_merges.py tests/text/test_lump.py $(addprefix tests/prepare/text/test_,seen.py clean.py kept.py long.py framing.py)
+BOTH_TESTS := tests/property/test_fuzz_core.py tests/text/test_merges.py tests/text/test_lump.py $(addprefix tests/prepare/text/test_,part_repeats.py clean.py part_files.py long_documents.py framing.py)
 sanitize: .venv/ready
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/millrace $(SANITIZED)/
 	$(SANITIZE)

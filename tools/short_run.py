@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 import millrace as mr
-from millrace.feed import native, program
-from millrace.gather import native as gather
+from millrace.feed import core_ring as native
+from millrace.feed import program
+from millrace.gather import core_gather as gather
 from millrace.native import core
 
 assert core is not None

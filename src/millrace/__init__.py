@@ -32,10 +32,10 @@ _NAMES = {
     "from_arrays": "store.memory",
     "from_pandas": "store.memory",
     "from_spec": "view.spec",
-    "open_run": "train.opened",
+    "open_run": "train.open_run",
     "open_store": "store.open",
-    "prepare_table": "prepare.table.prepare",
-    "prepare_text": "prepare.text.prepare",
+    "prepare_table": "prepare.table.table",
+    "prepare_text": "prepare.text.text",
     **dict.fromkeys(
         (
             "ConfigError", "FeedError", "LeaseLost", "MillraceError", "QueueError", "QueueUnreachable", "ResumeMismatch",
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from millrace.order.orders import BlockShuffled as BlockShuffled
     from millrace.order.orders import Sequential as Sequential
     from millrace.order.orders import Shuffled as Shuffled
-    from millrace.prepare.table.prepare import prepare_table as prepare_table
-    from millrace.prepare.text.prepare import prepare_text as prepare_text
+    from millrace.prepare.table.table import prepare_table as prepare_table
+    from millrace.prepare.text.text import prepare_text as prepare_text
     from millrace.ragged import Ragged as Ragged
     from millrace.ragged import Spans as Spans
     from millrace.store.layout import Column as Column
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from millrace.store.open import open_store as open_store
     from millrace.store.store import Store as Store
     from millrace.store.writer import StoreWriter as StoreWriter
-    from millrace.train.opened import open_run as open_run
+    from millrace.train.open_run import open_run as open_run
     from millrace.view.blocks import Blocks as Blocks
     from millrace.view.compose import Concat as Concat
     from millrace.view.compose import Subset as Subset

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed import native
+from millrace.feed import core_ring as native
 
 pytestmark = pytest.mark.needs_core
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed.native import Memory, NativeRing
+from millrace.feed.core_ring import Memory, NativeRing
 from millrace.feed.program import Program
-from millrace.feed.ring import new_memory
-from millrace.gather import native as gather
+from millrace.feed.slots import new_memory
+from millrace.gather import core_gather as gather
 from millrace.native import core
 
 pytestmark = pytest.mark.needs_core

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.feed import cuda, iterate
+from millrace.feed import cuda
+from millrace.feed import iteration as iterate
 
 pytestmark = [pytest.mark.needs_core, pytest.mark.one_way]
 POINTER, FOUND, INTEGER, INTEGERS = (

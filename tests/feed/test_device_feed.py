@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.feed import iterate
-from millrace.gather.native import Native
+from millrace.feed import iteration as iterate
+from millrace.gather.core_gather import Native
 from millrace.store import platform, reader
 
 from .lanes import SIDE, SlowLanes

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.feed import program as programs
+from millrace.feed.core_ring import NativeRing
 from millrace.feed.maker import Maker
-from millrace.feed.native import NativeRing
 from millrace.feed.program import Program
 
 pytestmark = pytest.mark.needs_core
@@ -69,7 +69,7 @@ def fetching(view, batch, *, workers=1, which=lambda shard: True):
         program.open_files()
     program.core.fetch(True)
     ring = NativeRing(program, count=None, depth=3, workers=workers)
-    with mock.patch("millrace.gather.native.core", None):
+    with mock.patch("millrace.gather.core_gather.core", None):
         twin = Maker(line, None, 0, slots=2)
         yield ring, twin
     ring.close()

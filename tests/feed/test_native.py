@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.feed import native
+from millrace.feed import core_ring as native
+from millrace.feed.core_ring import NativeRing
 from millrace.feed.maker import Maker
-from millrace.feed.native import NativeRing
 from millrace.feed.program import Program
 from millrace.native import core
 from millrace.store.columns import ColumnArray
@@ -124,7 +124,7 @@ def test_programs_give_the_batches_of_the_twin(data):
     count = line.num_batches
     numbers = data.draw(st.lists(st.integers(0, 6 if count is None else count - 1), min_size=1, max_size=4))
     by_core, by_numpy = Maker(line, None, 0, program, slots=2), Maker(line, None, 0, slots=2)
-    with mock.patch("millrace.gather.native.core", None):
+    with mock.patch("millrace.gather.core_gather.core", None):
         for number in numbers:
             equal(by_core.make(number), by_numpy.make(number))
     ahead = NativeRing(program, count=count, depth=data.draw(st.integers(1, 3)), workers=data.draw(st.integers(0, 2)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed import iterate
+from millrace.feed import iteration as iterate
 
 VIEW = mr.Blocks(mr.from_arrays({"tokens": np.arange(21)}), length=1)  # 20 samples in 3 batches, the last one of 4
 FEED_FILES = str(Path(iterate.__file__).parent)

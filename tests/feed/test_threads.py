@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed import iterate, ring
+from millrace.feed import iteration as iterate
+from millrace.feed import slots as ring
 from millrace.native import core
 
 from .lanes import SlowLanes

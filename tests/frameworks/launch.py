@@ -27,7 +27,7 @@ PORTS = itertools.count(28_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER
 
 
 def kill_at(count: int) -> None:
-    from millrace.feed.iterate import Iteration
+    from millrace.feed.iteration import Iteration
 
     plain, seen = Iteration.__next__, [0]
 

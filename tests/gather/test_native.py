@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.gather import native
-from millrace.gather.native import Native
+from millrace.gather import core_gather as native
+from millrace.gather.core_gather import Native
 from millrace.gather.reference import Field, Located
 from millrace.native import core
 

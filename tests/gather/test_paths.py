@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.gather.native import Native
+from millrace.gather.core_gather import Native
 from millrace.gather.rows import Rows
 
 

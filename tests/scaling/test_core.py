@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.native import core
-from millrace.prepare.table import part
+from millrace.prepare.table.read import part
 from millrace.scaling import moments, scaler
 
 needs_core = pytest.mark.needs_core

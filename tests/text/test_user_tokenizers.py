@@ -272,7 +272,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, data):
 def test_a_model_without_sentencepiece_names_the_package(model, tmp_path, monkeypatch):
     (tmp_path / "own.model").write_bytes(model)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    monkeypatch.delitem(sys.modules, "millrace.text.pieces", raising=False)
+    monkeypatch.delitem(sys.modules, "millrace.text.sentencepiece_file", raising=False)
     with pytest.raises(ConfigError, match="pip install sentencepiece"):
         tokenizer_by_name(str(tmp_path / "own.model"))
 

@@ -1,4 +1,4 @@
-/* Documents cleaned as clean() of prepare/text/clean.py does, many at a time. */
+/* Documents cleaned as clean() of prepare/text/clean/characters.py does, many at a time. */
 #include "core.h"
 
 /* What a character is, by a table of those beyond ASCII: a number up to MOST_CLASS is the combining class of a mark. */

@@ -116,7 +116,7 @@ typedef struct {
     int64_t faults, samples, batch_bytes;  /* counted while it is hot; of the batch asked for last */
 } Ahead;
 
-/* gatherer.c: the fields of a view as an object. */
+/* gather_object.c: the fields of a view as an object. */
 typedef struct {
     PyObject_HEAD
     PyObject *columns; /* a tuple of Column */

@@ -45,7 +45,7 @@ class Demo:
 
     def text(self, config: str, kill_at: int) -> dict[str, Any]:
         """Tokenises the standard library, trains a GPT, kills it half-way, resumes, compares."""
-        from millrace.prepare.text.prepare import prepare_text
+        from millrace.prepare.text.text import prepare_text
 
         self._say("1. The source of Python's standard library, as a token store")
         sources = os.path.join(sysconfig.get_path("stdlib"), "*.py")

@@ -42,7 +42,7 @@ def write_table(path: str, sensors: int = 60, rows: int = 1200) -> int:
 
 def prepare_sensors(table: str, out: str) -> Any:
     """The series store of the table: sorted, scaled, the last rows of each sensor held back for val."""
-    from millrace.prepare.table.prepare import prepare_table
+    from millrace.prepare.table.table import prepare_table
 
     options: dict[str, Any] = {"entity": ("sensor",), "time": "time", "features": FEATURES, "target": TARGET}
     return prepare_table([table], out, **options, val_last=VAL, scale="standard").open()

@@ -148,7 +148,7 @@ def run(
     from millrace.cli.table_progress import TableProgress
     from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
-    from millrace.prepare.table.prepare import prepare_table
+    from millrace.prepare.table.table import prepare_table
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")

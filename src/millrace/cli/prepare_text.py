@@ -124,7 +124,7 @@ def run(
     from millrace.cli.text_progress import TextProgress
     from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
-    from millrace.prepare.text.prepare import prepare_text
+    from millrace.prepare.text.text import prepare_text
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
@@ -159,7 +159,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def show(report: Any, out: str, *, is_append: bool) -> None:
     from millrace.cli.console import print_line, print_table, size
-    from millrace.prepare.text.reading import REPLACED
+    from millrace.prepare.text.read.reader import REPLACED
 
     if not report.is_new and not report.documents:
         dropped = ", ".join(f"{reason}: {number:,}" for reason, number in report.dropped.items())

@@ -14,8 +14,8 @@ from typing import Any
 
 from millrace.errors import FeedError
 from millrace.feed.batch import ALIGN, Batch, Marks
+from millrace.feed.core_ring import HELD, Memory, NativeRing
 from millrace.feed.line import Line
-from millrace.feed.native import HELD, Memory, NativeRing
 from millrace.feed.program import Layout, Program, is_ragged, torch_dtype
 from millrace.ragged import Ragged
 

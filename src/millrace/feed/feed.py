@@ -18,7 +18,7 @@ from millrace.feed import cursor, journal
 from millrace.feed.batch import Batch, last_span
 from millrace.feed.callers import check_feed
 from millrace.feed.explain import Explanation, describe
-from millrace.feed.iterate import Iteration, Place
+from millrace.feed.iteration import Iteration, Place
 from millrace.feed.lightning import Hand
 from millrace.feed.line import Line, check_line, check_view
 from millrace.feed.options import check_options, warn_of_batch

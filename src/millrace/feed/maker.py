@@ -12,8 +12,8 @@ from millrace.errors import ConfigError, StageFailed
 from millrace.feed.batch import MARKS, Batch, check_names
 from millrace.feed.line import Line, Plan
 from millrace.feed.program import Program, Unmapped
-from millrace.feed.ring import Slot, Slots
 from millrace.feed.rng import Rng
+from millrace.feed.slots import Slot, Slots
 
 if TYPE_CHECKING:
     from millrace.feed.feed import Transform

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import check_names, check_rename
-from millrace.feed.iterate import DEVICES
+from millrace.feed.iteration import DEVICES
 from millrace.feed.line import LAST
 from millrace.feed.world import check_given
 from millrace.order.orders import MAX_POSITION, Sequential

@@ -17,7 +17,7 @@ import numpy as np
 from millrace.errors import FeedError
 from millrace.feed.batch import Batch, aligned
 from millrace.feed.device import DeviceMemory
-from millrace.feed.ring import Slots
+from millrace.feed.slots import Slots
 from millrace.feed.stage import Stage
 from millrace.ragged import Array, Ragged
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 from millrace.feed.callers import check_iterator, check_passes, check_restore
-from millrace.feed.iterate import Iteration
+from millrace.feed.iteration import Iteration
 from millrace.feed.lightning import join
 from millrace.feed.line import Line
 from millrace.feed.report import Report

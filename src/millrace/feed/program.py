@@ -16,7 +16,7 @@ import numpy as np
 from millrace.errors import FeedError, StoreError
 from millrace.feed.batch import MARKS, Batch, Marks, aligned
 from millrace.feed.line import Line
-from millrace.gather.native import Native
+from millrace.gather.core_gather import Native
 from millrace.gather.reference import Field
 from millrace.native import core, memory_bytes
 from millrace.ragged import Ragged, as_int64s

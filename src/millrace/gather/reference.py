@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.gather.native import Native
+from millrace.gather.core_gather import Native
 from millrace.gather.rows import Items, Rows, check_inside, neighbours
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s, Ragged, Spans, as_int64s

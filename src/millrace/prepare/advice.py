@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from millrace.errors import MillraceError
-from millrace.prepare.shown import default_progress
+from millrace.prepare.progress import default_progress
 
 Given = ParamSpec("Given")
 Report = TypeVar("Report", bound=msgspec.Struct)

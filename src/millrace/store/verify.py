@@ -26,7 +26,7 @@ from millrace.store.folder import Folder
 from millrace.store.layout import BLOCK_BYTES, num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
-from millrace.store.verify_beside import Damage, check_side_files
+from millrace.store.verify_side_files import Damage, check_side_files
 
 
 class Report(msgspec.Struct):

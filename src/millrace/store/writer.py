@@ -19,7 +19,7 @@ import numpy as np
 from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
-from millrace.store.continued import continued
+from millrace.store.append_rules import continued
 from millrace.store.gc import sweep
 from millrace.store.layout import Column, Layout, check_name
 from millrace.store.manifest import KINDS, Cuts

@@ -208,7 +208,7 @@ def _ranks(data: bytes, name: str) -> dict[bytes, int]:
 
 def _sentencepiece(data: bytes, name: str) -> Tokenizer:
     try:
-        from millrace.text.pieces import SentencePieceTokenizer
+        from millrace.text.sentencepiece_file import SentencePieceTokenizer
     except ImportError as error:
         raise ConfigError(f"tokenizer {name} is a sentencepiece model; pip install sentencepiece") from error
     return SentencePieceTokenizer(data, os.path.basename(name))

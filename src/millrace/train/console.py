@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Protocol, TextIO
 
-from millrace.prepare.shown import is_watched
+from millrace.prepare.progress import is_watched
 
 BLINK_S = 0.1  # between two notes: more are not read
 

@@ -15,8 +15,8 @@ import numpy as np
 from torch import nn
 
 from millrace.errors import ConfigError, MillraceError, StoreNotFound
-from millrace.prepare.table.prepare import prepare_table
-from millrace.prepare.text.prepare import prepare_text
+from millrace.prepare.table.table import prepare_table
+from millrace.prepare.text.text import prepare_text
 from millrace.store import platform
 from millrace.store.open import open_store
 from millrace.store.store import Store

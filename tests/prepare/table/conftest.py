@@ -24,7 +24,9 @@ from pyarrow import csv, parquet
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import millrace as mr
-from millrace.prepare.table import batches, clean, fit, index, part, shards, sources
+from millrace.prepare.table.read import batches, part, sources
+from millrace.prepare.table.settle import clean, fit, index
+from millrace.prepare.table.write import shards
 from millrace.scaling import scaler
 
 START = 1_577_836_800  # 2020-01-01, a Wednesday

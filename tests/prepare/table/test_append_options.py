@@ -123,7 +123,7 @@ def test_a_refused_append_stands_in_nobodys_way(put, tmp_path, monkeypatch):
     with pytest.raises(mr.SourceError, match="has rows from"):
         append(put("overlap", hours(5, 15)), out)
     assert not Path(f"{out}.partial").exists()
-    from millrace.prepare.table import reading
+    from millrace.prepare.table.read import parts as reading
 
     with monkeypatch.context() as patch:
         patch.setattr(reading, "prepare_part", None)  # nothing may be read

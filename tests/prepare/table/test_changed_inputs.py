@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import millrace as mr
-from millrace.prepare.table import csv_files, part, sources
+from millrace.prepare.table.read import csv_files, part, sources
 from millrace.testing import Fault, run_forked, tree_digest
 
 OPTIONS = {"time": "t", "entity": "name", "workers": 1, "duplicates": "last"}

@@ -192,7 +192,7 @@ def test_repeated_times(tmp_path, how, expected):
 
 def test_a_mended_call_keeps_what_was_read(tmp_path, monkeypatch):
     """Options that are used after the first pass may change between two attempts."""
-    from millrace.prepare.table import part
+    from millrace.prepare.table.read import part
 
     source = one_entity(tmp_path, ["2020-01-01"] * 3 + ["2020-01-02"], x=[1.0, 2.0, 3.0, 4.0])
     with pytest.raises(mr.SourceError, match="twice"):
@@ -317,6 +317,6 @@ def test_a_repeated_time_is_told_with_a_file(tmp_path):
     for name, days in (("a", [1, 2]), ("b", [3, 3]), ("c", [5, 6])):
         pd.DataFrame({"s": "A", "t": days, "x": 1.0}).to_parquet(tmp_path / f"{name}.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("millrace.prepare.table.sources.PART_BYTES", 1)
+        patch.setattr("millrace.prepare.table.read.sources.PART_BYTES", 1)
         with pytest.raises(mr.SourceError, match=r"entity 'A' has 3 twice; .* \(look in '.*b\.parquet'\)$"):
             mr.prepare_table(str(tmp_path), tmp_path / "out", entity="s", time="t")

@@ -323,7 +323,7 @@ def test_the_search_for_quartiles_is_shown(source, out):
 
 
 def test_rows_of_an_earlier_attempt_are_not_claimed_again(source, out, capsys, monkeypatch):
-    from millrace.prepare.table import sources
+    from millrace.prepare.table.read import sources
 
     monkeypatch.setattr(sources, "PART_BYTES", 1)
 

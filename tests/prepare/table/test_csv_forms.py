@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import millrace as mr
-from millrace.prepare.table.time_format import guess_formats, parse_times
+from millrace.prepare.table.read.time_format import guess_formats, parse_times
 
 FRAME = pd.DataFrame(
     {
@@ -69,7 +69,7 @@ def test_a_header_that_is_not_utf_8_is_said(tmp_path):
 
 
 def test_bytes_far_down_that_are_not_utf_8_are_said_with_their_line(tmp_path, monkeypatch):
-    from millrace.prepare.table import csv_files
+    from millrace.prepare.table.read import csv_files
 
     monkeypatch.setattr(csv_files, "CSV_BLOCK", 200)
     lines = [f"a{k},2020-01-01,1" for k in range(50)]

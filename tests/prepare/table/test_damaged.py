@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 import millrace as mr
-from millrace.prepare.table import fit, part, shards, sources
+from millrace.prepare.table.read import part, sources
+from millrace.prepare.table.settle import fit
+from millrace.prepare.table.write import shards
 from millrace.testing import Fault, count_steps, run_forked, tree_digest
 
 SIZES = {"PART_BYTES": (sources, 900), "GROUP_ROWS": (fit, 60), "MIN_SHARD": (shards, 1), "SHARDS": (shards, 4)}

@@ -6,7 +6,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import run
-from millrace.prepare.table.steps import Steps, irregular_note, show_step
+from millrace.prepare.table.settle.time_steps import Steps, irregular_note, show_step
 
 
 def frame(**columns):
@@ -47,7 +47,7 @@ def test_columns_that_are_mostly_missing_are_named_with_their_share(tmp_path):
 @pytest.mark.parametrize("small", [False, True])
 def test_irregular_times_are_counted(tmp_path, monkeypatch, small):
     """Entities looked at together or one by one, in slices too."""
-    from millrace.prepare.table import index
+    from millrace.prepare.table.settle import index
 
     if small:
         monkeypatch.setattr(index, "slice_rows", lambda features: 7)

@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 import millrace as mr
-from millrace.prepare.table import fit, part, shards, sources
+from millrace.prepare.table.read import part, sources
+from millrace.prepare.table.settle import fit
+from millrace.prepare.table.write import shards
 from millrace.testing import (
     Fault,
     NotPossibleHere,
@@ -281,7 +283,7 @@ def test_a_finished_output_is_complete_and_other_options_are_refused_with_the_di
 
 @pytest.mark.parametrize("how", ["rewritten", "touched", "removed"])
 def test_an_input_that_changes_while_it_is_read_stops_the_run(tiny, monkeypatch, how):
-    from millrace.prepare.table.batches import Reader
+    from millrace.prepare.table.read.batches import Reader
 
     batch = Reader._batch
 

@@ -73,7 +73,9 @@ def test_differences_without_a_meaning_are_none(files, tmp_path, drift):
 def test_a_safe_difference_is_told_and_taken_on_request(files, tmp_path, drift, groups, widened, monkeypatch):
     source = files(DRIFTS[drift])
     with monkeypatch.context() as patch:
-        patch.setattr("millrace.prepare.table.batches.Reader.read", lambda *_: pytest.fail("work before the report"))
+        patch.setattr(
+            "millrace.prepare.table.read.batches.Reader.read", lambda *_: pytest.fail("work before the report")
+        )
         with pytest.raises(mr.SourceError, match=r"the files differ in the types of ") as told:
             prepare(source, tmp_path / "out")
     for group in groups:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.table import index
+from millrace.prepare.table.settle import index
 from millrace.testing import tree_digest
 
 CUTS = ({}, {"val_last": 0.3}, {"val": 0.2, "test": 0.2}, {"split_by": "entity", "val": 0.4})

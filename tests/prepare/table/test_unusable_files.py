@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 import millrace as mr
-from millrace.prepare.table import part
+from millrace.prepare.table.read import part
 
 
 def frame(rows=10):

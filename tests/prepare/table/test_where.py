@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import millrace as mr
-from millrace.prepare.table import csv_files
-from millrace.prepare.table.where import check, columns_of
+from millrace.prepare.table.read import csv_files
+from millrace.prepare.table.read.where import check, columns_of
 
 SCHEMA = pa.schema(
     [
@@ -160,7 +160,7 @@ def test_rows_are_those_that_a_row_by_row_evaluation_takes(twin, sources, table,
 
 
 def test_row_groups_that_cannot_hold_such_rows_are_not_read_and_counted(tmp_path, monkeypatch):
-    from millrace.prepare.table import batches
+    from millrace.prepare.table.read import batches
 
     frame = pd.DataFrame(
         {"t": range(1000), "year": np.repeat(range(2010, 2020), 100), "x": np.random.default_rng(1).normal(size=1000)}
@@ -270,7 +270,7 @@ def test_conditions_on_times_with_a_zone_are_in_utc():
     table = pa.table(
         {"when": pa.array([0, 3_600_000, 7_200_000]).cast(pa.timestamp("ms")).cast(pa.timestamp("ms", "Asia/Tokyo"))}
     )
-    from millrace.prepare.table.where import expression
+    from millrace.prepare.table.read.where import expression
 
     kept = table.filter(
         expression("'1970-01-01 01:00' <= when < '1970-01-01T02:00:00'", {"when": table.schema.field("when").type})

@@ -13,7 +13,7 @@ import pytest
 
 import millrace as mr
 from millrace.prepare.engines import local
-from millrace.prepare.table import sources
+from millrace.prepare.table.read import sources
 from millrace.testing import expect_no_leaks, tree_digest
 
 TRANSFORMS = """
@@ -87,7 +87,7 @@ def prepare(source, out, how, **options):
 
 
 def command(source, out, how="slow"):
-    code = "import millrace as mr; from millrace.prepare.table import sources; sources.PART_BYTES = 1; "
+    code = "import millrace as mr; from millrace.prepare.table.read import sources; sources.PART_BYTES = 1; "
     code += f"mr.prepare_table({source!r}, {str(out)!r}, workers=2, time='t', transform='poisoned_tables:{how}')"
     return [sys.executable, "-c", code]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
-from millrace.prepare.text.clean import NUM_POINTS, clean, clean_all, clean_many, is_utf8, tables
-from millrace.prepare.text.documents import Stretch
+from millrace.prepare.text.clean.characters import NUM_POINTS, clean, clean_all, clean_many, is_utf8, tables
+from millrace.prepare.text.read.framing import Stretch
 
 ODD = st.sampled_from(
     "a b\t\n\r\x00\x0b\x0c\x1c\x1f\x7f\x85\x9f\xa0\u0301\u0323\u1100\u1161\u200b\u2028\u2029\u3000\ufeffé😀\uac00\u11a8"
@@ -135,9 +135,9 @@ def test_many_documents_are_cleaned_like_each(some, before):
         data += gap
     expected = [clean(text).encode() for text, _ in some]
     assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
-    with mock.patch("millrace.prepare.text.clean.MANY_BYTES", 0):  # with tables of characters
+    with mock.patch("millrace.prepare.text.clean.characters.MANY_BYTES", 0):  # with tables of characters
         assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
-    with mock.patch("millrace.prepare.text.clean.core", None):
+    with mock.patch("millrace.prepare.text.clean.characters.core", None):
         assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
 
 
@@ -155,7 +155,7 @@ def test_documents_are_slices_with_and_without_the_core(data, some):
     places = [sorted((min(first, len(data)), min(last, len(data)))) for first, last in some]
     stretch = Stretch(data, 0, *np.array(places, np.int64).reshape(-1, 2).T.copy())
     assert stretch.documents() == [data[first:last] for first, last in places]
-    with mock.patch("millrace.prepare.text.documents.core", None):
+    with mock.patch("millrace.prepare.text.read.framing.core", None):
         assert stretch.documents() == [data[first:last] for first, last in places]
 
 
@@ -166,7 +166,7 @@ def test_documents_are_slices_with_and_without_the_core(data, some):
 )
 def test_what_is_utf8_is_what_python_decodes(data, cut, end):
     first, last = min(cut, len(data)), max(min(cut, len(data)), len(data) - end)
-    with mock.patch("millrace.prepare.text.clean.core", None):
+    with mock.patch("millrace.prepare.text.clean.characters.core", None):
         expected = is_utf8(data, first, last)
     assert is_utf8(data, first, last) == expected
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import dedup, seen
-from millrace.prepare.text.near import BANDS, band_hashes
+from millrace.prepare.text.dedup import part_repeats as seen
+from millrace.prepare.text.dedup import repeats as dedup
+from millrace.prepare.text.dedup.near import BANDS, band_hashes
 from millrace.testing import tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0}
@@ -110,7 +111,7 @@ def test_bands_are_the_same_in_every_process_and_for_short_documents(tools):
     texts = [b"", b"one", b"one two three four five", " ".join(words(1)).encode()]
     found = band_hashes(texts)
     assert found.shape == (4, BANDS)
-    script = f"from millrace.prepare.text.near import band_hashes; print(band_hashes({texts!r}).tolist())"
+    script = f"from millrace.prepare.text.dedup.near import band_hashes; print(band_hashes({texts!r}).tolist())"
     import subprocess
     import sys
 

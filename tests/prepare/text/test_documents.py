@@ -17,9 +17,9 @@ from pyarrow import parquet
 
 import millrace as mr
 from millrace.errors import SourceError
-from millrace.prepare.text.documents import BLOCK, Bad, read_documents, read_stretches
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import cut_parts, find_sources
+from millrace.prepare.text.read.framing import BLOCK, Bad, read_documents, read_stretches
+from millrace.prepare.text.read.sources import cut_parts, find_sources
 
 
 def read(path: Path, **options: object) -> list[tuple[int, bytes | Bad]]:

@@ -11,7 +11,9 @@ import xxhash
 
 import millrace as mr
 from millrace.cli import run
-from millrace.prepare.text import loaded, prepare, read_parts
+from millrace.prepare.text import parts as read_parts
+from millrace.prepare.text import text as prepare
+from millrace.prepare.text.tokens import worker_tokenizer as loaded
 from millrace.store.verify import verify_store
 
 SMALL = {"part_bytes": 20_000, "workers": 1}

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import SourceError
-from millrace.prepare.text import documents
-from millrace.prepare.text.documents import read_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Unit, find_sources
+from millrace.prepare.text.read import framing as documents
+from millrace.prepare.text.read.framing import read_documents
+from millrace.prepare.text.read.sources import Unit, find_sources
 
 MARK = b"\xef\xbb\xbf"
 PIECES = [

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import millrace as mr
-from millrace.prepare.text.pages import page_text, tree
+from millrace.prepare.text.read.html import page_text, tree
 from millrace.store import manifest as manifests
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "workers": 1, "normalize": False}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import dedup
+from millrace.prepare.text.dedup import repeats as dedup
 from millrace.testing import Fault, count_steps, run_forked, tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "dedup_unit": "line", "workers": 1}
@@ -47,7 +47,7 @@ def stored(store, tools):
 
 def plain(path, normalize=True):
     """Documents of a .jsonl as they are before their lines are compared."""
-    from millrace.prepare.text.clean import clean
+    from millrace.prepare.text.clean.characters import clean
 
     offset = 0
     for line in path.read_bytes().splitlines(keepends=True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import millrace as mr
-from millrace.prepare.text.masks import masked, token_mask
+from millrace.prepare.text.clean.masks import masked, token_mask
 from millrace.testing import tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "normalize": False, "mask_field": "loss", "workers": 1}

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.errors import SourceError
-from millrace.prepare.text.documents import read_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Unit, cut_parts, find_sources
+from millrace.prepare.text.read.framing import read_documents
+from millrace.prepare.text.read.sources import Unit, cut_parts, find_sources
 
 zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
 EMPTY_BGZF = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # as its specification has it

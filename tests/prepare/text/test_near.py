@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import long, near
-from millrace.prepare.text.near import band_hashes, shingles
+from millrace.prepare.text.clean import long_documents as long
+from millrace.prepare.text.dedup import near
+from millrace.prepare.text.dedup.near import band_hashes, shingles
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "été", "12", "of", "wool"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.prepare.text import vocabulary
-from millrace.prepare.text.planned import VERSION
+from millrace.prepare.text.plan import VERSION
+from millrace.prepare.text.tokens import vocabulary
 from millrace.testing import tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "dedup": "none", "workers": 1, "document": "line"}

@@ -10,7 +10,9 @@ import time
 import pytest
 
 import millrace as mr
-from millrace.prepare.text import part, reading, shards
+from millrace.prepare.text import part
+from millrace.prepare.text.read import reader as reading
+from millrace.prepare.text.shards import shards
 from millrace.testing import stopped, tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "part_bytes": 300, "val": 0, "workers": 1}

@@ -193,7 +193,7 @@ def grow(disk):
 
 def test_the_repeats_and_splits_of_a_run_are_found_on_a_full_disk_too(tiny, monkeypatch):
     """What is written between the parts and the shards is scratch, but its failure is the disk's too."""
-    from millrace.prepare.text import dedup
+    from millrace.prepare.text.dedup import repeats as dedup
 
     monkeypatch.setattr(dedup, "PARTITION_ENTRIES", 2)
 

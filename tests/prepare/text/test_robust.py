@@ -244,7 +244,7 @@ def many(tmp_path):
 def test_sources_of_which_the_manifest_has_no_room_are_text_in_every_record(
     tmp_path, monkeypatch, many, tools, limit, workers
 ):
-    from millrace.prepare.text import columns
+    from millrace.prepare.text.shards import columns
 
     options = {"tokenizer": "bytes", "part_bytes": 100, "shard_tokens": 300, "val": 0, "workers": workers}
     mr.prepare_text(many, tmp_path / "few", **options)
@@ -280,7 +280,8 @@ def test_open_files_do_not_grow_with_their_number(tmp_path):
 def test_more_sources_than_the_dictionary_of_a_store_can_take_are_refused_before_they_are_read(
     tmp_path, monkeypatch, many
 ):
-    from millrace.prepare.text import columns, part
+    from millrace.prepare.text import part
+    from millrace.prepare.text.shards import columns
 
     monkeypatch.setattr(columns, "MAX_DICTIONARY", 12)
     mr.prepare_text(many[:10], tmp_path / "out", **OPTIONS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import check_unchanged
-from millrace.prepare.text.sources import Part, Source, Unit, cut_parts, find_sources
+from millrace.prepare.text.read.sources import Part, Source, Unit, cut_parts, find_sources
 
 CHOSEN = {"tokenizer": "bytes", "val": 0, "document": "file"}
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import SourceError
-from millrace.prepare.text import records, streams
-from millrace.prepare.text.documents import read_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Unit, cut_parts, find_sources
+from millrace.prepare.text.read import records, streams
+from millrace.prepare.text.read.framing import read_documents
+from millrace.prepare.text.read.sources import Unit, cut_parts, find_sources
 
 zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
 TEXT = b"".join(b"document %d\nof two lines\n\n" % k for k in range(5000))
@@ -197,9 +197,9 @@ SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
 from millrace.errors import SourceError
-from millrace.prepare.text.documents import read_documents
+from millrace.prepare.text.read.framing import read_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.sources import Unit, cut_parts, find_sources
+from millrace.prepare.text.read.sources import Unit, cut_parts, find_sources
 
 path, document, cutting = sys.argv[1:]
 (source,) = find_sources([path], document)[0]

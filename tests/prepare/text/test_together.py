@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text import documents, reading, shards
+from millrace.prepare.text.read import framing as documents
+from millrace.prepare.text.read import reader as reading
+from millrace.prepare.text.shards import shards
 from millrace.testing import tree_digest
 
 PIECES = [

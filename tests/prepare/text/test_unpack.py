@@ -13,7 +13,8 @@ import pytest
 from pyarrow import parquet
 
 import millrace as mr
-from millrace.prepare.text import part, streams, unpack
+from millrace.prepare.text import part
+from millrace.prepare.text.read import streams, unpack
 from millrace.testing import tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "workers": 1}
@@ -118,7 +119,7 @@ def test_memory_is_that_of_a_block(tmp_path):
     import tracemalloc
 
     from millrace.prepare.text.options import ReadOptions
-    from millrace.prepare.text.sources import find_sources
+    from millrace.prepare.text.read.sources import find_sources
 
     noise = np.random.default_rng(1).integers(0, 256, 32 << 20, np.uint8).tobytes()
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(noise, 0))

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from millrace.errors import ConfigError, MillraceError, SourceError, StoreError
 from millrace.prepare import engines
-from millrace.prepare.engines.starting import quiet_start
+from millrace.prepare.engines.spawning import quiet_start
 
 Task = TypeVar("Task")
 Moved = Callable[[int, Mapping[str, int]], None]

@@ -18,21 +18,21 @@ import numpy as np
 from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import check_plan, differences
-from millrace.prepare.table import shards
-from millrace.prepare.table.assemble import describe, shard_tasks
-from millrace.prepare.table.clean import calendar_names
-from millrace.prepare.table.index import Index, build_index
-from millrace.prepare.table.made import Made, check_readable, read_made
-from millrace.prepare.table.measure import Engine, Fitted, Measuring
-from millrace.prepare.table.opened import forget, save_index
 from millrace.prepare.table.options import TableOptions, parse_options
-from millrace.prepare.table.part import PartDone
-from millrace.prepare.table.prepare import SCRATCH, Preparation, Running
-from millrace.prepare.table.refit import check_refit, refitted
+from millrace.prepare.table.read.part import PartDone
+from millrace.prepare.table.read.sources import Inputs, Survey
+from millrace.prepare.table.recipe import Made, check_readable, read_made
 from millrace.prepare.table.report import TableReport, joined
-from millrace.prepare.table.sources import Inputs, Survey
-from millrace.prepare.table.splits import SPLITS
-from millrace.prepare.table.stored import Stored
+from millrace.prepare.table.settle.clean import calendar_names
+from millrace.prepare.table.settle.index import Index, build_index
+from millrace.prepare.table.settle.index_files import forget, save_index
+from millrace.prepare.table.settle.measure import Engine, Fitted, Measuring
+from millrace.prepare.table.settle.refit import check_refit, refitted
+from millrace.prepare.table.settle.splits import SPLITS
+from millrace.prepare.table.table import SCRATCH, Preparation, Running
+from millrace.prepare.table.write import shards
+from millrace.prepare.table.write.assemble import describe, shard_tasks
+from millrace.prepare.table.write.existing import Stored
 from millrace.ragged import Int64s
 from millrace.scaling.moments import Moments
 from millrace.scaling.scaler import Scaling

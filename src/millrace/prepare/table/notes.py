@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millrace.prepare.table.schema import Role, is_number, logical
+from millrace.prepare.table.read.schema import Role, is_number, logical
 
 MAX_NAMES = 8
 SPARSE = 0.5  # a larger share of missing values is told

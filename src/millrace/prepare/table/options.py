@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError
-from millrace.prepare.table.source import check_form
-from millrace.prepare.table.time_format import check_format
+from millrace.prepare.table.read.table_file import check_form
+from millrace.prepare.table.read.time_format import check_format
 
 FILE_NAME = "@file"  # as ``entity``: each file is one entity, named like it
 SCALES = ("standard", "minmax", "robust", "none")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millrace.prepare.text.columns import LINES, check_continues
-from millrace.prepare.text.made import CUT, NAMES, OPTIONS, check_is_text, runs
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part import QUARANTINE
+from millrace.prepare.text.recipe import CUT, NAMES, OPTIONS, check_is_text, runs
+from millrace.prepare.text.shards.columns import LINES, check_continues
 from millrace.ragged import Array
 from millrace.store.folder import Folder
 from millrace.store.layout import Column

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import PartDone
-from millrace.prepare.text.sources import Part, Source
+from millrace.prepare.text.read.sources import Part, Source
 
 TAIL = "--val-tail without deduplication: equal documents may be in train and in val; leave --no-dedup out, or split by hash"
 

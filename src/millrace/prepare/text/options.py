@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError
-from millrace.prepare.text.kept import file_of
+from millrace.prepare.text.part_files import file_of
 
 MIN_CUT = 4  # bytes of a piece: those of the longest character
 EARLIER = {"encoding": "utf-8", "html": "raw"}  # what stores mean that were made before there were these options

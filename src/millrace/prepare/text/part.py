@@ -16,16 +16,16 @@ from millrace.native import core
 from millrace.prepare.engines import alive
 from millrace.prepare.parts import make_part, part_folder
 from millrace.prepare.spill import Spill, file_hash, mapped
-from millrace.prepare.text.kept import file_of
-from millrace.prepare.text.lines import HASH_BYTES, RepeatedLines
-from millrace.prepare.text.loaded import tokenizer_of
-from millrace.prepare.text.long import is_long, num_characters
-from millrace.prepare.text.masks import Masked, ends_counting, token_mask
+from millrace.prepare.text.clean.cut_documents import CutDocument, Piece
+from millrace.prepare.text.clean.long_documents import is_long, num_characters
+from millrace.prepare.text.clean.masks import Masked, ends_counting, token_mask
+from millrace.prepare.text.dedup.lines import HASH_BYTES, RepeatedLines
+from millrace.prepare.text.dedup.part_repeats import Seen
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.pieces import CutDocument, Piece
-from millrace.prepare.text.reading import Offsets, Reader, those_of
-from millrace.prepare.text.seen import Seen
-from millrace.prepare.text.sources import Part, Source, UnitId, unit_id
+from millrace.prepare.text.part_files import file_of
+from millrace.prepare.text.read.reader import Offsets, Reader, those_of
+from millrace.prepare.text.read.sources import Part, Source, UnitId, unit_id
+from millrace.prepare.text.tokens.worker_tokenizer import tokenizer_of
 from millrace.ragged import Array, Int64s
 from millrace.text.breaks import Uncuttable
 from millrace.text.lump import for_core, num_bytes, take
@@ -276,7 +276,7 @@ class _Maker:
     def _store_kept(self, texts: Sequence[bytes]) -> None:
         """What is kept of documents to compare others with."""
         if self._options.dedup == "near":
-            from millrace.prepare.text.near import bands, signatures
+            from millrace.prepare.text.dedup.near import bands, signatures
 
             found = signatures(texts)
             if self._cut is not None:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from millrace.errors import StoreCorrupt
-from millrace.prepare.text.assignment import Assignment
 from millrace.prepare.text.part import PartDone
-from millrace.prepare.text.sources import Part, Source, Unit
+from millrace.prepare.text.read.sources import Part, Source, Unit
+from millrace.prepare.text.shards.assignment import Assignment
 from millrace.text.tokenizer import Tokenizer
 
 PENDING, DONE, WITHOUT = range(3)  # a slice: not finished, finished, finished and no document begins in it

@@ -1,0 +1,1 @@
+"""Files -> parts: found, agreed on, decoded once."""

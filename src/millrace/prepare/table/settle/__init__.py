@@ -1,0 +1,1 @@
+"""Between the passes: rows in order of time, cuts, statistics."""

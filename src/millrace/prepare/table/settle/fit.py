@@ -1,0 +1,289 @@
+"""Between the passes, in workers: counts the rows each entity keeps, finds its cuts, and measures its train rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from millrace.prepare.table.options import TableOptions
+from millrace.prepare.table.read.schema import Schema
+from millrace.prepare.table.settle.clean import Cleaner
+from millrace.prepare.table.settle.index import TOGETHER_ROWS, Slice, slice_rows, together
+from millrace.prepare.table.settle.index_files import opened
+from millrace.prepare.table.settle.results import read_kept, write_kept
+from millrace.prepare.table.settle.splits import last_rows
+from millrace.prepare.table.settle.time_steps import Steps
+from millrace.ragged import Array, Int64s, concatenated_ranges
+from millrace.scaling.moments import Moments, merge_all
+from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quantiles_of
+
+GROUP_ROWS = 1 << 19  # rows of the entities measured by one task, about
+SEARCHED = 32  # features whose quartiles are searched together: a pass holds up to 3 MiB of counts for each
+FIELDS = ("count", "mean", "m2", "low", "high", "rest")
+
+
+class FitTask(msgspec.Struct, frozen=True):
+    """Entities [first, last) of the index."""
+
+    number: int
+    first: int
+    last: int
+    folder: str
+    options: TableOptions
+    schema: Schema
+    cut_times: tuple[Any, ...] | None
+    train: bytes  # of each of them, whether its rows may be measured
+    after: dict[int, Any] = {}  # the last time the store has of an entity that is appended to
+
+    def __str__(self) -> str:
+        return f"entities {self.first} to {self.last - 1}"
+
+
+class FitDone(msgspec.Struct, frozen=True):
+    """What was found: arrays over the entities, as bytes."""
+
+    rows: bytes  # int64
+    cuts: bytes  # int64 (entities, cuts)
+    moments: bytes  # float64 (6, features): of all train rows
+    each: bytes  # float64 (entities, 6, features), where every entity is scaled by its own
+    quartiles: bytes  # float64 (entities, features, 3), where these are robust
+    seen: bytes  # bool: the codes of all categories, one after the other, that train rows have
+    dropped: dict[str, int]
+    steps: dict[int, int] = {}  # between the times of rows, most common ones: how often; see steps.py
+
+
+class HistogramTask(msgspec.Struct, frozen=True):
+    """One pass of the search for quartiles over some entities."""
+
+    task: FitTask
+    first: int  # of the features that are searched together
+    targets: tuple[tuple[int, int, tuple[int, ...]], ...]
+    fitted: FitDone
+
+    def __str__(self) -> str:
+        return f"quartiles of {self.task}"
+
+
+def groups(rows: Int64s) -> list[tuple[int, int]]:
+    """Entities cut into tasks by their rows alone."""
+    if not len(rows):
+        return []
+    numbers = (np.cumsum(rows) - rows) // GROUP_ROWS
+    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)]
+    return list(pairwise(edges))
+
+
+def fit_entities(task: FitTask) -> FitDone:
+    """Measures some entities; their result is kept, so that a restart need not."""
+    path = Path(task.folder) / "fit" / f"{task.number:06d}.bin"
+    if (kept := read_kept(path)) is not None:
+        return msgspec.msgpack.decode(kept, type=FitDone)
+    done = _Fit(task).run()
+    write_kept(path, msgspec.msgpack.encode(done))
+    return done
+
+
+class _Fit:
+    def __init__(self, task: FitTask) -> None:
+        self._task, self._options = task, task.options
+        self._index = opened(task.folder, task.schema)
+        self._cleaner = Cleaner(task.options, task.schema)
+        self._features = len(task.schema.role.features)
+        self._train = np.frombuffer(task.train, bool)
+        sizes = [len(self._index.categories[name]) + 1 for name in task.schema.role.categorical]
+        self._first_codes = np.cumsum([0, *sizes])[:-1]
+        self._seen = np.zeros(sum(sizes), bool)
+        count, times = task.last - task.first, task.cut_times
+        if times is None and self._options.has_time_split:
+            self._cuts = np.zeros((count, len(last_rows(0, self._options))), np.int64)
+        else:
+            self._cuts = np.zeros((count, len(times or ())), np.int64)
+        self._rows = np.zeros(count, np.int64)
+        # A grid is regular, and floats that are alike are seldom equal.
+        self._steps = None if task.options.freq is not None or task.schema.time_dtype != "int64" else Steps()
+        self._moments = np.empty((count, len(FIELDS), self._features))
+
+    def run(self) -> FitDone:
+        first, last = self._task.first, self._task.last
+        for low, high in together(self._index.rows[first:last], self._features):
+            if high - low == 1 or self._options.freq is not None:
+                for k in range(low, high):
+                    self._entity(k)
+            else:
+                self._block(low, high)
+        quartiles = b""
+        if self._options.per_entity and self._options.scale == "robust":
+            each = [self._quartiles(first + k, cuts) for k, cuts in enumerate(self._cuts.tolist())]
+            quartiles = np.array(each).tobytes()
+        return FitDone(
+            self._rows.tobytes(),
+            self._cuts.tobytes(),
+            pack(unpack(self._moments.tobytes(), self._features).merged),
+            self._moments.tobytes() if self._options.per_entity else b"",
+            quartiles,
+            self._seen.tobytes(),
+            dict(self._cleaner.dropped),
+            {} if self._steps is None else dict(self._steps.counts),
+        )
+
+    def _block(self, low: int, high: int) -> None:
+        """Rows, cuts and moments of small entities, together; those that need cleaning one by one."""
+        first, options = self._task.first, self._options
+        block = self._index.block(np.arange(first + low, first + high))
+        is_plain = self._cleaner.plain(block)
+        lengths = np.diff(block.offsets)
+        cuts = self._cuts[low:high]
+        if self._task.cut_times is not None:
+            for k, time in enumerate(self._task.cut_times):
+                cuts[:, k] = np.add.reduceat(block.time < time, block.offsets[:-1], dtype=np.int64)
+        elif cuts.shape[1]:
+            distinct, places = np.unique(lengths, return_inverse=True)
+            cuts[:] = np.array([last_rows(rows, options) for rows in distinct.tolist()])[places]
+        is_known = np.array([first + k in self._task.after for k in range(low, high)])
+        is_short = (lengths < options.min_rows) & ~is_known
+        if gone := int((is_short & is_plain).sum()):
+            self._cleaner.dropped["entity with too few rows"] += gone
+            self._cleaner.dropped["row of an entity with too few"] += int(lengths[is_short & is_plain].sum())
+        self._rows[low:high] = np.where(is_short, 0, lengths)
+        cuts[is_short] = 0
+        if self._steps is not None:
+            inside = np.repeat(is_plain & ~is_short, lengths)[1:]
+            inside[block.offsets[1:-1] - 1] = False
+            self._steps.add(np.diff(block.time)[inside])
+        train = cuts[:, 0] if cuts.shape[1] and options.fit_on == "train" else lengths
+        train = np.where(is_plain & ~is_short & self._train[low:high], train, 0)
+        starts = block.offsets[:-1]
+        self._moments[low:high] = packed(Moments.of_spans(block.values, starts, starts + train))
+        if len(self._seen):
+            self._seen[block.categorical[concatenated_ranges(starts, train)] + self._first_codes] = True
+        for k in np.flatnonzero(~is_plain).tolist():
+            self._entity(low + k)
+
+    def _entity(self, k: int) -> None:
+        """Rows, cuts and moments of one entity."""
+        entity = self._task.first + k
+        name, after = self._index.names[entity], self._task.after.get(entity)
+        times = self._task.cut_times
+        cuts: list[int] | None = None
+        if self._options.has_time_split and times is None:  # by shares of the rows, which must be counted first
+            counting = Cleaner(self._options, self._task.schema)
+            cuts = last_rows(
+                sum(len(part.time) for part in counting.rows(name, self._index.slices(entity), after)), self._options
+            )
+        rows, found, parts, labels = 0, [0] * len(times or ()), [Moments.empty(self._features)], []
+        steps, last = Steps(), np.zeros(0, np.int64)
+        for part in self._cleaner.rows(name, self._index.slices(entity), after):
+            for j, time in enumerate(times or ()):
+                found[j] += int(np.searchsorted(part.time, time))
+            train = train_rows(part, rows, cuts, times, self._options) if self._train[k] else 0
+            parts.append(Moments.of_rows(np.ascontiguousarray(part.values[:train])))
+            labels.append(np.unique(part.categorical[:train] + self._first_codes))
+            rows += len(part.time)
+            if self._steps is not None:
+                steps.add(np.diff(np.concatenate((last, part.time))))
+                last = part.time[-1:]
+        self._rows[k], self._cuts[k] = rows, cuts or found
+        if rows < self._options.min_rows and after is None:
+            self._cleaner.dropped["entity with too few rows"] += 1
+            self._cleaner.dropped["row of an entity with too few"] += rows
+            self._rows[k], self._cuts[k], parts, labels = 0, 0, parts[:1], []
+        elif self._steps is not None:
+            self._steps.join(steps)
+        self._moments[k] = packed(merge_all(parts[1:] or parts))
+        for codes in labels:
+            self._seen[codes] = True
+
+    def _quartiles(self, entity: int, cuts: Sequence[int]) -> Array:
+        """Of one entity's train rows: at once where they are few, else in passes."""
+        if not self._train[entity - self._task.first]:
+            return np.full((self._features, 3), np.nan)
+        if int(self._index.runs_of(entity)["rows"].sum()) <= slice_rows(self._features):
+            parts = list(self._train_values(entity, cuts))
+            values = np.concatenate(parts) if parts else np.zeros((0, self._features))
+            return np.array([quantiles_of(values[:, k]) for k in range(self._features)])
+        found = []
+        for first in range(0, self._features, SEARCHED):
+            search = QuantileSearch(min(SEARCHED, self._features - first), dtypes=self._task.schema.raw_dtype)
+            while (targets := search.next_pass()) is not None:
+                search.update(_counts(self._train_values(entity, cuts), first, targets))
+            found.append(search.result())
+        return np.concatenate(found)
+
+    def _train_values(self, entity: int, cuts: Sequence[int]) -> Iterator[Array]:
+        silent = Cleaner(self._options, self._task.schema)
+        first = 0
+        limit = cuts[0] if len(cuts) and self._options.fit_on == "train" else None
+        for part in silent.rows(self._index.names[entity], self._index.slices(entity), self._task.after.get(entity)):
+            last = len(part.time) if limit is None else max(0, min(len(part.time), limit - first))
+            yield part.values[:last]
+            first += len(part.time)
+
+
+def train_rows(
+    part: Slice, first: int, cuts: Sequence[int] | None, times: Sequence[Any] | None, options: TableOptions
+) -> int:
+    """How many of a slice's rows statistics may see."""
+    if options.fit_on == "all":
+        return len(part.time)
+    if times:
+        return int(np.searchsorted(part.time, times[0]))
+    return max(0, min(len(part.time), cuts[0] - first)) if cuts else len(part.time)
+
+
+def count_values(task: HistogramTask) -> bytes:
+    """One pass of the search over some features of some entities."""
+    fit = _Fit(task.task)
+    rows = np.frombuffer(task.fitted.rows, np.int64)
+    cuts = np.frombuffer(task.fitted.cuts, np.int64).reshape(len(rows), -1)
+    targets = [Target(*target) for target in task.targets]
+    is_train = (rows > 0) & fit._train
+    parts = (
+        part
+        for k in np.flatnonzero(is_train).tolist()
+        for part in fit._train_values(task.task.first + k, cuts[k].tolist())
+    )
+    return np.concatenate(_counts(_joined(parts), task.first, targets)).tobytes()
+
+
+def _joined(parts: Iterable[Array]) -> Iterator[Array]:
+    """Rows of small entities together: counting starts with 65,536 zeros."""
+    waiting: list[Array] = []
+    rows = 0
+    for part in parts:
+        waiting.append(part)
+        rows += len(part)
+        if rows >= TOGETHER_ROWS:
+            yield np.concatenate(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def _counts(parts: Iterator[Array], first: int, targets: Sequence[Target]) -> list[Int64s]:
+    total = [np.zeros((len(target.prefixes), 1 << 16), np.int64) for target in targets]
+    for values in parts:
+        columns = np.ascontiguousarray(values[:, first : first + len(targets)].T)
+        for k, target in enumerate(targets):
+            total[k] += histogram(columns[k], target)
+    return total
+
+
+def packed(moments: Moments) -> Array:
+    """float64 (fields, features), or (entities, fields, features) where the moments are of several."""
+    found = np.array([getattr(moments, name) for name in FIELDS], np.float64)
+    return found if found.ndim == 2 else np.moveaxis(found, -1, 0)
+
+
+def pack(moments: Moments) -> bytes:
+    return packed(moments).tobytes()
+
+
+def unpack(data: bytes, features: int) -> Moments:
+    """Fields of (features, entities)."""
+    count, *others = np.moveaxis(np.frombuffer(data, np.float64).reshape(-1, len(FIELDS), features), 0, -1)
+    return Moments(count.astype(np.int64), *others)

@@ -1,0 +1,265 @@
+"""Which rows of which parts are whose, and an entity's rows in order of time, in slices of bounded size.
+
+Rows of one entity that lie in several parts are merged by time; rows of equal time stay in the order of the sources,
+and in one slice. A slice depends on the parts alone, never on who reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from millrace.errors import ConfigError, SourceError
+from millrace.prepare.parts import part_folder
+from millrace.prepare.spill import mapped
+from millrace.prepare.table.read.part import PartDone, PartNames, run_dtype
+from millrace.prepare.table.read.schema import Role, Schema
+from millrace.ragged import Array, Int64s
+
+SLICE_BYTES = 16 << 20  # of float64 values looked at in one go
+TOGETHER_ROWS = 1 << 15  # rows of small entities that are looked at in one go, about: 2 MiB of 16 float32 features
+MAX_CATEGORIES = 100_000
+
+
+class Index(NamedTuple):
+    """All runs by entity, then by source; ``offsets`` says which are whose. Entities are numbered by name."""
+
+    names: list[str]
+    categories: dict[str, tuple[str, ...]]
+    static: Array  # (entities, static columns) as numbers, codes of categories behind them
+    runs: Array
+    offsets: Int64s
+    parts: tuple[int, ...]  # their keys, in the order of the sources
+
+    @property
+    def rows(self) -> Int64s:
+        """Rows of each entity as they were read."""
+        return np.add.reduceat(self.runs["rows"], self.offsets[:-1]) if len(self.runs) else np.zeros(0, np.int64)
+
+
+def indexed_dtype(time_dtype: str) -> np.dtype[Any]:
+    time = np.dtype(time_dtype).newbyteorder("<").str
+    return np.dtype(
+        [
+            ("entity", "<i8"),
+            ("part", "<i8"),
+            ("start", "<i8"),
+            ("rows", "<i8"),
+            ("gaps", "<i8"),
+            ("first", time),
+            ("last", time),
+        ]
+    )
+
+
+def build_index(
+    folder: Path, parts: Sequence[PartDone], schema: Schema, known: Mapping[str, Sequence[str]] | None = None
+) -> Index:
+    """Joins the parts' runs; entities get their numbers by the bytes of their names.
+
+    ``known`` are the categories of a store that is appended to: they keep their codes, new ones follow.
+    """
+    read = [_names(folder, part.key) for part in parts]
+    names = sorted({name for part in read for name in part.entities}, key=str.encode)
+    numbers = {name: k for k, name in enumerate(names)}
+    categories = _categories(read, schema.role, known or {})
+    runs = [_runs(folder, part, found, numbers, schema.time_dtype) for part, found in zip(parts, read, strict=True)]
+    joined = np.concatenate(runs) if runs else np.zeros(0, indexed_dtype(schema.time_dtype))
+    joined = joined[np.argsort(joined["entity"], kind="stable")]
+    used = np.unique(joined["entity"])  # an entity all of whose rows were left out has none
+    joined["entity"] = np.searchsorted(used, joined["entity"])
+    offsets = np.searchsorted(joined["entity"], np.arange(len(used) + 1))
+    static = _static(read, schema.role, numbers, categories)[used]
+    return Index([names[k] for k in used], categories, static, joined, offsets, tuple(part.key for part in parts))
+
+
+def _names(folder: Path, number: int) -> PartNames:
+    return msgspec.json.decode((part_folder(folder, number) / "names.json").read_bytes(), type=PartNames)
+
+
+def _runs(folder: Path, part: PartDone, found: PartNames, numbers: dict[str, int], time_dtype: str) -> Array:
+    raw = np.fromfile(part_folder(folder, part.key) / "runs.bin", run_dtype(time_dtype))
+    runs = np.empty(len(raw), indexed_dtype(time_dtype))
+    runs["entity"] = np.array([numbers[name] for name in found.entities], np.int64)[raw["entity"]]
+    runs["part"] = part.key
+    runs["start"] = np.cumsum(raw["rows"]) - raw["rows"]
+    for name in ("rows", "gaps", "first", "last"):
+        runs[name] = raw[name]
+    return runs
+
+
+def _categories(
+    read: Sequence[PartNames], role: Role, known: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """The values of each category over all parts, by their bytes; code 0 is missing, k + 1 the k-th of them."""
+    found = {}
+    for column in (*role.categorical, *role.static_categorical):
+        before = known.get(column, ())
+        met = {value for part in read for value in part.categories[column]}
+        values = [*before, *sorted(met.difference(before), key=str.encode)]
+        if len(values) > MAX_CATEGORIES:
+            raise ConfigError(
+                f"column {column!r} has {len(values):,} different values; a category may have {MAX_CATEGORIES:,}: "
+                "leave it out, or group them with --transform"
+            )
+        found[column] = tuple(values)
+    return found
+
+
+def local_codes(values: Sequence[str], known: Sequence[str]) -> Array:
+    """From a part's codes to those of the store; the last entry, for -1, is 0."""
+    places = {value: k + 1 for k, value in enumerate(known)}
+    return np.array([places[value] for value in values] + [0], np.int32)
+
+
+def _static(
+    read: Sequence[PartNames], role: Role, numbers: dict[str, int], categories: dict[str, tuple[str, ...]]
+) -> Array:
+    columns = (*role.static, *role.static_categorical)
+    found = np.full((len(numbers), len(columns)), np.nan)
+    for part in read:
+        codes = [local_codes(part.categories[name], categories[name]) for name in role.static_categorical]
+        for name, row in zip(part.entities, part.static, strict=True):
+            for k, value in enumerate(row):
+                if value is None:
+                    continue
+                plain = value if k < len(role.static) else float(codes[k - len(role.static)][int(value)])
+                known = found[numbers[name], k]
+                if known == known and known != plain:
+                    raise SourceError(
+                        f"static column {columns[k]!r} has more than one value for entity {name!r}; "
+                        "give it with --features or --categorical"
+                    )
+                found[numbers[name], k] = plain
+    return found
+
+
+def slice_rows(features: int) -> int:
+    """Rows in a slice, by the width of a row."""
+    return min(max(SLICE_BYTES // (8 * features), 1024), 1 << 17)
+
+
+class Slice(NamedTuple):
+    """Some of an entity's rows in order of time."""
+
+    time: Array
+    values: Array
+    categorical: Array
+    has_gaps: bool
+
+
+class Block(NamedTuple):
+    """All rows of some entities, those of each in order of time."""
+
+    time: Array
+    values: Array
+    categorical: Array
+    offsets: Int64s
+    gaps: Array  # of each entity, whether values are missing
+
+    def slice(self, first: int, last: int) -> Slice:
+        """The rows of some of the entities, one after the other."""
+        rows = slice(self.offsets[first], self.offsets[last])
+        return Slice(self.time[rows], self.values[rows], self.categorical[rows], bool(self.gaps[first:last].any()))
+
+
+def together(rows: Int64s, features: int, is_alone: Array | None = None) -> list[tuple[int, int]]:
+    """Entities [first, last) that make a block, by the rows each has; one that is larger than a slice is alone."""
+    room = slice_rows(features)
+    numbers = (np.cumsum(rows) - rows) // min(TOGETHER_ROWS, room)
+    alone = rows > room if is_alone is None else is_alone | (rows > room)
+    is_edge = (np.diff(numbers) > 0) | alone[1:] | alone[:-1]
+    return list(pairwise([0, *(np.flatnonzero(is_edge) + 1).tolist(), len(rows)]))
+
+
+class Rows:
+    """Reads the rows of entities out of the parts."""
+
+    def __init__(self, folder: str, schema: Schema, categories: dict[str, tuple[str, ...]]) -> None:
+        self._folder, self._schema, self._categories = folder, schema, categories
+        self._room = slice_rows(len(schema.role.features))
+        self.part = lru_cache(maxsize=512)(self._part)
+
+    def _part(self, number: int) -> tuple[Array, Array, Array, list[Array]]:
+        """Times, values and categories of a part, and what its codes are in the store."""
+        path, role = part_folder(self._folder, number), self._schema.role
+        time = mapped(path / "time.bin", self._schema.time_dtype)
+        values = mapped(path / "values.bin", self._schema.raw_dtype).reshape(len(time), len(role.features))
+        if not role.categorical:
+            return time, values, np.zeros((len(time), 0), np.int32), []
+        names = _names(Path(self._folder), number)
+        codes = [local_codes(names.categories[name], self._categories[name]) for name in role.categorical]
+        return time, values, mapped(path / "categorical.bin", "int32").reshape(len(time), len(codes)), codes
+
+    def slices(self, runs: Array) -> Iterator[Slice]:
+        """The rows of one entity, whose runs these are."""
+        if int(runs["rows"].sum()) <= self._room:
+            bounds = [(0, int(run["rows"])) for run in runs]
+            yield self._slice(runs, bounds)
+            return
+        splitters = self._splitters(runs)
+        edges = np.array(
+            [[0, *np.searchsorted(self._times(run), splitters, side="left").tolist(), int(run["rows"])] for run in runs]
+        )
+        for k in range(edges.shape[1] - 1):
+            if (edges[:, k + 1] > edges[:, k]).any():
+                yield self._slice(runs, list(zip(edges[:, k].tolist(), edges[:, k + 1].tolist(), strict=True)))
+
+    def _times(self, run: Any) -> Array:
+        start = int(run["start"])
+        return self.part(int(run["part"]))[0][start : start + int(run["rows"])]
+
+    def _splitters(self, runs: Array) -> Array:
+        """Times that cut the entity into slices of about the same size."""
+        step = max(1, self._room // (4 * len(runs)))  # each run is off by less than one step
+        samples = np.sort(np.concatenate([self._times(run)[step - 1 :: step] for run in runs]))
+        return np.unique(samples[:: max(1, self._room // (2 * step))])
+
+    def _slice(self, runs: Array, bounds: list[tuple[int, int]]) -> Slice:
+        pieces = [(run, first, last) for run, (first, last) in zip(runs, bounds, strict=True) if last > first]
+        found = [
+            self._piece(int(run["part"]), int(run["start"]) + first, int(run["start"]) + last)
+            for run, first, last in pieces
+        ]
+        gaps = any(bool(run["gaps"]) for run, _, _ in pieces)
+        if len(found) == 1:
+            return Slice(*found[0], gaps)
+        time, values, categorical = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        if (time[1:] < time[:-1]).any():
+            order = np.argsort(time, kind="stable")
+            time, values, categorical = time[order], values[order], categorical[order]
+        return Slice(time, values, categorical, gaps)
+
+    def _piece(self, part: int, start: int, stop: int) -> tuple[Array, Array, Array]:
+        time, values, categorical, codes = self.part(part)
+        labels = categorical[start:stop]
+        if codes:
+            labels = np.stack([known[labels[:, k]] for k, known in enumerate(codes)], axis=1)
+        return time[start:stop], values[start:stop], labels
+
+    def block(self, runs: Array, counts: Int64s) -> Block:
+        """All rows of entities that have so many of the runs each; rows that lie together are read together."""
+        part, start, stop = runs["part"], runs["start"], runs["start"] + runs["rows"]
+        firsts = np.flatnonzero(np.concatenate(([True], (part[1:] != part[:-1]) | (start[1:] != stop[:-1]))))
+        lasts = np.append(firsts[1:], len(runs)) - 1
+        pieces = zip(part[firsts].tolist(), start[firsts].tolist(), stop[lasts].tolist(), strict=True)
+        found = [self._piece(*piece) for piece in pieces]
+        time, values, categorical = (
+            found[0] if len(found) == 1 else (np.concatenate(parts) for parts in zip(*found, strict=True))
+        )
+        edges = np.cumsum(counts) - counts
+        gaps = np.logical_or.reduceat(runs["gaps"] != 0, edges)
+        rows = np.add.reduceat(runs["rows"], edges)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows)))
+        falls = time[1:] < time[:-1]
+        falls[offsets[1:-1] - 1] = False
+        if falls.any():
+            order = np.lexsort((time, np.repeat(np.arange(len(rows)), rows)))
+            time, values, categorical = time[order], values[order], categorical[order]
+        return Block(time, values, categorical, offsets, gaps)

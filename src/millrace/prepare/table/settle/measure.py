@@ -1,0 +1,204 @@
+"""Between the passes, in the parent: cuts, statistics and scalings of all entities, out of what workers measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from millrace.errors import SourceError
+from millrace.prepare.engines.local import Workers
+from millrace.prepare.engines.threads import Threads
+from millrace.prepare.table.options import TableOptions
+from millrace.prepare.table.read.schema import Role
+from millrace.prepare.table.read.sources import Survey
+from millrace.prepare.table.settle import fit
+from millrace.prepare.table.settle.clean import calendar_names
+from millrace.prepare.table.settle.index import Index
+from millrace.prepare.table.settle.splits import cut_times, entity_splits
+from millrace.ragged import Array, Int64s
+from millrace.scaling.moments import Moments
+from millrace.scaling.quantiles import QuantileSearch, quantiles_of
+from millrace.scaling.scaler import Scaling, center_and_scale
+
+Engine = Threads | Workers
+Progress = Callable[[str, int, int, Mapping[str, Any]], None]
+
+
+class Fitted(msgspec.Struct):
+    """What is known of every entity once the train rows are measured."""
+
+    rows: Any  # int64 (entities,); 0: it was dropped
+    cuts: Any  # int64 (entities, cuts)
+    splits: Any  # int64 (entities,): which set of shards
+    scaling: Scaling
+    each: Any  # float64 (entities, 2, features), or None
+    dropped: Counter[str]
+    seen: Any  # bool: the codes of all categories that train rows have
+    is_train: Any  # bool (entities,): those with a row that may be measured
+    times: Any = None  # at which the splits are cut; None: by rows of each entity, or not at all
+    steps: Any = None  # between times, how often: see steps.py
+    borrowed: int = 0  # entities that take the scaling of all for some feature
+
+
+class Measuring:
+    """Measures the train rows of an index, once its parts are read."""
+
+    def __init__(self, folder: Path, options: TableOptions, found: Survey, pool: Engine, progress: Progress) -> None:
+        self._folder, self._options, self._found, self._pool, self._progress = folder, options, found, pool, progress
+
+    def run(
+        self,
+        index: Index,
+        times: Sequence[Any] | None = None,
+        after: Mapping[int, Any] | None = None,
+        kept: Callable[[Moments, int], Scaling] | None = None,
+    ) -> Fitted:
+        """Rows, cuts, splits and scaling of every entity.
+
+        Of a store that is appended to: the ``times`` of its cuts, the last time (``after``) it has of each entity, and
+        its scaling (``kept``).
+        """
+        options, features = self._options, len(self._found.schema.role.features)
+        if times is None:
+            ends = index.runs["first"].min().item(), index.runs["last"].max().item()
+            times = cut_times(options, self._found.schema, *ends)
+        splits = entity_splits(index.names, options)
+        train = (splits == 0) | (options.fit_on == "all")
+        known = after or {}
+        if times is None and options.has_time_split and options.fit_on == "train":
+            train[list(known)] = (
+                False  # cut by shares of rows, an entity the store has gets more rows of its last split
+            )
+        tasks = [
+            fit.FitTask(
+                number, first, last, str(self._folder), options, self._found.schema, None if times is None else tuple(times),
+                train[first:last].tobytes(), {entity: known[entity] for entity in range(first, last) if entity in known},
+            )
+            for number, (first, last) in enumerate(fit.groups(index.rows))
+        ]  # fmt: skip
+        results: dict[int, fit.FitDone] = {}
+        try:
+            for number, result in self._pool.run(fit.fit_entities, tasks):
+                results[number] = result
+                self._progress("measure", len(results), len(tasks), {})
+        except SourceError as error:
+            raise self._with_files(error, index) from error
+        ordered = [results[number] for number in range(len(tasks))]
+        rows = np.concatenate([np.frombuffer(part.rows, np.int64) for part in ordered])
+        cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
+        moments = fit.unpack(b"".join(part.moments for part in ordered), features).merged
+        quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and kept is None else None
+        measured = cuts[:, 0] if options.has_time_split and options.fit_on == "train" else rows
+        count = int(measured[train].sum())
+        scaling = self._scaling(moments, quartiles, count) if kept is None else kept(moments, count)
+        each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
+        dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
+        steps = sum((Counter(part.steps) for part in ordered), Counter[int]())
+        seen = np.logical_or.reduce([np.frombuffer(part.seen, bool) for part in ordered])
+        is_train = train & (measured > 0)
+        return Fitted(rows, cuts, splits, scaling, each, dropped, seen, is_train, times, steps, borrowed)
+
+    def _with_files(self, error: SourceError, index: Index) -> SourceError:
+        """The error with the files that hold the time of an entity it speaks of."""
+        name, at = getattr(error, "entity", None), getattr(error, "at", None)
+        if name is None or at is None:
+            return error
+        entity = index.names.index(name)
+        runs = index.runs[index.offsets[entity] : index.offsets[entity + 1]]
+        parts = dict.fromkeys(runs["part"][(runs["first"] <= at) & (runs["last"] >= at)].tolist())
+        units = [unit for part in parts for unit in self._found.parts[index.parts.index(part)]]
+        files = list(dict.fromkeys(self._found.sources[unit.source].file.path for unit in units))
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        return SourceError(f"{error} (look in {files[0]!r}{more})", source=files[0], entity=name, at=at)
+
+    def _quartiles(self, tasks: Sequence[fit.FitTask], fitted: Sequence[fit.FitDone]) -> Array:
+        """Of all train rows, in passes over what was kept aside."""
+        features, parts, passes = len(self._found.schema.role.features), [], 0
+        for first in range(0, features, fit.SEARCHED):
+            search = QuantileSearch(min(fit.SEARCHED, features - first), dtypes=self._found.schema.raw_dtype)
+            while (targets := search.next_pass()) is not None:
+                plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
+                asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]
+                total: Any = 0
+                passes += 1
+                for finished, (_, counts) in enumerate(self._pool.run(fit.count_values, asked), start=1):
+                    self._progress("measure", finished, len(asked), {"quartiles": passes})
+                    total = total + np.frombuffer(counts, np.int64).reshape(-1, 1 << 16)
+                edges = np.cumsum([0, *(len(target.prefixes) for target in targets)]).tolist()
+                search.update([total[low:high] for low, high in pairwise(edges)])
+            parts.append(search.result())
+        return np.concatenate(parts)
+
+    def _scaling(self, moments: Moments, quartiles: Array | None, rows: int) -> Scaling:
+        """For all features, measured over so many rows; the calendar behind them stays as it is."""
+        options, features = self._options, self._found.schema.role.features
+        nulls = rows - moments.count
+        fitted = Scaling.fit(
+            options.scale, features, moments, quartiles, dtype=options.dtype, fit_on=options.fit_on,
+            per_entity=options.per_entity, nulls=nulls.tolist(),
+        )  # fmt: skip
+        waves = calendar_names(options.calendar)
+        if not waves:
+            return fitted
+        return Scaling(
+            fitted.method, (*features, *waves), np.append(fitted.center, np.zeros(len(waves))),
+            np.append(fitted.scale, np.ones(len(waves))), fitted.dtype, fitted.fit_on, fitted.per_entity, fitted.constant,
+            fitted.empty, {key: [*values, *([None] * len(waves))] for key, values in fitted.statistics.items()},
+        )  # fmt: skip
+
+    def _each(self, fitted: Sequence[fit.FitDone], whole: Scaling, rows: Int64s) -> tuple[Array, int]:
+        """Center and scale of every entity; one with fewer than 2 train values takes those of all, and is counted."""
+        features = self._found.schema.role.features
+        moments = fit.unpack(b"".join(part.each for part in fitted), len(features))
+        quartiles = None
+        if self._options.scale == "robust":
+            quartiles = np.concatenate([np.frombuffer(part.quartiles, np.float64) for part in fitted])
+            quartiles = np.moveaxis(quartiles.reshape(-1, len(features), 3), 0, -1)
+        center, scale = center_and_scale(self._options.scale, features, moments, quartiles)
+        enough = moments.count >= 2
+        each = np.empty((len(rows), 2, len(whole.features)))
+        each[:] = np.stack((whole.center, whole.scale))
+        each[:, 0, : len(features)][enough.T] = center.T[enough.T]
+        each[:, 1, : len(features)][enough.T] = np.where(scale == 0, 1.0, scale).T[enough.T]
+        return each, int((~enough.all(axis=0) & (rows > 0)).sum())
+
+
+def scale_static(values: Array, train: Array, method: str) -> tuple[Array, dict[str, Any] | None]:
+    """Static numbers scaled over the train entities, each counted once; a missing one is the centre, 0."""
+    if not values.shape[1]:
+        return np.zeros((len(values), 0), np.float32), None
+    columns = [values[train, k] for k in range(values.shape[1])]
+    quartiles = np.array([quantiles_of(column) for column in columns]) if method == "robust" else None
+    names = [str(k) for k in range(len(columns))]
+    fitted = Scaling.fit(method, names, Moments.of(columns), quartiles)
+    scaled = np.nan_to_num((values - fitted.center) / fitted.scale).astype(np.float32)
+    return scaled, {"center": fitted.center.tolist(), "scale": fitted.scale.tolist()}
+
+
+def train_first(index: Index, fitted: Fitted, role: Role) -> Index:
+    """The index with the categories of train rows numbered first, so that no later row changes a code of theirs."""
+    categories, static = dict(index.categories), index.static.copy()
+    first = 0
+    for name in role.categorical:
+        values = index.categories[name]
+        categories[name] = _seen_first(values, fitted.seen[first + 1 : first + 1 + len(values)])
+        first += len(values) + 1
+    for k, name in enumerate(role.static_categorical, start=len(role.static)):
+        values, codes = index.categories[name], index.static[:, k]
+        is_seen = np.isin(np.arange(1, len(values) + 1), codes[fitted.is_train])
+        categories[name] = _seen_first(values, is_seen)
+        places = {value: number + 1 for number, value in enumerate(categories[name])}
+        known = np.isfinite(codes)
+        static[known, k] = np.array([0, *(places[value] for value in values)])[codes[known].astype(np.int64)]
+    return index._replace(categories=categories, static=static)
+
+
+def _seen_first(values: Sequence[str], is_seen: Array) -> tuple[str, ...]:
+    order = np.argsort(~is_seen, kind="stable")
+    return tuple(values[k] for k in order.tolist())

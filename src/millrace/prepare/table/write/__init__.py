@@ -1,0 +1,1 @@
+"""Parts -> shards: rows filled, scaled and written."""

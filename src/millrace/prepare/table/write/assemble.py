@@ -1,0 +1,183 @@
+"""What a preparation hands on: the shards to write, what the store says of itself, and the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.prepare.table.notes import sparse_note
+from millrace.prepare.table.options import TableOptions
+from millrace.prepare.table.read.part import PartDone
+from millrace.prepare.table.read.sources import Survey
+from millrace.prepare.table.settle.clean import calendar_names
+from millrace.prepare.table.settle.index import Index
+from millrace.prepare.table.settle.measure import Fitted
+from millrace.prepare.table.settle.splits import SPLITS, rows_by_split
+from millrace.prepare.table.settle.time_steps import irregular_note
+from millrace.prepare.table.write import shards
+from millrace.ragged import Array, Int64s
+from millrace.store.layout import Column
+
+
+def split_rows(options: TableOptions, fitted: Fitted) -> dict[str, int]:
+    """Rows of each split that was asked for."""
+    if options.has_time_split:
+        return rows_by_split(fitted.cuts, fitted.rows, options.time_splits)
+    if options.split_by == "entity":
+        asked = [
+            True,
+            bool(options.val or options.val_entities),
+            bool(options.test or options.test_entities),
+        ]
+        return {
+            split: int(fitted.rows[fitted.splits == k].sum())
+            for k, (split, is_asked) in enumerate(zip(SPLITS, asked, strict=True))
+            if is_asked
+        }
+    return {"train": int(fitted.rows.sum())}
+
+
+def shard_tasks(
+    folder: Path,
+    options: TableOptions,
+    found: Survey,
+    index: Index,
+    fitted: Fitted,
+    columns: Mapping[str, Column],
+    static: Array,
+    first_numbers: Mapping[str, int],
+) -> list[shards.ShardTask]:
+    """The shards of all entities that have rows; numbers of a split begin at the first that is free."""
+    plain = {name: (column.dtype, column.shape, column.per) for name, column in columns.items()}
+    scaling = fitted.scaling.to_manifest()
+    row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
+    names, rows, cuts, numbers = index.names, fitted.rows.tolist(), fitted.cuts.tolist(), static.tolist()
+    codes = np.nan_to_num(index.static[:, len(found.schema.role.static) :]).astype(int).tolist()
+    tasks = []
+    for k, split in enumerate(SPLITS):
+        mine = np.flatnonzero((fitted.splits == k) & (fitted.rows > 0))
+        cut = shards.cut_shards(fitted.rows[mine], row_bytes, options.shard_bytes)
+        for number, (first, last) in enumerate(cut, start=first_numbers.get(split, 0)):
+            entities = tuple(
+                shards.Entity(
+                    entity, names[entity], rows[entity], tuple(cuts[entity]), tuple(numbers[entity]), tuple(codes[entity]),
+                    b"" if fitted.each is None else fitted.each[entity].tobytes(),
+                )
+                for entity in mine[first:last].tolist()
+            )  # fmt: skip
+            tasks.append(shards.ShardTask(split, number, entities, str(folder), options, found.schema, scaling, plain))
+    return tasks
+
+
+def missing_labels(found: Survey, index: Index, done: Sequence[PartDone]) -> dict[str, int]:
+    """Rows without a category, and entities without a static value, by column; those without any are left out."""
+    role = found.schema.role
+    rows: Any = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64).tolist()
+    entities: list[int] = (~np.isfinite(index.static)).sum(axis=0).tolist()
+    names = (*role.categorical, *role.static, *role.static_categorical)
+    return {name: int(count) for name, count in zip(names, (*rows, *entities), strict=True) if count}
+
+
+def describe(
+    options: TableOptions,
+    found: Survey,
+    index: Index,
+    done: Sequence[PartDone],
+    fitted: Fitted,
+    filled: Int64s,
+    num_shards: int,
+    columns: Mapping[str, Column],
+) -> dict[str, Any]:
+    """The report of a run, but for its time."""
+    dropped = sum((Counter(part.dropped) for part in done), Counter(fitted.dropped))
+    if found.skipped:
+        dropped["files that cannot be used"] = found.skipped
+    if found.pruned:
+        dropped["where, by row group"] += found.pruned
+    nulls, infinite = (np.sum([getattr(part, what) for part in done], axis=0) for what in ("nulls", "infinite"))
+    statistics = fitted.scaling.statistics
+    described = {
+        name: {
+            **{key: statistics[key][k] for key in ("mean", "std", "min", "max")},
+            "nulls": int(nulls[k]), "infinite": int(infinite[k]), "filled": int(filled[0][k]), "leading": int(filled[1][k]),
+        }
+        for k, name in enumerate(found.schema.role.features)
+    }  # fmt: skip
+    row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
+    notes = list(found.notes)
+    if told := irregular_note(fitted.steps or {}, found.schema.time_unit):
+        notes.append(told)
+    shares = {
+        name: (nulls[k] + infinite[k]) / max(1, sum(part.rows for part in done)) for k, name in enumerate(described)
+    }
+    if told := sparse_note(shares):
+        notes.append(told)
+    if options.fit_on == "all":
+        notes.append("the scaling was fitted on all rows (--fit-on all), val and test too")
+    for names, what, rule in (
+        (fitted.scaling.constant, "one value", "less that value, not divided"),
+        (fitted.scaling.empty, "no value", "0 where missing, else as they are"),
+    ):
+        if names:
+            told = ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            notes.append(f"{what} in the train rows: {told}; stored {rule}")
+    if fitted.borrowed:
+        notes.append(
+            f"{fitted.borrowed} entities have a feature with fewer than 2 train values: scaled there as all are"
+        )
+    return {
+        "entities": int((fitted.rows > 0).sum()),
+        "rows": split_rows(options, fitted),
+        "rows_read": sum(part.rows_read for part in done) + found.pruned,
+        "rows_sorted": sum(part.rows_sorted for part in done),
+        "dropped": dict(sorted(dropped.items())),
+        "columns": described,
+        "missing": missing_labels(found, index, done),
+        "shards": num_shards,
+        "bytes": int(fitted.rows.sum()) * row_bytes,
+        "notes": notes,
+    }
+
+
+def make_meta(
+    options: TableOptions,
+    found: Survey,
+    index: Index,
+    fitted: Fitted,
+    static_scaling: dict[str, Any] | None,
+    report: dict[str, Any],
+) -> dict[str, Any]:
+    """What the store says of its columns.
+
+    ``time`` says how to read the column of that name: int64 counts of ``unit`` (D, s, ms, us or ns) since 1970-01-01 UTC,
+    for the whole store; where ``zone`` is None the times have no zone, and their clock is counted as if it were UTC's.
+    The unit is that of the source: of Parquet its own, of CSV s, D for dates alone. Without a ``unit`` times are the plain
+    numbers of the source, int64 or float64.
+    """
+    role = found.schema.role
+    waves = calendar_names(options.calendar)
+    meta: dict[str, Any] = {
+        "features": [*role.features, *waves],
+        "time": {"column": options.time, "unit": found.schema.time_unit, "zone": found.schema.time_zone},
+        **({} if fitted.times is None else {"cut_times": list(fitted.times)}),
+        "entity": list(options.entity),
+        "report": report,
+    }
+    if role.inputs != role.features:
+        meta["inputs"] = [*role.inputs, *waves]
+    if role.target:
+        meta["target"] = list(role.target)
+    for name in ("categorical", "static", "static_categorical"):
+        if getattr(role, name):
+            meta[name] = list(getattr(role, name))
+    if index.categories:
+        meta["categories"] = {name: list(values) for name, values in index.categories.items()}
+    if role.known_future or waves:
+        meta["known_future"] = [*role.known_future, *waves]
+    if static_scaling is not None:
+        meta["static_scaling"] = static_scaling
+    return meta

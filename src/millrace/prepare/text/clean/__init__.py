@@ -1,0 +1,1 @@
+"""Documents as they are stored: cleaned, cut where too long, masked."""

@@ -1,0 +1,1 @@
+"""Which documents or lines repeat others."""

@@ -1,0 +1,52 @@
+"""The names of sources in a store: from the folder that all of them share, however their paths were typed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from millrace.errors import ConfigError
+from millrace.prepare.files import printable
+from millrace.prepare.text.existing import Existing
+from millrace.prepare.text.read.sources import STDIN, Source
+from millrace.prepare.text.recipe import FROM_ROOT, NAMES
+
+
+def names_in_store(sources: Sequence[Source], existing: Existing | None) -> tuple[list[str], str | None]:
+    """Their names, and the folder that these count from; None: they are called as they were given.
+
+    An append keeps to its store: it counts from the same folder, also with ``..``, or calls files as they were given.
+    """
+    if existing is not None and existing.manifest.meta.get(NAMES) != FROM_ROOT:
+        return [source.path for source in sources], None
+    root = None if existing is None else existing.root()
+    names = [_name(source, root or _shared(sources)) for source in sources]
+    known = set() if existing is None or root is not None else set(existing.sources.values or ())
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise ConfigError(f"two sources would be called {twice!r} in the store; rename one of the files")
+    if again := next((name for name in names if name in known), None):
+        raise ConfigError(
+            f"a source {again!r} is in the store already, and provenance.json is missing, which would say whether this is "
+            "the same file; copy it back, or rename the file"
+        )
+    return names, root or _shared(sources)
+
+
+def _shared(sources: Sequence[Source]) -> str:
+    """The folder that all files lie in or below."""
+    folders = [os.path.dirname(os.path.abspath(source.location)) for source in sources if source.path != STDIN]
+    try:
+        return os.path.commonpath(folders) if folders else ""
+    except ValueError:  # on different drives
+        return ""
+
+
+def _name(source: Source, root: str) -> str:
+    if source.path == STDIN:
+        return STDIN
+    path = os.path.abspath(source.location)
+    with contextlib.suppress(ValueError):  # on another drive
+        path = os.path.relpath(path, root) if root else path
+    return printable(path.replace(os.sep, "/"))

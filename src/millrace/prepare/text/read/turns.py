@@ -1,0 +1,48 @@
+"""What needs much memory at once is read by one worker at a time: Parquet of long rows, of which pyarrow holds whole pages."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from millrace.prepare.engines import alive
+from millrace.prepare.text.read.sources import Source, Unit, arrow
+
+HEAVY_GROUP, HEAVY_ROW = 64 << 20, 1 << 20  # bytes of a row group, and of its rows on average
+
+
+def is_heavy(source: Source, unit: Unit) -> bool:
+    """Whether this is a row group of long rows; what cannot be read is left for the reader to report."""
+    if source.format != "parquet" or source.problem is not None:
+        return False
+    pyarrow = arrow(source)
+    from pyarrow import parquet
+
+    try:
+        group = parquet.read_metadata(source.readable).row_group(unit.start)
+    except (pyarrow.ArrowException, OSError):
+        return False
+    return bool(group.total_byte_size > max(HEAVY_GROUP, HEAVY_ROW * group.num_rows))
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time is within, where the system has flock; a lock dies with its process."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(path, "ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                alive()
+                time.sleep(0.05)
+            except OSError:  # a file system without locks
+                break
+        yield

@@ -1,0 +1,1 @@
+"""Parts -> shards: splits, columns, and the task that writes one shard."""

@@ -1,0 +1,143 @@
+"""The columns of a token store: those that all have, and those that only some options make.
+
+The latter are copied from the files of a part into a shard beside its tokens.
+
+``line``: the hash of every line, kept where lines are deduplicated. ``bands``: the signature of every document, kept
+where near-duplicates are. ``mask``: for every token whether it counts for the loss. ``source`` is a dictionary, or
+text where there are too many files for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.native import core
+from millrace.prepare.spill import Spill, mapped
+from millrace.prepare.text.dedup.lines import as_keys
+from millrace.prepare.text.dedup.near import BANDS
+from millrace.prepare.text.options import ReadOptions
+from millrace.ragged import Array, Int64s
+from millrace.store import platform
+from millrace.store.layout import MAX_DICTIONARY, Column
+from millrace.text.tokenizer import Tokenizer
+
+LINES = "lines"  # the axis of the column "line"
+MAX_NAMES = 8 << 20  # characters of the names of sources in a manifest
+
+
+def extra_columns(options: ReadOptions) -> dict[str, Column]:
+    columns = {}
+    if options.dedup_unit == "line":
+        columns["line"] = Column("uint64", (2,), axis=LINES)
+    if options.dedup == "near":
+        columns["bands"] = Column("uint64", (BANDS,), per="record")
+    if options.mask_field is not None:
+        columns["mask"] = Column("uint8")
+    return columns
+
+
+def store_columns(
+    names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Column | None
+) -> dict[str, Column]:
+    """All columns of a store of these sources; ``known`` is the column of sources of a store that is appended to."""
+    return {
+        "tokens": Column(tokenizer.dtype),
+        "source": _source_column(names, known),
+        "offset": Column("int64", per="record"),
+        "hash": Column("uint64", (2,), per="record"),
+        **extra_columns(options),
+    }
+
+
+def _source_column(names: Sequence[str], known: Column | None) -> Column:
+    """A dictionary, which lies in the manifest; of more names than fit there every record has its own text."""
+    before = () if known is None else known.values or ()
+    values = tuple(dict.fromkeys((*before, *names)))
+    fits = len(values) <= MAX_DICTIONARY and sum(map(len, values)) <= MAX_NAMES
+    if fits and (known is None or known.dtype == "dictionary"):
+        return Column("dictionary", per="record", values=values)
+    if known is not None and known.dtype == "dictionary":
+        raise ConfigError(
+            f"{len(values)} source files with those appended; a store made of few has room for {MAX_DICTIONARY}, or "
+            f"{MAX_NAMES} characters of names: join small files first, or prepare everything again"
+        )
+    return Column("string", per="record")
+
+
+def write_names(folder: Path, names: Sequence[str]) -> None:
+    """The names of sources, for tasks that write them with every record."""
+    encoded = [name.encode() for name in names]
+    for path, data in (
+        (folder / "names.bin", np.frombuffer(b"".join(encoded), np.uint8)),
+        (folder / "name_ends.bin", np.cumsum([0, *map(len, encoded)], dtype="<i8")),
+    ):
+        platform.remove(path)  # of an interrupted run
+        with contextlib.closing(Spill(path)) as spill:
+            spill.write(data)
+            spill.finish()
+
+
+def names_of(folder: Path, sources: Array) -> tuple[Array, Int64s]:
+    """The names of these sources one behind the other, and their offsets."""
+    data, ends = mapped(folder / "names.bin", np.uint8), mapped(folder / "name_ends.bin", "<i8")
+    starts, stops = ends[sources], ends[sources + 1]
+    pieces = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return np.concatenate(pieces), np.concatenate(([0], np.cumsum(stops - starts)))
+
+
+HOW = {"line": "--dedup-unit line", "bands": "--dedup near", "mask": "--mask-field"}
+
+
+def check_continues(options: ReadOptions, columns: Mapping[str, Any], out: Path) -> None:
+    """An append must make the columns that the store has: what was not kept of old documents cannot be compared."""
+    wanted = extra_columns(options)
+    for name, flag in HOW.items():
+        if (name in wanted) != (name in columns):
+            was, remedy = ("with", "give it again") if name in columns else ("without", "leave it out")
+            raise ConfigError(f"{out} was made {was} {flag}; {remedy} to append, or prepare everything again")
+
+
+def extra_arrays(
+    folder: Path, names: Collection[str], documents: slice, edges: Int64s, token_edges: Int64s
+) -> tuple[dict[str, Array], dict[str, Int64s]]:
+    """Arrays and offsets of runs of documents of a part; ``edges`` count from the first of ``documents``."""
+    arrays: dict[str, Array] = {}
+    offsets: dict[str, Int64s] = {}
+    if "bands" in names:
+        bands = mapped(folder / "signatures.bin", "<u8").reshape(-1, BANDS)
+        arrays["bands"] = joined_runs(bands[documents], edges)
+    if "line" in names:
+        counts = mapped(folder / "line_counts.bin", "<i8")
+        bounds = int(counts[: documents.start].sum()) + offsets_of(counts[documents])
+        arrays["line"] = joined_runs(as_keys(mapped(folder / "lines.bin", np.uint8)), bounds[edges])
+        offsets[LINES] = offsets_of(joined_runs(counts[documents], edges))
+    if "mask" in names:
+        arrays["mask"] = joined_runs(mapped(folder / "mask.bin", np.uint8), token_edges)
+    return arrays, offsets
+
+
+def joined_runs(values: Array, edges: Int64s, dtype: np.dtype[Any] | None = None) -> Array:
+    """The values in [first, last) of each run, one behind the other: by runs, since a slice for each document is large itself.
+
+    A ``dtype`` of their own may be wider: uint16 for uint8.
+    """
+    dtype = dtype or values.dtype
+    if not core:
+        return np.concatenate([values[first:last] for first, last in edges.tolist()], dtype=dtype)
+    tail = values.shape[1:]
+    joined = np.empty((int((edges[:, 1] - edges[:, 0]).sum()), *tail), dtype)
+    core.copy_runs(values, values.itemsize * math.prod(tail), edges, joined, dtype.itemsize * math.prod(tail))
+    return joined
+
+
+def offsets_of(lengths: Int64s) -> Int64s:
+    found = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=found[1:])
+    return found

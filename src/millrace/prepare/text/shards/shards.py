@@ -1,0 +1,205 @@
+"""From finished parts to shards: which documents repeat others, and which of them make which shard.
+
+Everything is decided from the parts in their order, streaming, so the same parts make the same shards on any
+number of workers. A shard is then a pure task: copy these documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from millrace.prepare.parts import part_folder
+from millrace.prepare.spill import mapped
+from millrace.prepare.text.dedup.near import BANDS
+from millrace.prepare.text.dedup.repeats import Repeats, find_repeats
+from millrace.prepare.text.options import ReadOptions, ShardOptions
+from millrace.prepare.text.part import PartDone
+from millrace.prepare.text.part_files import kept
+from millrace.prepare.text.shards.assignment import SPLITS, STEP, splits_file
+from millrace.prepare.text.shards.columns import extra_arrays, joined_runs, names_of, offsets_of, write_names
+from millrace.ragged import Array, Int64s
+from millrace.store.layout import Column
+from millrace.store.shard import ShardEntry, ShardWriter
+from millrace.store.snapshot import Base
+from millrace.text.tokenizer import Tokenizer
+
+RECORDS = ("source", "offset", "hash")  # columns that are kept as they are stored
+
+
+class ShardTask(msgspec.Struct, frozen=True):
+    """Documents [first, last) of some parts, those of one split."""
+
+    split: str
+    number: int
+    pieces: tuple[tuple[int, int, int], ...]  # part, first document, last document
+    places: tuple[tuple[str, int], ...]  # of each piece: the folder of its part, and the number of that's first source
+    folder: str
+    columns: dict[str, tuple[str, tuple[int, ...], str, str | None, tuple[str, ...] | None]]
+    token_bytes: int  # in the parts
+    end: int
+    codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, where they are not their numbers
+
+    @property
+    def parts(self) -> set[int]:
+        return {number for number, _, _ in self.pieces}
+
+    def __str__(self) -> str:
+        return f"shard {self.split}-{self.number:05d} (parts {self.pieces[0][0]} to {self.pieces[-1][0]})"
+
+
+def repeated(
+    folder: Path,
+    parts: Sequence[PartDone],
+    options: ReadOptions,
+    known: Callable[[str], Iterable[Array]] = lambda column: (),
+    num_known: int = 0,
+) -> Repeats:
+    """Which documents repeat earlier ones, or those ``known`` from the store appended to.
+
+    Pieces that go on with a document are not compared: they repeat none.
+
+    ``known`` gives a column of old documents: ``hash`` or, where near-duplicates are looked for, ``bands``.
+    """
+    total = sum(part.documents for part in parts)
+    if not options.dedups_documents:
+        return Repeats(np.broadcast_to(np.zeros(1, bool), total))
+
+    def keys(kind: str) -> Iterator[tuple[Array, Array]]:
+        for values in known(kind):
+            yield from _keys(values, None)
+        first = 0
+        for part in parts:
+            values = kept(folder, part.key, "hash")
+            if kind == "bands":
+                values = mapped(part_folder(folder, part.key) / "signatures.bin", "<u8").reshape(-1, BANDS)
+            yield from _keys(values, first, kept(folder, part.key, "goes_on") if part.pieces else None)
+            first += part.documents
+
+    entries, scratch = total + num_known, folder / "partitions"
+    exact = find_repeats(keys("hash"), entries, total, scratch)
+    is_near = options.dedup == "near"
+    return Repeats(exact, find_repeats(keys("bands"), entries * BANDS, total, scratch) if is_near else None)
+
+
+def _keys(values: Array, first: int | None, goes_on: Array | None = None) -> Iterator[tuple[Array, Array]]:
+    """Hashes, or bands told apart by their place, with the numbers from ``first``; None is before all others."""
+    for start in range(0, len(values), STEP):
+        some = values[start : start + STEP]
+        numbers = np.full(len(some), -1) if first is None else np.arange(first + start, first + start + len(some))
+        if goes_on is not None:
+            heads = ~goes_on[start : start + STEP]
+            some, numbers = some[heads], numbers[heads]
+        if some.shape[1] == 2:
+            yield some, numbers
+            continue
+        for band in range(BANDS):
+            yield np.column_stack((some[:, band], np.full(len(some), band, np.uint64))), numbers
+
+
+def cut_shards(
+    folder: Path, parts: Sequence[PartDone], options: ShardOptions
+) -> dict[str, list[list[tuple[int, int, int]]]]:
+    """For every split its shards, each a list of (part, first, last): cut before the document that would pass the limit."""
+    shards: dict[str, list[list[tuple[int, int, int]]]] = {split: [] for split in SPLITS}
+    filled = dict.fromkeys(SPLITS, 0)
+    for part in parts:
+        lengths = kept(folder, part.key, "length")
+        splits = mapped(splits_file(folder, part.number), np.uint8)
+        for start, (k, split) in product(range(0, part.documents, STEP), enumerate(SPLITS)):
+            mine = start + np.flatnonzero(splits[start : start + STEP] == k)
+            ends = np.cumsum(lengths[mine])
+            at = 0
+            while at < len(mine):
+                done = int(ends[at - 1]) if at else 0
+                last = int(np.searchsorted(ends, done + options.shard_tokens - filled[split], side="right"))
+                if last <= at:
+                    if filled[split]:
+                        filled[split] = 0
+                        shards[split].append([])
+                        continue
+                    last = at + 1  # a document larger than a shard has one to itself
+                if not shards[split]:
+                    shards[split].append([])
+                shards[split][-1].append((part.number, int(mine[at]), int(mine[last - 1]) + 1))
+                filled[split] += int(ends[last - 1]) - done
+                at = last
+    return {split: [shard for shard in found if shard] for split, found in shards.items() if found}
+
+
+def shard_tasks(
+    planned: Mapping[str, Sequence[Sequence[tuple[int, int, int]]]],
+    folder: Path,
+    names: Sequence[str],
+    parts: Sequence[PartDone],
+    columns: Mapping[str, Column],
+    tokenizer: Tokenizer,
+    base: Base | None,
+) -> list[ShardTask]:
+    """Tasks that write the shards planned by ``cut_shards``, numbered behind those of the store that is appended to."""
+    if columns["source"].dtype == "string":
+        write_names(folder, names)
+    # The sources of an append are numbered behind those of the store.
+    places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
+    codes = tuple(places[name] for name in names) if places else ()
+    plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
+    width, end = tokenizer.spaced_dtype.itemsize, tokenizer.end
+    where = [(part.key, part.first_source) for part in parts]
+    tasks = []
+    for split, shards in planned.items():
+        first = 0 if base is None else base.next_number(split)
+        tasks += [
+            ShardTask(split, first + k, tuple(pieces), tuple(where[number] for number, _, _ in pieces), str(folder),
+                      plain, width, end, codes)
+            for k, pieces in enumerate(shards)
+        ]  # fmt: skip
+    return tasks
+
+
+def write_shard(task: ShardTask) -> ShardEntry:
+    """Copies the documents of one shard out of the parts."""
+    columns = {
+        name: Column(dtype, shape, per=per, axis=axis, values=values)
+        for name, (dtype, shape, per, axis, values) in task.columns.items()
+    }
+    split, dtype = SPLITS.index(task.split), np.dtype(columns["tokens"].dtype)
+    with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
+        for (number, first, last), (key, first_source) in zip(task.pieces, task.places, strict=True):
+            folder = part_folder(task.folder, key)
+            lengths = kept(task.folder, key, "length")
+            bounds = int(lengths[:first].sum()) + offsets_of(lengths[first:last])
+            is_mine = mapped(splits_file(task.folder, number), np.uint8)[first:last] == split
+            tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
+            records = {name: kept(task.folder, key, name)[first:last] for name in RECORDS}
+            for some in _steps(bounds, is_mine):
+                edges = np.flatnonzero(np.diff(is_mine[some], prepend=False, append=False)).reshape(-1, 2)
+                token_edges = bounds[some.start + edges]
+                arrays = {name: joined_runs(values[some], edges) for name, values in records.items()}
+                offsets = offsets_of(joined_runs(lengths[first:last][some], edges))
+                arrays["tokens"] = joined_runs(tokens, token_edges, dtype)
+                if tokens.dtype != dtype:  # narrower ones have only room for the end (``Tokenizer.encode_spaced``)
+                    arrays["tokens"][offsets[1:] - 1] = task.end
+                arrays["source"] = arrays["source"] + np.int32(first_source)
+                if task.codes:
+                    arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
+                extras, axes = extra_arrays(
+                    folder, columns, slice(first + some.start, first + some.stop), edges, token_edges
+                )
+                if columns["source"].dtype == "string":
+                    arrays["source"], axes["source"] = names_of(Path(task.folder), arrays["source"])
+                writer.write({name: (arrays | extras)[name] for name in columns}, {"rows": offsets, **axes})
+        return writer.finish()
+
+
+def _steps(bounds: Int64s, is_mine: Array) -> Iterator[slice]:
+    """Some documents at a time: buffers of a megabyte or two are used again, larger ones are new pages every time."""
+    first = 0
+    while first < len(is_mine):
+        stop = max(first + 1, int(np.searchsorted(bounds, bounds[first] + STEP, side="right")) - 1)
+        if is_mine[first:stop].any():
+            yield slice(first, min(stop, len(is_mine)))
+        first = stop

@@ -1,0 +1,1 @@
+"""The vocabulary of a corpus, and its tokenizer in every worker."""
