@@ -24,7 +24,7 @@ from pyarrow import csv, parquet
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import millrace as mr
-from millrace.prepare.table.read import batches, part, sources
+from millrace.prepare.table.read import chunks, part, sources
 from millrace.prepare.table.settle import clean, fit, index
 from millrace.prepare.table.write import shards
 from millrace.scaling import scaler
@@ -372,8 +372,8 @@ class Twin:
         with pytest.MonkeyPatch.context() as patch:
             for module in (index, clean, fit):
                 patch.setattr(module, "slice_rows", lambda features: slices)
-            patch.setattr(part, "CHUNK_BYTES", 96 * chunk_rows)
-            patch.setattr(batches, "BATCH_ROWS", (batch_rows, batch_rows))
+            patch.setattr(part, "SORT_BYTES", 96 * chunk_rows)
+            patch.setattr(chunks, "CHUNK_ROWS", (batch_rows, batch_rows))
             patch.setattr(sources, "PART_BYTES", part_bytes)
             patch.setattr(fit, "GROUP_ROWS", group_rows)
             patch.setattr(shards, "MIN_SHARD", 1)

@@ -23,14 +23,14 @@ def small_parts(monkeypatch):
 @pytest.fixture
 def files_read(monkeypatch):
     """The names of the files whose parts were read, not found finished."""
-    found, run = [], part._Maker.run
+    found, run = [], part.PartMaker.run
 
     def counted(self):
         done = run(self)
         found.extend(Path(source.file.path).name for source in self._task.sources)
         return done
 
-    monkeypatch.setattr(part._Maker, "run", counted)
+    monkeypatch.setattr(part.PartMaker, "run", counted)
     return found
 
 

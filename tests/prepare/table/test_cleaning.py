@@ -197,7 +197,7 @@ def test_a_mended_call_keeps_what_was_read(tmp_path, monkeypatch):
     source = one_entity(tmp_path, ["2020-01-01"] * 3 + ["2020-01-02"], x=[1.0, 2.0, 3.0, 4.0])
     with pytest.raises(mr.SourceError, match="twice"):
         mr.prepare_table(source, tmp_path / "out", workers=1, time="t")
-    monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("read again"))
+    monkeypatch.setattr(part.PartMaker, "run", lambda self: pytest.fail("read again"))
     with pytest.raises(mr.ConfigError, match="'val' would be empty"):
         mr.prepare_table(source, tmp_path / "out", workers=1, time="t", duplicates="last", val_from="2021-01-01")
     report = mr.prepare_table(

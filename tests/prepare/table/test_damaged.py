@@ -101,8 +101,8 @@ def test_values_of_a_part_that_changed_on_the_disk_are_read_again(source, interr
     shutil.rmtree(partial / "shards")
     for found in partial.glob("fit/*"):
         found.unlink()
-    parts, run = [], part._Maker.run
-    monkeypatch.setattr(part._Maker, "run", lambda self: (parts.append(self._task.number), run(self))[1])
+    parts, run = [], part.PartMaker.run
+    monkeypatch.setattr(part.PartMaker, "run", lambda self: (parts.append(self._task.number), run(self))[1])
     mr.prepare_table(source, out, **OPTIONS)
     assert len(parts) == 1
     assert tree_digest(out) == whole

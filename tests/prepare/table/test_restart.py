@@ -128,13 +128,13 @@ def tiny(tmp_path):
 @pytest.fixture
 def parts_read(monkeypatch):
     """The numbers of the parts that were read, not found finished."""
-    found, run = [], part._Maker.run
+    found, run = [], part.PartMaker.run
 
     def counted(self):
         found.append(self._task.number)
         return run(self)
 
-    monkeypatch.setattr(part._Maker, "run", counted)
+    monkeypatch.setattr(part.PartMaker, "run", counted)
     return found
 
 
@@ -283,7 +283,7 @@ def test_a_finished_output_is_complete_and_other_options_are_refused_with_the_di
 
 @pytest.mark.parametrize("how", ["rewritten", "touched", "removed"])
 def test_an_input_that_changes_while_it_is_read_stops_the_run(tiny, monkeypatch, how):
-    from millrace.prepare.table.read.batches import Reader
+    from millrace.prepare.table.read.chunks import Reader
 
     batch = Reader._batch
 

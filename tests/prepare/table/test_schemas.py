@@ -74,7 +74,7 @@ def test_a_safe_difference_is_told_and_taken_on_request(files, tmp_path, drift, 
     source = files(DRIFTS[drift])
     with monkeypatch.context() as patch:
         patch.setattr(
-            "millrace.prepare.table.read.batches.Reader.read", lambda *_: pytest.fail("work before the report")
+            "millrace.prepare.table.read.chunks.Reader.read", lambda *_: pytest.fail("work before the report")
         )
         with pytest.raises(mr.SourceError, match=r"the files differ in the types of ") as told:
             prepare(source, tmp_path / "out")

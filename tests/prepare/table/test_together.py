@@ -50,7 +50,7 @@ def digests(folder, frame, cuts, way, sizes):
         frame.iloc[part].to_parquet(folder / f"{k}.parquet", row_group_size=50)
     for number, rows in enumerate(sizes):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(index, "TOGETHER_ROWS", rows)
+            patch.setattr(index, "BLOCK_ROWS", rows)
             out = folder / f"out{number}"
             report = mr.prepare_table(
                 str(folder / "?.parquet"), out, entity="name", time="t", categorical=["kind"], static=["size"], workers=1,

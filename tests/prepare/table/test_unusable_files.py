@@ -34,7 +34,7 @@ REASONS = (
 
 
 def test_all_files_that_cannot_be_used_are_told_before_any_work(folder, monkeypatch):
-    monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("work was done"))
+    monkeypatch.setattr(part.PartMaker, "run", lambda self: pytest.fail("work was done"))
     said = rf"^3 of 5 files cannot be used: {REASONS}.*; fix them, leave them out with exclude=, or skip them with on_error="
     with pytest.raises(mr.SourceError, match=said):
         mr.prepare_table("in", "out", **OPTIONS)

@@ -160,16 +160,16 @@ def test_rows_are_those_that_a_row_by_row_evaluation_takes(twin, sources, table,
 
 
 def test_row_groups_that_cannot_hold_such_rows_are_not_read_and_counted(tmp_path, monkeypatch):
-    from millrace.prepare.table.read import batches
+    from millrace.prepare.table.read import chunks
 
     frame = pd.DataFrame(
         {"t": range(1000), "year": np.repeat(range(2010, 2020), 100), "x": np.random.default_rng(1).normal(size=1000)}
     )
     parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "a.parquet", row_group_size=100)
     seen = []
-    selected = batches.Reader._selected
+    selected = chunks.Reader._selected
     monkeypatch.setattr(
-        batches.Reader,
+        chunks.Reader,
         "_selected",
         lambda self, source, table: seen.append(len(table)) or selected(self, source, table),
     )

@@ -22,17 +22,17 @@ from millrace.prepare.table.options import TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone
 from millrace.prepare.table.read.sources import Inputs, Survey
 from millrace.prepare.table.recipe import Made, check_readable, read_made
-from millrace.prepare.table.report import TableReport, joined
+from millrace.prepare.table.report import TableReport, merge_reports
 from millrace.prepare.table.settle.clean import calendar_names
 from millrace.prepare.table.settle.index import Index, build_index
-from millrace.prepare.table.settle.index_files import forget, save_index
+from millrace.prepare.table.settle.index_files import close_index, save_index
 from millrace.prepare.table.settle.measure import Engine, Fitted, Measuring
-from millrace.prepare.table.settle.refit import check_refit, refitted
+from millrace.prepare.table.settle.refit import check_refit, refit_scaling
 from millrace.prepare.table.settle.splits import SPLITS
 from millrace.prepare.table.table import SCRATCH, Preparation, Running
 from millrace.prepare.table.write import shards
-from millrace.prepare.table.write.assemble import describe, shard_tasks
-from millrace.prepare.table.write.existing import Stored
+from millrace.prepare.table.write.assemble import make_report, shard_tasks
+from millrace.prepare.table.write.existing import Existing
 from millrace.ragged import Int64s
 from millrace.scaling.moments import Moments
 from millrace.scaling.scaler import Scaling
@@ -117,7 +117,7 @@ class Appending(Preparation):
         try:
             base = read_base(self._out)
             self._store = open_store(self._out)
-            self._stored = Stored(self._store, self._options)
+            self._stored = Existing(self._store, self._options)
             if self._refit:
                 check_refit(self._old_scaling())
             meta = self._store.meta
@@ -133,7 +133,7 @@ class Appending(Preparation):
             self._clear(error)
             raise
         finally:
-            forget()
+            close_index()
             self._partial.close(remove=False)
 
     def _done_before(self, found: Survey, base: Base) -> TableReport | None:
@@ -201,9 +201,9 @@ class Appending(Preparation):
         return fitted
 
     def _scaling(self, moments: Moments, rows: int) -> Scaling:
-        """The store's, or refitted on its train rows and the new ones."""
+        """The store's, or fitted again on its train rows and the new ones."""
         old = self._old_scaling()
-        return refitted(old, moments, rows) if self._refit else old
+        return refit_scaling(old, moments, rows) if self._refit else old
 
     def _old_scaling(self) -> Scaling:
         assert self._store.manifest is not None
@@ -227,7 +227,7 @@ class Appending(Preparation):
         self._write_shards(pool, tasks)
         for old, task in self._replaced.items():
             base.replaced[old] = self._partial.entries[shard_name(task.split, task.number)]
-        report = describe(self._options, found, index, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
+        report = make_report(self._options, found, index, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
         row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
         copied = sum(self._stored.rows(entity.record) for task in rewritten for entity in task.entities)
         report["added"] = {
@@ -243,7 +243,7 @@ class Appending(Preparation):
             "bytes": (self._store.num_rows + report["added"]["rows"]) * row_bytes,
         }
         meta = dict(base.manifest.meta)
-        report, meta["report"] = joined(meta["report"], report)
+        report, meta["report"] = merge_reports(meta["report"], report)
         if index.categories:
             meta["categories"] = {name: list(values) for name, values in index.categories.items()}
         fields = {

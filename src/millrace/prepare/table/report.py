@@ -42,7 +42,7 @@ class TableReport(msgspec.Struct, frozen=True):
         return open_store(self.path)
 
 
-def joined(before: Mapping[str, Any], report: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def merge_reports(before: Mapping[str, Any], report: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The report of an append, with the columns of the whole store; and what the store says of all that was put into it."""
     columns = {
         name: {key: value + before["columns"][name][key] if key in COUNTS else value for key, value in column.items()}

@@ -35,12 +35,12 @@ from millrace.prepare.table.recipe import check_readable, read_made
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.settle.clean import grid_step, local_times
 from millrace.prepare.table.settle.index import Index, build_index
-from millrace.prepare.table.settle.index_files import forget, save_index
+from millrace.prepare.table.settle.index_files import close_index, save_index
 from millrace.prepare.table.settle.measure import Engine, Fitted, Measuring, Progress, scale_static, train_first
 from millrace.prepare.table.settle.splits import check_splits
 from millrace.prepare.table.space import estimate
 from millrace.prepare.table.write import shards
-from millrace.prepare.table.write.assemble import describe, make_meta, shard_tasks, split_rows
+from millrace.prepare.table.write.assemble import make_meta, make_report, shard_tasks, split_rows
 from millrace.store import platform
 from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts
@@ -139,7 +139,7 @@ class Preparation:
             self._clear(error)
             raise
         finally:
-            forget()
+            close_index()
             self._partial.close(remove=False)
 
     def _acquire(self) -> None:
@@ -259,7 +259,7 @@ class Preparation:
         self._partial.begin({"plan": self._plan(found)}, Layout(columns), None, resume=True)
         self._write_shards(pool, tasks)
         filled = shards.filled_cells(tasks)
-        report = describe(options, found, index, done, fitted, filled, len(tasks), columns)
+        report = make_report(options, found, index, done, fitted, filled, len(tasks), columns)
         fields: dict[str, Any] = {
             "kind": "series", "columns": columns, "splits": tuple(dict.fromkeys(task.split for task in tasks)),
             "scaling": fitted.scaling.to_manifest(), "meta": make_meta(options, found, index, fitted, static_scaling, report),

@@ -33,7 +33,7 @@ def without_empty_texts(table: Any) -> Any:
     return table
 
 
-def flat(column: Any) -> Any:
+def flatten(column: Any) -> Any:
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
 
@@ -62,7 +62,7 @@ def as_texts(array: Any) -> Any:
     return array if logical(array.type) == pyarrow.string() else array.cast(pyarrow.string())
 
 
-def encoded(array: Any) -> tuple[list[str], Array]:
+def encode_texts(array: Any) -> tuple[list[str], Array]:
     """(distinct texts, code of each row, -1 for null)."""
     import pyarrow
 

@@ -140,7 +140,7 @@ def _odd_time(source: TableSource, column: str) -> SourceError:
     )  # fmt: skip
 
 
-def typed(schema: Any, options: TableOptions, whole: Mapping[str, Any]) -> Any:
+def csv_schema(schema: Any, options: TableOptions, whole: Mapping[str, Any]) -> Any:
     """Types guessed from the beginning of a file are no types: names are read as text, numbers as floats.
 
     ``whole`` are the integer columns of Parquet files beside it.
@@ -161,7 +161,7 @@ def typed(schema: Any, options: TableOptions, whole: Mapping[str, Any]) -> Any:
     return pyarrow.schema([pyarrow.field(field.name, kind(field)) for field in schema])
 
 
-def misfit(source: TableSource, error: Exception, *, is_guessed: bool) -> SourceError | None:
+def misfit_error(source: TableSource, error: Exception, *, is_guessed: bool) -> SourceError | None:
     """The error for a value that is not of its column's type; None where it says something else.
 
     ``is_guessed``: the types are those of the beginning of the file, since only a ``--transform`` knows its columns.

@@ -21,17 +21,17 @@ from millrace.prepare.files import check_unchanged
 from millrace.prepare.parts import make_part
 from millrace.prepare.spill import Spill
 from millrace.prepare.table.options import TableOptions
-from millrace.prepare.table.read.batches import Batch, Reader
+from millrace.prepare.table.read.chunks import Chunk, Reader
 from millrace.prepare.table.read.schema import Schema
-from millrace.prepare.table.read.sources import Unit
+from millrace.prepare.table.read.sources import RowGroups
 from millrace.prepare.table.read.table_file import TableSource
 from millrace.prepare.table.settle.results import digest_of
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
-CHUNK_BYTES = 64 << 20  # of memory for the rows that are sorted at once, in each worker
+SORT_BYTES = 64 << 20  # of memory for the rows that are sorted at once, in each worker
 IS_DURABLE = platform.boot_id() is None  # else a part need not outlive the machine: it is known to be of this start
-BLOCK_ROWS = 2048  # turned from columns to rows at a time: the block stays in cache
+TURN_ROWS = 2048  # turned from columns to rows at a time: the block stays in cache
 
 
 def run_dtype(time_dtype: str) -> np.dtype[Any]:
@@ -45,7 +45,7 @@ class PartTask(msgspec.Struct, frozen=True):
 
     number: int  # in the order of the sources
     key: int  # what it is made of, as one number: the name of its folder
-    units: tuple[Unit, ...]
+    units: tuple[RowGroups, ...]
     sources: tuple[TableSource, ...]  # of the units, in their order
     options: TableOptions
     schema: Schema
@@ -86,17 +86,17 @@ def prepare_part(task: PartTask) -> PartDone:
     """Makes one part, unless it is there already."""
 
     def make(folder: Path) -> PartDone:
-        with contextlib.closing(_Maker(task, folder)) as maker:
-            return sealed(maker.run())
+        with contextlib.closing(PartMaker(task, folder)) as maker:
+            return with_seal(maker.run())
 
     return make_part(task.folder, task.key, PartDone, make, durable=IS_DURABLE)
 
 
-def sealed(done: PartDone) -> PartDone:
+def with_seal(done: PartDone) -> PartDone:
     return msgspec.structs.replace(done, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(done)))
 
 
-class _Maker:
+class PartMaker:
     def __init__(self, task: PartTask, folder: Path) -> None:
         role = task.schema.role
         self._task, self._folder, self._role = task, folder, role
@@ -105,14 +105,14 @@ class _Maker:
         numbers = len(role.static) + len(role.static_categorical)
         row_bytes = self._raw.itemsize * len(role.features) + 8 + 4 * len(role.categorical) + 8 * numbers
         # As decoded, as rows, and once more where they are sorted; the order and the entities of the rows beside.
-        self._room = max(1, CHUNK_BYTES // (3 * row_bytes + 24))
+        self._room = max(1, SORT_BYTES // (3 * row_bytes + 24))
         self._files = {
             name: Spill(folder / f"{name}.bin", durable=IS_DURABLE) for name in ("values", "time", "categorical")
         }
         self._entities: dict[str, int] = {}
         self._labels: dict[str, dict[str, int]] = {name: {} for name in (*role.categorical, *role.static_categorical)}
         self._static: list[list[float | None]] = []
-        self._pending: list[tuple[Batch, Array]] = []
+        self._pending: list[tuple[Chunk, Array]] = []
         self._pending_rows = 0
         self._runs: list[Array] = []
         self._rows = self._sorted = 0
@@ -129,10 +129,10 @@ class _Maker:
                 self._pending.append((batch, self._entity_codes(batch)))
                 self._pending_rows += len(batch.time)
                 if self._pending_rows >= self._room:
-                    self._write_chunk()
+                    self._write_pending()
             check_unchanged(source.file)
         if self._pending:
-            self._write_chunk()
+            self._write_pending()
         for file in self._files.values():
             file.finish()
         runs = np.concatenate(self._runs) if self._runs else np.zeros(0, run_dtype(self._task.schema.time_dtype))
@@ -154,7 +154,7 @@ class _Maker:
         for file in self._files.values():
             file.close()
 
-    def _entity_codes(self, batch: Batch) -> Array:
+    def _entity_codes(self, batch: Chunk) -> Array:
         """The part's number of each row's entity."""
         known = self._entities
         numbers = np.array([known.setdefault(name, len(known)) for name in batch.names], np.int32)
@@ -173,7 +173,7 @@ class _Maker:
             found.append(numbers[codes])
         return np.concatenate(found)
 
-    def _write_chunk(self) -> None:
+    def _write_pending(self) -> None:
         codes = np.concatenate([codes for _, codes in self._pending])
         time = np.concatenate([batch.time for batch, _ in self._pending])
         order, starts = _order(codes, time)
@@ -204,7 +204,7 @@ class _Maker:
             # Rows that stay in their order go through one small buffer, which stays in cache.
             values = self._buffer(len(batch.time)) if whole is None else whole[rows]
             columns = [self._as_raw(batch.numbers(name)) for name in self._role.features]
-            if not turned(columns, values):
+            if not turn_columns(columns, values):
                 is_missing[rows] = self._note_missing(values)
             if whole is None:
                 self._files["values"].write(values)
@@ -268,14 +268,14 @@ class _Maker:
                 self._static[entity][k] = value
 
 
-def turned(columns: list[Array], rows: Array) -> bool:
+def turn_columns(columns: list[Array], rows: Array) -> bool:
     """Fills rows from columns; says whether all values are finite."""
     if core is not None:
         return bool(core.rows_of(columns, rows))
-    for first in range(0, len(rows), BLOCK_ROWS):
-        block = rows[first : first + BLOCK_ROWS]
+    for first in range(0, len(rows), TURN_ROWS):
+        block = rows[first : first + TURN_ROWS]
         for k, column in enumerate(columns):
-            block[:, k] = column[first : first + BLOCK_ROWS]
+            block[:, k] = column[first : first + TURN_ROWS]
     return bool(np.isfinite(rows).all())
 
 

@@ -17,9 +17,9 @@ import xxhash
 from millrace.prepare.functions import source_digest
 from millrace.prepare.parts import part_folder, read_done
 from millrace.prepare.table.options import READING, TableOptions
-from millrace.prepare.table.read.batches import NO_KEY
-from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part, sealed
-from millrace.prepare.table.read.sources import Survey, Unit
+from millrace.prepare.table.read.chunks import NO_KEY
+from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part, with_seal
+from millrace.prepare.table.read.sources import RowGroups, Survey
 from millrace.prepare.table.settle.measure import Engine, Progress
 from millrace.prepare.table.settle.results import digest_of
 from millrace.store import platform
@@ -42,7 +42,7 @@ def part_tasks(folder: Path, options: TableOptions, found: Survey) -> list[PartT
     ]  # fmt: skip
 
 
-def _key(how: Mapping[str, object], found: Survey, units: Sequence[Unit]) -> int:
+def _key(how: Mapping[str, object], found: Survey, units: Sequence[RowGroups]) -> int:
     sources = [found.sources[unit.source] for unit in units]
     # Not by its location: that may hold bytes that are no text. The path shows it too.
     files = [
@@ -57,7 +57,7 @@ def finished_part(task: PartTask) -> PartDone | None:
     done = None
     with contextlib.suppress(ValueError):  # of bytes that are no text
         done = read_done(task.folder, task.key, PartDone)
-    if done is None or done.key != task.key or done != sealed(msgspec.structs.replace(done, seal="")):
+    if done is None or done.key != task.key or done != with_seal(msgspec.structs.replace(done, seal="")):
         return None
     if task.options.on_error == "stop" and done.dropped.get(NO_KEY):
         return None

@@ -13,8 +13,8 @@ from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.read.csv_files import typed
-from millrace.prepare.table.read.first_look import Look, look_at_all, skipped_note
+from millrace.prepare.table.read.csv_files import csv_schema
+from millrace.prepare.table.read.outlines import Outline, look_at_all, skipped_note
 from millrace.prepare.table.read.schema import Schema, agree, type_of, without_null_types
 from millrace.prepare.table.read.table_file import (
     TableSource,
@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
     exclude: Sequence[str] = ()
 
 
-class Unit(msgspec.Struct, frozen=True):
+class RowGroups(msgspec.Struct, frozen=True):
     """Some row groups of one Parquet file, or a whole CSV file (none)."""
 
     source: int
@@ -49,7 +49,7 @@ class Survey(msgspec.Struct, frozen=True):
 
     sources: tuple[TableSource, ...]
     schema: Schema
-    parts: tuple[tuple[Unit, ...], ...]
+    parts: tuple[tuple[RowGroups, ...], ...]
     num_rows: int  # that the footers state; CSV files state none
     pruned: int  # rows of row groups that cannot hold what --where asks for
     notes: tuple[str, ...]
@@ -123,14 +123,14 @@ def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
         known[source.stem] = source.file.path
 
 
-def _type_csv(sources: Sequence[TableSource], looks: Sequence[Look], options: TableOptions) -> None:
+def _type_csv(sources: Sequence[TableSource], looks: Sequence[Outline], options: TableOptions) -> None:
     pyarrow = arrow()
     both = [(source.format, look) for source, look in zip(sources, looks, strict=True) if look.schema is not None]
     fields = (field for form, look in both if form != "csv" for field in look.schema)
     whole = {field.name: field.type for field in fields if pyarrow.types.is_integer(field.type)}
     for form, look in both:
         if form == "csv":
-            look.schema = typed(look.schema, options, whole)
+            look.schema = csv_schema(look.schema, options, whole)
 
 
 def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
@@ -169,7 +169,7 @@ def _said_by_path(source: TableSource) -> Any:
     return known
 
 
-def _prune(source: TableSource, look: Look, where: str, schema: Any) -> int:
+def _prune(source: TableSource, look: Outline, where: str, schema: Any) -> int:
     """Drops the row groups whose statistics, or the file's path, say that no row of them is asked for; returns their rows."""
     from pyarrow import dataset
 
@@ -187,17 +187,17 @@ def _may_hold(source: TableSource, where: str, schema: Any) -> bool:
     from pyarrow import dataset, fs
 
     form, here = dataset.CsvFileFormat(), fs.LocalFileSystem()
-    fragment = form.make_fragment("never opened", here, partition_expression=_said_by_path(source))
+    fragment = form.make_fragment("never open_index", here, partition_expression=_said_by_path(source))
     wanted = expression(where, {column.name: column.type for column in schema})
     return any(True for _ in dataset.FileSystemDataset([fragment], schema, form, here).get_fragments(filter=wanted))
 
 
 def _cut(
-    sources: Sequence[TableSource], looks: Sequence[Look], columns: set[str] | None
-) -> tuple[tuple[tuple[Unit, ...], ...], list[str]]:
+    sources: Sequence[TableSource], looks: Sequence[Outline], columns: set[str] | None
+) -> tuple[tuple[tuple[RowGroups, ...], ...], list[str]]:
     """Parts of about equal size, in the order of the sources; notes on row groups that need much memory."""
-    parts: list[tuple[Unit, ...]] = []
-    units: list[Unit] = []
+    parts: list[tuple[RowGroups, ...]] = []
+    units: list[RowGroups] = []
     weight, large = 0, []
 
     def close() -> None:
@@ -220,9 +220,9 @@ def _cut(
             if weight and weight + num_bytes > PART_BYTES:
                 close()
             if groups and units and units[-1].source == number:
-                units[-1] = Unit(number, (*units[-1].groups, *groups))
+                units[-1] = RowGroups(number, (*units[-1].groups, *groups))
             else:
-                units.append(Unit(number, groups))
+                units.append(RowGroups(number, groups))
             weight += num_bytes
     close()
     notes = []

@@ -13,9 +13,9 @@ import numpy as np
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.settle.clean import Cleaner
-from millrace.prepare.table.settle.index import TOGETHER_ROWS, Slice, slice_rows, together
-from millrace.prepare.table.settle.index_files import opened
-from millrace.prepare.table.settle.results import read_kept, write_kept
+from millrace.prepare.table.settle.index import BLOCK_ROWS, Slice, block_bounds, slice_rows
+from millrace.prepare.table.settle.index_files import open_index
+from millrace.prepare.table.settle.results import read_result, write_result
 from millrace.prepare.table.settle.splits import last_rows
 from millrace.prepare.table.settle.time_steps import Steps
 from millrace.ragged import Array, Int64s, concatenated_ranges
@@ -81,17 +81,17 @@ def groups(rows: Int64s) -> list[tuple[int, int]]:
 def fit_entities(task: FitTask) -> FitDone:
     """Measures some entities; their result is kept, so that a restart need not."""
     path = Path(task.folder) / "fit" / f"{task.number:06d}.bin"
-    if (kept := read_kept(path)) is not None:
+    if (kept := read_result(path)) is not None:
         return msgspec.msgpack.decode(kept, type=FitDone)
     done = _Fit(task).run()
-    write_kept(path, msgspec.msgpack.encode(done))
+    write_result(path, msgspec.msgpack.encode(done))
     return done
 
 
 class _Fit:
     def __init__(self, task: FitTask) -> None:
         self._task, self._options = task, task.options
-        self._index = opened(task.folder, task.schema)
+        self._index = open_index(task.folder, task.schema)
         self._cleaner = Cleaner(task.options, task.schema)
         self._features = len(task.schema.role.features)
         self._train = np.frombuffer(task.train, bool)
@@ -110,7 +110,7 @@ class _Fit:
 
     def run(self) -> FitDone:
         first, last = self._task.first, self._task.last
-        for low, high in together(self._index.rows[first:last], self._features):
+        for low, high in block_bounds(self._index.rows[first:last], self._features):
             if high - low == 1 or self._options.freq is not None:
                 for k in range(low, high):
                     self._entity(k)
@@ -257,7 +257,7 @@ def _joined(parts: Iterable[Array]) -> Iterator[Array]:
     for part in parts:
         waiting.append(part)
         rows += len(part)
-        if rows >= TOGETHER_ROWS:
+        if rows >= BLOCK_ROWS:
             yield np.concatenate(waiting)
             waiting, rows = [], 0
     if waiting:

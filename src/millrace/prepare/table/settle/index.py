@@ -23,7 +23,7 @@ from millrace.prepare.table.read.schema import Role, Schema
 from millrace.ragged import Array, Int64s
 
 SLICE_BYTES = 16 << 20  # of float64 values looked at in one go
-TOGETHER_ROWS = 1 << 15  # rows of small entities that are looked at in one go, about: 2 MiB of 16 float32 features
+BLOCK_ROWS = 1 << 15  # rows of small entities that are looked at in one go, about: 2 MiB of 16 float32 features
 MAX_CATEGORIES = 100_000
 
 
@@ -43,7 +43,7 @@ class Index(NamedTuple):
         return np.add.reduceat(self.runs["rows"], self.offsets[:-1]) if len(self.runs) else np.zeros(0, np.int64)
 
 
-def indexed_dtype(time_dtype: str) -> np.dtype[Any]:
+def index_dtype(time_dtype: str) -> np.dtype[Any]:
     time = np.dtype(time_dtype).newbyteorder("<").str
     return np.dtype(
         [
@@ -70,7 +70,7 @@ def build_index(
     numbers = {name: k for k, name in enumerate(names)}
     categories = _categories(read, schema.role, known or {})
     runs = [_runs(folder, part, found, numbers, schema.time_dtype) for part, found in zip(parts, read, strict=True)]
-    joined = np.concatenate(runs) if runs else np.zeros(0, indexed_dtype(schema.time_dtype))
+    joined = np.concatenate(runs) if runs else np.zeros(0, index_dtype(schema.time_dtype))
     joined = joined[np.argsort(joined["entity"], kind="stable")]
     used = np.unique(joined["entity"])  # an entity all of whose rows were left out has none
     joined["entity"] = np.searchsorted(used, joined["entity"])
@@ -85,7 +85,7 @@ def _names(folder: Path, number: int) -> PartNames:
 
 def _runs(folder: Path, part: PartDone, found: PartNames, numbers: dict[str, int], time_dtype: str) -> Array:
     raw = np.fromfile(part_folder(folder, part.key) / "runs.bin", run_dtype(time_dtype))
-    runs = np.empty(len(raw), indexed_dtype(time_dtype))
+    runs = np.empty(len(raw), index_dtype(time_dtype))
     runs["entity"] = np.array([numbers[name] for name in found.entities], np.int64)[raw["entity"]]
     runs["part"] = part.key
     runs["start"] = np.cumsum(raw["rows"]) - raw["rows"]
@@ -169,16 +169,16 @@ class Block(NamedTuple):
         return Slice(self.time[rows], self.values[rows], self.categorical[rows], bool(self.gaps[first:last].any()))
 
 
-def together(rows: Int64s, features: int, is_alone: Array | None = None) -> list[tuple[int, int]]:
+def block_bounds(rows: Int64s, features: int, is_alone: Array | None = None) -> list[tuple[int, int]]:
     """Entities [first, last) that make a block, by the rows each has; one that is larger than a slice is alone."""
     room = slice_rows(features)
-    numbers = (np.cumsum(rows) - rows) // min(TOGETHER_ROWS, room)
+    numbers = (np.cumsum(rows) - rows) // min(BLOCK_ROWS, room)
     alone = rows > room if is_alone is None else is_alone | (rows > room)
     is_edge = (np.diff(numbers) > 0) | alone[1:] | alone[:-1]
     return list(pairwise([0, *(np.flatnonzero(is_edge) + 1).tolist(), len(rows)]))
 
 
-class Rows:
+class EntityRows:
     """Reads the rows of entities out of the parts."""
 
     def __init__(self, folder: str, schema: Schema, categories: dict[str, tuple[str, ...]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from millrace.prepare.spill import mapped
 from millrace.prepare.table.read.schema import Schema
-from millrace.prepare.table.settle.index import Block, Index, Rows, Slice, indexed_dtype
+from millrace.prepare.table.settle.index import Block, EntityRows, Index, Slice, index_dtype
 from millrace.ragged import Array, Int64s, concatenated_ranges
 from millrace.store import platform
 
@@ -29,17 +29,17 @@ def save_index(folder: Path, index: Index) -> None:
             platform.write_file(folder / "index" / name, data, mode=0o644, durable=False)
 
 
-class Opened:
+class IndexReader:
     """The index as a worker sees it."""
 
     def __init__(self, folder: str, schema: Schema) -> None:
         path = Path(folder) / "index"
-        self.runs = mapped(path / "runs.bin", "u1").view(indexed_dtype(schema.time_dtype))
+        self.runs = mapped(path / "runs.bin", "u1").view(index_dtype(schema.time_dtype))
         self.offsets = mapped(path / "offsets.bin", "int64")
         body = msgspec.json.decode((path / "names.json").read_bytes())
         self.names: list[str] = body["names"]
         self.categories = {name: tuple(values) for name, values in body["categories"].items()}
-        self._rows = Rows(folder, schema, self.categories)
+        self._rows = EntityRows(folder, schema, self.categories)
 
         self.rows = np.add.reduceat(self.runs["rows"], self.offsets[:-1])  # of each entity, as they were read
 
@@ -56,16 +56,16 @@ class Opened:
 
 
 @lru_cache(maxsize=1)
-def _opened(folder: str, encoded: bytes, version: tuple[int, int]) -> Opened:
-    return Opened(folder, msgspec.json.decode(encoded, type=Schema))
+def _open_index(folder: str, encoded: bytes, version: tuple[int, int]) -> IndexReader:
+    return IndexReader(folder, msgspec.json.decode(encoded, type=Schema))
 
 
-def opened(folder: str, schema: Schema) -> Opened:
+def open_index(folder: str, schema: Schema) -> IndexReader:
     """The index of a folder, opened once by each process until another is saved there."""
     status = os.stat(Path(folder) / "index" / "names.json")
-    return _opened(folder, msgspec.json.encode(schema), (status.st_ino, status.st_mtime_ns))
+    return _open_index(folder, msgspec.json.encode(schema), (status.st_ino, status.st_mtime_ns))
 
 
-def forget() -> None:
+def close_index() -> None:
     """Lets go of the parts, whose memory maps would keep their space on the disk."""
-    _opened.cache_clear()
+    _open_index.cache_clear()

@@ -17,7 +17,7 @@ def check_refit(scaling: Scaling) -> None:
         raise ConfigError("--refit needs all rows for quartiles or a scaling per entity; prepare the whole table again")
 
 
-def refitted(old: Scaling, moments: Moments, rows: int) -> Scaling:
+def refit_scaling(old: Scaling, moments: Moments, rows: int) -> Scaling:
     """Fitted on the train rows of the store and so many new ones; the calendar behind the features stays as it is."""
     width = len(moments)
     count = np.array(old.statistics["count"][:width], np.int64)

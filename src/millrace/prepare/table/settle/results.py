@@ -12,14 +12,14 @@ from millrace.store import platform
 DIGEST_BYTES = 16
 
 
-def write_kept(path: Path, data: bytes) -> None:
+def write_result(path: Path, data: bytes) -> None:
     with platform.writing(path):
         if path.is_dir():
             platform.remove(path)
         platform.write_file(path, xxhash.xxh3_128_digest(data) + data, mode=0o644)
 
 
-def read_kept(path: Path) -> bytes | None:
+def read_result(path: Path) -> bytes | None:
     try:
         found = path.read_bytes()
     except OSError:

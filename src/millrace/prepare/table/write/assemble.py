@@ -82,7 +82,7 @@ def missing_labels(found: Survey, index: Index, done: Sequence[PartDone]) -> dic
     return {name: int(count) for name, count in zip(names, (*rows, *entities), strict=True) if count}
 
 
-def describe(
+def make_report(
     options: TableOptions,
     found: Survey,
     index: Index,

@@ -18,7 +18,7 @@ from millrace.ragged import Array, Int64s
 from millrace.store.store import Store
 
 
-class Stored:
+class Existing:
     """The records of a store; its entities and those of an index are matched by name."""
 
     def __init__(self, store: Store, options: TableOptions) -> None:

@@ -15,7 +15,7 @@ from millrace.store.open import open_store
 COPY_ROWS = 1 << 16
 
 
-class Copied:
+class OldRows:
     """Records of one snapshot of a store, as they are stored, or rescaled."""
 
     def __init__(self, store: tuple[str, str], rescale: dict[str, Any] | None, dtype: str) -> None:

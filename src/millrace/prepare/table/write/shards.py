@@ -14,11 +14,11 @@ from millrace.errors import ConfigError
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.settle.clean import Cleaner, calendar
-from millrace.prepare.table.settle.index import Block, Slice, together
-from millrace.prepare.table.settle.index_files import Opened, opened
-from millrace.prepare.table.settle.results import read_kept, write_kept
+from millrace.prepare.table.settle.index import Block, Slice, block_bounds
+from millrace.prepare.table.settle.index_files import IndexReader, open_index
+from millrace.prepare.table.settle.results import read_result, write_result
 from millrace.prepare.table.write.fill import Filler, fill_block
-from millrace.prepare.table.write.old_rows import Copied
+from millrace.prepare.table.write.old_rows import OldRows
 from millrace.ragged import Array, Int64s
 from millrace.scaling.scaler import Scaling
 from millrace.store.layout import Column, Layout, bfloat16_bits
@@ -99,11 +99,11 @@ def cut_shards(rows: Int64s, row_bytes: int, limit: int) -> list[tuple[int, int]
 
 def write_shard(task: ShardTask) -> ShardEntry:
     """Writes one shard, and beside it what was filled in it."""
-    maker = _Maker(task)
+    maker = ShardMaker(task)
     columns = {name: Column(dtype, shape, per=per) for name, (dtype, shape, per) in task.columns.items()}
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
         maker.write(writer)
-        write_kept(_filled_path(task), msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()]))
+        write_result(_filled_path(task), msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()]))
         return writer.finish()
 
 
@@ -114,7 +114,7 @@ def _filled_path(task: ShardTask) -> Path:
 def has_counts(task: ShardTask, out: Path) -> bool:
     """Whether what was filled in a finished shard is known; where it is not, the shard is written again."""
     path = _filled_path(task)
-    if read_kept(path) is not None:
+    if read_result(path) is not None:
         return True
     if (out / "shards" / shard_name(task.split, task.number)).exists():  # a killed append has moved it
         raise ConfigError(f"{path} is damaged; begin afresh with --restart")
@@ -124,15 +124,15 @@ def has_counts(task: ShardTask, out: Path) -> bool:
 def filled_cells(tasks: Sequence[ShardTask]) -> Int64s:
     """(2, features): cells that were filled in all shards, and those of them before the first observation."""
     found: Int64s = np.sum(
-        [msgspec.json.decode(read_kept(_filled_path(task)) or b"") for task in tasks], axis=0, dtype=np.int64
+        [msgspec.json.decode(read_result(_filled_path(task)) or b"") for task in tasks], axis=0, dtype=np.int64
     )
     return found
 
 
-class _Maker:
+class ShardMaker:
     def __init__(self, task: ShardTask) -> None:
         self._task, self._options, self._schema = task, task.options, task.schema
-        self._index: Opened = opened(task.folder, task.schema)
+        self._index: IndexReader = open_index(task.folder, task.schema)
         self._cleaner = Cleaner(task.options, task.schema)
         self._scaling = Scaling.from_manifest(task.scaling)
         self._axis = Layout({name: Column(*column[:2], per=column[2]) for name, column in task.columns.items()}).primary
@@ -140,14 +140,14 @@ class _Maker:
         self._width = len(features)
         self._policies = [task.options.policy(name) for name in features]
         self.filled, self.leading = np.zeros(self._width, np.int64), np.zeros(self._width, np.int64)
-        self._copied = None if task.store is None else Copied(task.store, task.rescale, task.options.dtype)
+        self._old_rows = None if task.store is None else OldRows(task.store, task.rescale, task.options.dtype)
 
     def write(self, writer: ShardWriter) -> None:
         """All entities of the shard; small ones whose rows need nothing but scaling many at a time."""
         entities = self._task.entities
         is_alone = np.array([entity.record >= 0 or self._options.freq is not None for entity in entities])
         numbers = np.array([entity.number for entity in entities])
-        for first, last in together(np.where(is_alone, 0, self._index.rows[numbers]), self._width, is_alone):
+        for first, last in block_bounds(np.where(is_alone, 0, self._index.rows[numbers]), self._width, is_alone):
             if last - first == 1:
                 self._write_one(writer, entities[first])
             else:
@@ -186,8 +186,8 @@ class _Maker:
 
     def _rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
         """The row columns of an entity, slice by slice: those it has in the store, then the new ones."""
-        if entity.record >= 0 and self._copied is not None:
-            yield from self._copied.rows(entity.record, self._scaling)
+        if entity.record >= 0 and self._old_rows is not None:
+            yield from self._old_rows.rows(entity.record, self._scaling)
         if entity.number >= 0:
             yield from self._new_rows(entity)
 
@@ -195,8 +195,8 @@ class _Maker:
         center, scale = self._of(entity)
         has_gaps = self._options.freq is not None or bool(self._index.runs_of(entity.number)["gaps"].any())
         filler = Filler(self._policies, center, entity.cuts) if has_gaps else None
-        if filler is not None and entity.record >= 0 and self._copied is not None:
-            filler.carry(*self._copied.end(entity.record, center, scale))
+        if filler is not None and entity.record >= 0 and self._old_rows is not None:
+            filler.carry(*self._old_rows.end(entity.record, center, scale))
         if filler is not None and filler.needs_ahead:
             filler.look_ahead(self._slices(entity))
         for number, part in enumerate(self._slices(entity)):
@@ -219,7 +219,7 @@ class _Maker:
         return center, scale
 
     def _slices(self, entity: Entity) -> Iterable[Slice]:
-        after = self._copied.last_time(entity.record) if self._copied is not None and entity.record >= 0 else None
+        after = self._old_rows.last_time(entity.record) if self._old_rows is not None and entity.record >= 0 else None
         return self._cleaner.rows(entity.name, self._index.slices(entity.number), after)
 
     def _columns(

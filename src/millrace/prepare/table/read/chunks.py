@@ -13,22 +13,22 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import FILE_NAME, TableOptions
-from millrace.prepare.table.read.arrays import as_texts, encoded, flat, is_alike, null_rows, without_empty_texts
-from millrace.prepare.table.read.csv_files import misfit, open_csv
+from millrace.prepare.table.read.arrays import as_texts, encode_texts, flatten, is_alike, null_rows, without_empty_texts
+from millrace.prepare.table.read.csv_files import misfit_error, open_csv
 from millrace.prepare.table.read.schema import Schema, logical, type_of, without_null_types
-from millrace.prepare.table.read.sources import Unit
+from millrace.prepare.table.read.sources import RowGroups
 from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
 from millrace.prepare.table.read.time_format import guess_formats, parse_times
 from millrace.prepare.table.read.where import expression
 from millrace.ragged import Array
 
-BATCH_BYTES = 8 << 20  # decoded at once, about, as long as these are so many rows:
-BATCH_ROWS = (1 << 12, 1 << 16)
+CHUNK_BYTES = 8 << 20  # decoded at once, about, as long as these are so many rows:
+CHUNK_ROWS = (1 << 12, 1 << 16)
 NO_KEY = "null time or entity"  # why rows are dropped by --on-error skip
 SEPARATOR = "|"  # between the columns of an entity's name
 
 
-class Batch:
+class Chunk:
     """Rows of one source: which entity each is of, its time, and the columns to take from it."""
 
     def __init__(self, names: list[str], codes: Array | None, time: Array, table: Any) -> None:
@@ -39,7 +39,7 @@ class Batch:
         """A column as floats, nulls as NaN."""
         import pyarrow
 
-        array = flat(self._table.column(column))
+        array = flatten(self._table.column(column))
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if pyarrow.types.is_boolean(array.type):
@@ -50,7 +50,7 @@ class Batch:
 
     def labels(self, column: str) -> tuple[list[str], Array]:
         """A column as (distinct texts that occur, code of each row, -1 for null)."""
-        texts, codes = encoded(flat(self._table.column(column)))
+        texts, codes = encode_texts(flatten(self._table.column(column)))
         used = np.zeros(len(texts) + 1, bool)
         used[codes] = True  # the dictionary of a file also has the values of rows that were left out
         if used[:-1].all():
@@ -70,7 +70,7 @@ class Reader:
         self.dropped: Counter[str] = Counter()
         self.rows_read = 0
 
-    def read(self, source: TableSource, unit: Unit) -> Iterator[Batch]:
+    def read(self, source: TableSource, unit: RowGroups) -> Iterator[Chunk]:
         pyarrow = arrow()
         path = source.file.path
         try:
@@ -80,7 +80,9 @@ class Reader:
                 if len(batch.time):
                     yield batch
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            told = misfit(source, error, is_guessed=self._transform is not None) if source.format == "csv" else None
+            told = (
+                misfit_error(source, error, is_guessed=self._transform is not None) if source.format == "csv" else None
+            )
             if told is not None:
                 raise told from error
             message = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -89,7 +91,7 @@ class Reader:
                 source=path,
             ) from error
 
-    def _place(self, source: TableSource, unit: Unit) -> str:
+    def _place(self, source: TableSource, unit: RowGroups) -> str:
         """Where in a unit the damage lies, found by reading its columns one by one."""
         from pyarrow import ArrowException, parquet
 
@@ -101,12 +103,12 @@ class Reader:
                 names = file.schema_arrow.names if self._transform is not None else self._file_columns(source)
                 for group, name in itertools.product(unit.groups, names):
                     place = f" (row group {group}, column {name!r})"
-                    for _ in file.iter_batches(BATCH_ROWS[1], row_groups=[group], columns=[name], use_threads=False):
+                    for _ in file.iter_batches(CHUNK_ROWS[1], row_groups=[group], columns=[name], use_threads=False):
                         pass
             place = whole  # all can be read, one by one
         return place
 
-    def _tables(self, source: TableSource, unit: Unit) -> Iterator[tuple[int, Any]]:
+    def _tables(self, source: TableSource, unit: RowGroups) -> Iterator[tuple[int, Any]]:
         """(number of its first row in the file, rows) for each batch."""
         pyarrow = arrow()
         wanted = None if self._transform is not None else self._file_columns(source)
@@ -122,12 +124,12 @@ class Reader:
         from pyarrow import parquet
 
         texts = [name for name in wanted or () if self._types[name] == pyarrow.string()]
-        least, most = BATCH_ROWS
+        least, most = CHUNK_ROWS
         with (
             native(source) as raw,
             parquet.ParquetFile(raw, read_dictionary=texts, page_checksum_verification=True) as file,
         ):
-            rows = min(max(least, BATCH_BYTES // (8 * len(wanted or file.schema_arrow))), most)
+            rows = min(max(least, CHUNK_BYTES // (8 * len(wanted or file.schema_arrow))), most)
             for group in unit.groups:
                 first = sum(file.metadata.row_group(k).num_rows for k in range(group))
                 for batch in file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
@@ -195,11 +197,13 @@ class Reader:
                 )
         return made
 
-    def _batch(self, source: TableSource, first: int, table: Any) -> Batch:
+    def _batch(self, source: TableSource, first: int, table: Any) -> Chunk:
         pyarrow = arrow()
         table = self._with_times(source, first, table)
-        time = flat(table.column(self._options.time))
-        keys = [] if FILE_NAME in self._options.entity else [flat(table.column(name)) for name in self._options.entity]
+        time = flatten(table.column(self._options.time))
+        keys = (
+            [] if FILE_NAME in self._options.entity else [flatten(table.column(name)) for name in self._options.entity]
+        )
         checked = {self._options.time: time, **dict(zip(self._options.entity, keys, strict=False))}
         missing = null_rows(checked)
         if missing is not None:
@@ -213,17 +217,17 @@ class Reader:
                 )  # fmt: skip
             self.dropped[NO_KEY] += int(missing.sum())
             table = table.filter(pyarrow.array(~missing))
-            time = flat(table.column(self._options.time))
-            keys = [flat(table.column(name)) for name in self._options.entity] if keys else []
+            time = flatten(table.column(self._options.time))
+            keys = [flatten(table.column(name)) for name in self._options.entity] if keys else []
         names, codes = self._entities(source, keys, len(time))
-        return Batch(names, codes, self._times(source, time), table)
+        return Chunk(names, codes, self._times(source, time), table)
 
     def _with_times(self, source: TableSource, first: int, table: Any) -> Any:
         """The table with its times as such, where they are written as text; those in another format are null, or refused."""
         import pyarrow
 
         form, name = self._options.time_format, self._options.time
-        found = flat(table.column(name))
+        found = flatten(table.column(name))
         kind = logical(found.type)
         if form is None or not (pyarrow.types.is_string(kind) or pyarrow.types.is_integer(kind)):
             return table
@@ -251,7 +255,7 @@ class Reader:
         if not keys:
             return [source.stem], None
         if len(keys) == 1:
-            return encoded(keys[0])
+            return encode_texts(keys[0])
         from pyarrow import compute
 
         texts = [as_texts(key) for key in keys]
@@ -261,7 +265,7 @@ class Reader:
                     f"{source.file.path!r}: a value of {name!r} holds {SEPARATOR!r}, which joins the columns of --entity; "
                     "make one column of them with --transform", source=source.file.path,
                 )  # fmt: skip
-        return encoded(compute.binary_join_element_wise(*texts, SEPARATOR))
+        return encode_texts(compute.binary_join_element_wise(*texts, SEPARATOR))
 
     def _times(self, source: TableSource, time: Any) -> Array:
         import pyarrow

@@ -21,7 +21,7 @@ from millrace.prepare.table.read.where import columns_of
 MAX_REASONS = 20  # files that are named in one message
 
 
-class Look(msgspec.Struct):
+class Outline(msgspec.Struct):
     """One file's schema and its row groups as (number, rows, bytes)."""
 
     schema: Any  # None: there is nothing in the file, not even names
@@ -33,10 +33,10 @@ class Look(msgspec.Struct):
 
 def look_at_all(
     sources: Sequence[TableSource], options: TableOptions
-) -> tuple[list[TableSource], list[Look], list[str]]:
+) -> tuple[list[TableSource], list[Outline], list[str]]:
     """The files that can be used, what was seen of them, and why others are skipped; without ``skip`` these are refused."""
 
-    def look(source: TableSource) -> Look | SourceError:
+    def look(source: TableSource) -> Outline | SourceError:
         try:
             return _look(source, options)
         except SourceError as error:
@@ -58,7 +58,7 @@ def look_at_all(
         )  # fmt: skip
     gone = reasons if options.on_error == "skip" and len(reasons) < len(sources) else {}
     kept = [(source, seen) for k, (source, seen) in enumerate(zip(sources, found, strict=True)) if k not in gone]
-    return [source for source, _ in kept], [seen for _, seen in kept if isinstance(seen, Look)], list(gone.values())
+    return [source for source, _ in kept], [seen for _, seen in kept if isinstance(seen, Outline)], list(gone.values())
 
 
 def skipped_note(reasons: Sequence[str]) -> str:
@@ -72,7 +72,7 @@ def _listed(reasons: Sequence[str]) -> str:
 
 
 def _reasons(
-    sources: Sequence[TableSource], found: Sequence[Look | SourceError], options: TableOptions
+    sources: Sequence[TableSource], found: Sequence[Outline | SourceError], options: TableOptions
 ) -> dict[int, str]:
     """Why files cannot be used, by number: they cannot be read, or lack a column that was named and others have."""
     reasons = {k: str(seen) for k, seen in enumerate(found) if isinstance(seen, SourceError)}
@@ -81,7 +81,7 @@ def _reasons(
     columns = {
         k: {*seen.schema.names, *(name for name, _ in sources[k].partition)}
         for k, seen in enumerate(found)
-        if isinstance(seen, Look) and seen.schema is not None
+        if isinstance(seen, Outline) and seen.schema is not None
     }
     known = set().union(*columns.values())
     where = columns_of(options.where) if options.where else []
@@ -96,18 +96,18 @@ def _reasons(
     return dict(sorted(reasons.items()))
 
 
-def _look(source: TableSource, options: TableOptions) -> Look:
+def _look(source: TableSource, options: TableOptions) -> Outline:
     pyarrow = arrow()
     path = source.file.path
     if source.file.size == 0:
-        return Look(None, [], has_rows=False)  # no schema to compare; told in a note
+        return Outline(None, [], has_rows=False)  # no schema to compare; told in a note
     try:
         if source.format == "csv":
             is_plain = options.transform is None
             schema, has_rows = look_at_csv(source, is_plain=is_plain)
             if is_plain and schema is not None:
                 check_texts(source, schema, options)
-            return Look(schema, [], has_rows=has_rows)
+            return Outline(schema, [], has_rows=has_rows)
         from pyarrow import parquet
 
         with native(source) as raw, parquet.ParquetFile(raw) as file:
@@ -119,9 +119,9 @@ def _look(source: TableSource, options: TableOptions) -> Look:
         ) from error
 
 
-def _look_at_groups(path: str, size: int, file: Any) -> Look:
+def _look_at_groups(path: str, size: int, file: Any) -> Outline:
     groups = [file.metadata.row_group(k) for k in range(file.metadata.num_row_groups)]
-    look = Look(file.schema_arrow, [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)])
+    look = Outline(file.schema_arrow, [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)])
     look.has_rows = any(rows for _, rows, _ in look.groups)
     for k, rows, num_bytes in look.groups:
         # A footer that claims what the file cannot hold is damaged, or made to exhaust memory.
