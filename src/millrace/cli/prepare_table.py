@@ -244,8 +244,6 @@ def _show_run(report: Any) -> None:
         print_line(f"missing, {name}: {number:,} (a category of its own, or the centre of a static number)")
     if report.rows_sorted:
         print_line(f"sorted by entity and time: {report.rows_sorted:,} rows came in another order")
-    for note in report.notes:
-        print_line(f"note: {note}")
     if report.rewritten:
         new = max(report.rewritten["new bytes"], 1)
         print_line(

@@ -164,8 +164,6 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
     if not report.is_new and not report.documents:
         dropped = ", ".join(f"{reason}: {number:,}" for reason, number in report.dropped.items())
         print_line(f"nothing to add to {report.path}, fingerprint {report.fingerprint} ({dropped or 'no documents'})")
-        for note in report.notes:
-            print_line(f"note: {note}")
         return
     if not report.is_new:
         print_line(f"already complete: {report.path}, fingerprint {report.fingerprint}")
@@ -183,8 +181,6 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
     for reason, number in report.dropped.items():
         where = f" (named in {out}/quarantine.jsonl)" if reason.startswith("unreadable") else ""
         print_line(f"{'' if reason == REPLACED else 'dropped, '}{reason}: {number:,}{where}")
-    for note in report.notes:
-        print_line(f"note: {note}")
     seconds = max(report.seconds, 1e-9)
     each = report.characters / max(tokens, 1)
     by = f", by {report.engine}" if report.engine != report.tokenizer else ""

@@ -1,7 +1,7 @@
 """Parts: what a worker has made of some of the input, each in a folder of its own that is whole or not there.
 
-It is renamed into place when it is whole; ``done.json`` in it says what it holds, with a hash of itself in a second
-line, and a restart keeps it only if the sizes agree.
+A part gets its name by one rename when it is whole. ``done.json`` in it says what it holds, with a hash of itself in a
+second line. A restart uses the part again only if its files still have their sizes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def part_folder(folder: str | Path, name: int | str) -> Path:
     return Path(folder) / "parts" / (name if isinstance(name, str) else f"{name:06d}")
 
 
-def read_done(folder: str | Path, name: int | str, kind: type[Done], spent: Collection[str] = ()) -> Done | None:
-    """The report of a part that is whole on disk, with its ``sizes``; files that may be ``spent`` may be empty too.
+def read_done(folder: str | Path, name: int | str, kind: type[Done], emptied: Collection[str] = ()) -> Done | None:
+    """The report of a part that is whole on disk; None where it is not. Files in ``emptied`` may be empty.
 
-    Parts that are not synced say at which start of the machine they were made (``boot``): of an earlier one they are none.
+    A part that was not synced names the start of the machine that made it (``boot``); after another start it is void.
     """
     path = part_folder(folder, name)
     try:
@@ -33,32 +33,38 @@ def read_done(folder: str | Path, name: int | str, kind: type[Done], spent: Coll
         if seal != _seal(line):
             return None
         done: Any = msgspec.json.decode(line, type=kind)
-        found = {file: (path / file).stat().st_size for file in done.sizes}
-    except (OSError, ValueError):  # also of msgspec, and of names that are none
+        sizes = {file: (path / file).stat().st_size for file in done.sizes}
+    except (OSError, ValueError):  # also errors of msgspec, and names that no file can have
         return None
-    is_whole = all(found[file] == size or (file in spent and not found[file]) for file, size in done.sizes.items())
+    is_whole = all(sizes[file] == size or (file in emptied and not sizes[file]) for file, size in done.sizes.items())
     return done if is_whole and getattr(done, "boot", platform.boot_id()) == platform.boot_id() else None
 
 
 def make_part(
     folder: str | Path, name: int | str, kind: type[Done], make: Callable[[Path], Done], *, durable: bool = True
 ) -> Done:
-    """The part that ``make`` writes into the folder it is given, unless it is there already."""
-    known = read_done(folder, name, kind)
-    if known is not None:
+    """The part that ``make`` writes into the folder it is given, unless it is there already.
+
+    Two attempts may run at once: each writes a folder of its own, and the first to be whole gets the name.
+    """
+    if (known := read_done(folder, name, kind)) is not None:
         return known
     final = part_folder(folder, name)
-    aside = final.with_name(final.name + ".tmp")
+    aside = platform.attempt_name(final)
     with platform.writing(aside):
-        platform.remove(aside)
-        platform.remove(final)
-        platform.make_dir(aside)
-        done = make(aside)
-        line = msgspec.json.encode(done)
-        platform.write_file(aside / "done.json", line + b"\n" + _seal(line), mode=0o644, durable=durable)
-        if durable:
-            platform.sync_dir(aside)
-        platform.rename(aside, final)
+        try:
+            platform.make_dir(aside)
+            done = make(aside)
+            line = msgspec.json.encode(done)
+            platform.write_file(aside / "done.json", line + b"\n" + _seal(line), mode=0o644, durable=durable)
+            if durable:
+                platform.sync_dir(aside)
+        except Exception:
+            platform.remove(aside)
+            raise
+        if final.is_dir() and read_done(folder, name, kind) is None:
+            platform.remove(final)  # damaged, or emptied since
+        platform.place(aside, final)
     return done
 
 

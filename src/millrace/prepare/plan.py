@@ -1,24 +1,49 @@
-"""What a preparation is doing, written down before it starts, so that a restart knows whether it is the same."""
+"""The plan of a preparation: what it was asked for, written down before it starts.
+
+A restart compares its own plan with it, and so knows whether it can continue.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from millrace.errors import ConfigError
+from millrace.prepare.files import InputFile
+from millrace.prepare.functions import source_digest
 from millrace.store import platform
 
 MAX_SHOWN = 6
+_Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class PlanForm(msgspec.Struct):
+    """What every plan holds; a file that lacks it is damaged."""
+
+    options: dict[str, Any]
+    sources: dict[str, tuple[int, _Time, str]]  # by path: size, time of change in ns, hash of both ends
+    order: list[str]  # of the paths
+
+
+def make_plan(
+    version: int, options: msgspec.Struct, files: Iterable[InputFile], functions: Mapping[str, str | None], **more: Any
+) -> dict[str, Any]:
+    """The plan for these files. ``functions`` are the user's, by option: another source file makes another plan."""
+    described = {file.path: [file.size, file.mtime_ns, file.ends] for file in files}
+    plan = {
+        "version": version, "options": msgspec.to_builtins(options), "sources": described, "order": list(described), **more,
+        **{option: source_digest(name, f"--{option}") for option, name in functions.items() if name is not None},
+    }  # fmt: skip
+    return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What changed from one plan to another, one phrase each.
-
-    ``sources`` of a plan are {path: [size, time of change in ns, hash of its ends]}, ``order`` is their order.
-    """
+    """What changed from one plan to another, one phrase each."""
     found = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
@@ -40,7 +65,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def _paths(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, *, only_some: bool = False) -> list[str]:
-    """Of sources that are not the same; ``only_some``: that only one of the plans has."""
+    """Sources that differ; ``only_some``: those that only one of the plans has."""
     old, new = before or {}, after or {}
     paths = dict.fromkeys((*old, *new))
     return [path for path in paths if ((path in old) != (path in new) if only_some else old.get(path) != new.get(path))]
@@ -62,17 +87,23 @@ def _short(value: Any) -> str:
     return text if len(text) < 100 else text[:97] + "..."
 
 
+def show_changes(changes: Sequence[str]) -> str:
+    """The first few changes in one line, and how many more there are."""
+    more = f" and {len(changes) - MAX_SHOWN:,} more" if len(changes) > MAX_SHOWN else ""
+    return "; ".join(changes[:MAX_SHOWN]) + more
+
+
 def check_plan(
     path: Path,
     plan: Mapping[str, Any],
-    folder: Path,
     allow: Callable[[Any, Any], Any] = lambda old, new: old,
-    before_change: Callable[[list[str]], None] = lambda changed: None,
+    before_change: Callable[[Any, Any], None] = lambda old, new: None,
+    form: type = dict,
 ) -> None:
     """Writes the plan of a new run; a run that continues must have the same one.
 
-    ``allow(old, new)`` is the old plan with those changes of the new one that leave finished work as it is. Of these
-    ``before_change`` is told before the new plan is written.
+    ``allow(old, new)`` is the old plan with those changes of the new one that leave finished work as it is. If there
+    are any, ``before_change`` is called with both plans before the new one is written. ``form`` is the type of a plan.
     """
     plain = json.loads(json.dumps(plan))
     if path.exists():
@@ -81,21 +112,20 @@ def check_plan(
             return
         if old.get("version") != plain.get("version"):
             raise ConfigError(
-                f"{folder} was begun by another version of millrace, which keeps what it has read in another form: end it with "
-                "that, or begin afresh with --restart"
+                f"{path.parent} was begun by another version of millrace, whose parts have another form: finish it with "
+                "that version, or begin afresh with --restart"
             )
         try:
-            changed = differences(allow(old, plain), plain)
-            accepted = differences(old, plain)
+            msgspec.convert(old, form)
+            refused = differences(allow(old, plain), plain)
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # it is JSON, and no plan
             raise damaged(path, repr(error)) from error
-        if changed:
-            more = f" and {len(changed) - MAX_SHOWN} more" if len(changed) > MAX_SHOWN else ""
+        if refused:
             raise ConfigError(
-                f"{folder} was begun with other sources or options: {'; '.join(changed[:MAX_SHOWN])}{more}; "
+                f"{path.parent} was begun with other sources or options: {show_changes(refused)}; "
                 "run it with those to continue, or begin afresh with --restart"
             )
-        before_change(accepted)
+        before_change(old, plain)
     with platform.writing(path):
         platform.write_file(path, json.dumps(plain, indent=1).encode(), mode=0o644)
         platform.sync_dir(path.parent)
@@ -104,7 +134,7 @@ def check_plan(
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(plan, dict):
         raise damaged(path, f"it holds a {type(plan).__name__}")

@@ -1,4 +1,4 @@
-"""Progress of a preparation that Python calls: one line on stderr where a person looks, nothing elsewhere.
+"""Progress of a preparation that Python calls: one line on stderr where a person reads it, else nothing.
 
 The commands have progress bars of their own (``cli/text_progress.py``).
 """
@@ -9,21 +9,22 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+Progress = Callable[[str, int, int, Mapping[str, Any]], None]  # stage, done, total, facts
 STAGES = {"unpack": "unpacking", "lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing"}
 
 
 def is_watched(stream: TextIO | None) -> bool:
-    """Whether a person reads a stream: it is a terminal, or this is the kernel of a notebook."""
+    """Whether a person reads a stream: it is a terminal, or we are in a notebook."""
     return stream is not None and (stream.isatty() or "ipykernel" in sys.modules)
 
 
-def default_progress() -> Callable[[str, int, int, Mapping[str, Any]], None]:
-    """What a preparation calls where it was given no ``progress``."""
+def default_progress() -> Progress:
+    """What a preparation calls if it is given no ``progress``."""
     return ProgressLine(sys.stderr) if is_watched(sys.stderr) else lambda *_: None
 
 
 class ProgressLine:
-    """The stage and how far it is, in one line that is replaced; notes stay."""
+    """One line that shows the stage and how far it is; notes stay above it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._shown = stream, ""

@@ -131,6 +131,23 @@ def rename(source: str | Path, target: str | Path) -> None:
     os.replace(source, target)
 
 
+def attempt_name(path: str | Path) -> Path:
+    """Where one attempt at ``path`` is written: no other attempt has this name, in whichever process it runs."""
+    return Path(f"{path}.{os.urandom(6).hex()}.tmp")
+
+
+def place(attempt: str | Path, final: str | Path) -> bool:
+    """Gives a whole folder its name. False where another attempt was first: then this one is removed."""
+    try:
+        rename(attempt, final)
+    except OSError:
+        if not os.path.isdir(final):
+            raise
+        remove(attempt)
+        return False
+    return True
+
+
 def remove(path: str | Path) -> None:
     """Removes a file or a whole folder, if it is there; links are removed, never followed."""
     if os.path.isdir(path) and not os.path.islink(path):

@@ -95,6 +95,7 @@ class Partial:
                     self._journal.write(header, kept)
                 platform.make_dir(self.shards)
                 self.entries = {_name(entry): entry for entry in kept}
+                self._remove_attempts()
             elif base is not None and found == Header(options, base.manifest.parent):
                 self.committed = entries  # killed between its commitment and its end
             else:
@@ -143,6 +144,12 @@ class Partial:
                 kept.append(entry)
         return kept
 
+    def _remove_attempts(self) -> None:
+        """Removes shards that are not in the journal: unfinished ones, and those of writers that died."""
+        for name in sorted(os.listdir(self.shards)) if self.shards.is_dir() else ():
+            if name not in self.entries:
+                platform.remove(self.shards / name)
+
     def add(self, entry: ShardEntry) -> None:
         """Journals a finished shard: from here on a restart keeps it."""
         if self.committed:
@@ -175,6 +182,7 @@ class Partial:
         entries = sorted(written, key=lambda entry: (order[entry.split], entry.number))
         manifest, table, hashes = build(fields, tuple(splits), entries, base)
         with platform.writing(self.out, "publishing"):
+            self._remove_attempts()
             if base is None:
                 self._lay(self.folder, manifest, table, hashes, provenance, files or {})
                 self._appear()

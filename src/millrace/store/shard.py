@@ -1,7 +1,8 @@
 """Writes one shard: its column files, their block hashes, and the line that says it is whole.
 
-A shard is written aside (``train-00000.tmp``), synced, made read-only and renamed; only then does its
-``ShardEntry`` exist. Writers of different shards share nothing, so they may run in threads or processes.
+A shard is written aside (``train-00000.<attempt>.tmp``), synced, made read-only and renamed; only then does its
+``ShardEntry`` exist. Where two attempts write one shard, the first rename wins. Writers of different shards share
+nothing, so they may run in threads or processes.
 """
 
 from __future__ import annotations
@@ -49,15 +50,14 @@ class ShardWriter:
         self.split, self.number, self.num_records = split, number, 0
         self._layout = Layout(columns)
         self._final = shards / shard_name(split, number)
-        self._aside = self._final.with_name(self._final.name + ".tmp")
+        self._aside = self._final  # until the first write: each attempt has a name of its own
         self._rows = [0] * len(self._layout.axes)
         self._open_rows = 0  # of the record that write_rows has begun
         self._files: list[ColumnFile] = []
         self._is_finished = False
 
     def _open(self) -> None:
-        platform.remove(self._aside)
-        platform.remove(self._final)
+        self._aside = platform.attempt_name(self._final)
         platform.make_dir(self._aside)
         for file in self._layout.files:
             self._files.append(ColumnFile(self._aside / file.name, file))
@@ -149,14 +149,15 @@ class ShardWriter:
             finally:
                 self._close()
             platform.sync_dir(self._aside)
-            platform.rename(self._aside, self._final)
+            platform.place(self._aside, self._final)
         return ShardEntry(self.split, self.number, self.num_records, tuple(self._rows), tuple(hashes))
 
     def abandon(self) -> None:
         """Removes what was written."""
         self._close()
-        with platform.writing(self._aside, "removing"):
-            platform.remove(self._aside)
+        if self._aside != self._final:
+            with platform.writing(self._aside, "removing"):
+                platform.remove(self._aside)
 
     def _close(self) -> None:
         for file in self._files:

@@ -1,6 +1,5 @@
 """Appending to a series store: later rows of entities it has, and new entities, against pandas on both frames together."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 import millrace as mr
 from millrace.store.verify import verify_store
-from millrace.testing import Fault, count_steps, run_forked, tree_digest
 
 OPTIONS = {
     "entity": "sym", "time": "t", "features": ["a", "b"], "target": ["b"], "static": ["w"], "categorical": ["k"],
@@ -202,22 +200,3 @@ def test_the_same_append_again_is_already_complete(files, tmp_path):
     again = mr.prepare_table(more, tmp_path / "store", append=True, **OPTIONS)
     assert (again.is_new, again.fingerprint) == (False, done.fingerprint)
     assert not Path(f"{tmp_path}/store.partial").exists()
-
-
-def test_kill_9_at_every_step_appends_once(files, tmp_path):
-    first, more, _ = files
-    options = {**OPTIONS, "val_from": "2020-01-03", "workers": 1}
-    store = tmp_path / "store"
-    before = mr.prepare_table(first, store, **options).fingerprint
-    shutil.copytree(store, tmp_path / "before")
-    with count_steps() as steps:
-        after = mr.prepare_table(more, store, append=True, **options).fingerprint
-    whole = tree_digest(store)
-    for at in range(1, len(steps) + 1, max(1, len(steps) // 30)):
-        shutil.rmtree(store)
-        shutil.copytree(tmp_path / "before", store)
-        assert run_forked(mr.prepare_table, more, store, append=True, fault=Fault(at, "kill"), **options) == -9
-        assert mr.open_store(store, check=True).fingerprint in (before, after)
-        assert mr.prepare_table(more, store, append=True, **options).fingerprint == after
-        assert tree_digest(store) == whole, f"after a kill at step {at}, {steps[at - 1]}"
-        assert not Path(f"{store}.partial").exists()

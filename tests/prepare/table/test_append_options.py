@@ -10,6 +10,7 @@ from pyarrow import parquet
 
 import millrace as mr
 from millrace.cli import run
+from millrace.prepare.table.table import Table
 
 
 def hours(first: int, last: int, sym: str = "A", **columns) -> pd.DataFrame:
@@ -123,10 +124,8 @@ def test_a_refused_append_stands_in_nobodys_way(put, tmp_path, monkeypatch):
     with pytest.raises(mr.SourceError, match="has rows from"):
         append(put("overlap", hours(5, 15)), out)
     assert not Path(f"{out}.partial").exists()
-    from millrace.prepare.table.read import parts as reading
-
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "prepare_part", None)  # nothing may be read
+        patch.setattr(Table, "make_part", None)  # nothing may be read
         with pytest.raises(mr.ConfigError, match="refit=True needs all rows"):
             append(put("b", hours(10, 15)), out, refit=True)
     assert not Path(f"{out}.partial").exists()

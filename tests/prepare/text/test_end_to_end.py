@@ -11,7 +11,6 @@ import xxhash
 
 import millrace as mr
 from millrace.cli import run
-from millrace.prepare.text import parts as read_parts
 from millrace.prepare.text import text as prepare
 from millrace.prepare.text.tokens import worker_tokenizer as loaded
 from millrace.store.verify import verify_store
@@ -201,7 +200,7 @@ def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_
         wrong.setenv("MILLRACE_BPE", "tiktoken")
         wrong.setattr(RankEngine, "encode_documents", lambda self, d: (right(self, d)[0] ^ 1, right(self, d)[1]))
         with monkeypatch.context() as unchecked:
-            unchecked.setattr(read_parts, "check_engine", lambda *_: None)
+            unchecked.setattr(prepare, "check_engine", lambda *_: None)
             unchecked.setattr(prepare, "notes_after", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 prepared("out", workers=1)
@@ -235,7 +234,7 @@ def test_a_vocabulary_that_was_learnt_takes_the_name_of_the_end_for_text_after_a
         return mr.open_store(tmp_path / name).columns["tokens"][:].tolist()
 
     with monkeypatch.context() as killed:
-        killed.setattr(read_parts, "prepare_part", lambda task: 1 / 0)
+        killed.setattr(prepare.Text, "make_part", staticmethod(lambda task: 1 / 0))
         with pytest.raises(ZeroDivisionError):
             prepared("out")
     assert (tmp_path / "out.partial" / "vocabulary.json").exists()

@@ -58,15 +58,15 @@ def test_a_part_keeps_what_the_store_and_the_report_need(tmp_path, monkeypatch, 
     (tmp_path / "a.txt").write_text("\n\n".join(documents))
     seen = {}
 
-    def publish(self, sources, parts, done, *_):
-        folder, reading = self._partial.folder, parted({"tokenizer": "bytes", **options})[0]
+    def settle(self, done):
+        folder, reading = self._folder, parted({"tokenizer": "bytes", **options})[0]
         named = {name.removesuffix(".bin") for name in reading.part_files} & set(COLUMNS)
         seen["files"] = {path.stem for path in (folder / "parts" / done[0].key).glob("*.bin")} & set(COLUMNS)
         seen["columns"] = {name: kept(folder, done[0].key, name) for name in named}
         seen["part"] = done[0]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare._Preparation, "_publish", publish)
+    monkeypatch.setattr(prepare.Text, "settle", settle)
     with pytest.raises(KeyboardInterrupt):
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", tokenizer="bytes", val=0, workers=1, **options)
     part, found = seen["part"], seen["columns"]

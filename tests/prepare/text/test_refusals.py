@@ -12,7 +12,7 @@ import pytest
 import millrace as mr
 from millrace.prepare.text import part
 from millrace.prepare.text.read import reader as reading
-from millrace.prepare.text.shards import shards
+from millrace.prepare.text.text import Text
 from millrace.testing import stopped, tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "part_bytes": 300, "val": 0, "workers": 1}
@@ -85,7 +85,7 @@ def test_other_shards_than_those_begun_with_are_refused(source, out, monkeypatch
         raise Broken
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "write_shard", broken)
+        patch.setattr(Text, "write_shard", staticmethod(broken))
         with pytest.raises(Broken):
             mr.prepare_text(source, out, shard_tokens=500, **OPTIONS)
     with pytest.raises(mr.ConfigError, match="shard_tokens was 500, now 600"):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import millrace as mr
-from millrace.prepare import room
+from millrace.prepare import run as room
 from millrace.prepare.engines import local
 from millrace.testing import Fault, NotPossibleHere, count_steps, expect_no_leaks, run_forked, small_disk, tree_digest
 

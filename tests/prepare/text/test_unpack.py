@@ -106,7 +106,7 @@ def test_a_bomb_is_stopped_by_the_cap_before_it_fills_the_disk(tmp_path, monkeyp
 
 
 def test_a_disk_that_is_too_small_is_told_before(tmp_path, source, monkeypatch):
-    from millrace.prepare import room
+    from millrace.prepare import run as room
 
     monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
     with pytest.raises(mr.StoreWriteFailed, match=r"needs at least [0-9,]+ bytes, 100 are free"):

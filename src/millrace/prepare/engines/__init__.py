@@ -1,18 +1,41 @@
-"""Where tasks run. An engine is ``run(function, tasks) -> results in any order``; tasks are pure and may run twice.
+"""Where tasks run; engine.py says what a preparation asks of an engine.
 
-A long task says ``alive()`` now and then: an engine that watches its workers knows by it that one has not hung, and
-with the counts it gives how far it is.
+A long task calls ``alive()`` now and then. Its engine then knows that the task has not hung, and how far it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-on_alive: Callable[[Mapping[str, int]], None] | None = None
-"""Set by the engine where its tasks run."""
+EVERY_S = 1.0  # seconds between two reports of a task
+_listener = threading.local()  # of the task that this thread runs
 
 
 def alive(**counts: int) -> None:
-    """Says that a task moves, and what it has done since it last said so: bytes read of files, documents, tokens."""
-    if on_alive is not None:
-        on_alive(counts)
+    """Reports that a task moves, and what it has done since its last report: bytes read, documents, tokens."""
+    report = getattr(_listener, "report", None)
+    if report is not None:
+        report(counts)
+
+
+@contextmanager
+def listening(report: Callable[[Mapping[str, int]], None]) -> Iterator[None]:
+    """Engines run a task inside: ``report`` gets the sums of its counts, once a second at most."""
+    sums, last_s = Counter[str](), time.monotonic()
+
+    def add(counts: Mapping[str, int]) -> None:
+        nonlocal last_s
+        sums.update(counts)
+        if time.monotonic() - last_s >= EVERY_S:
+            last_s = time.monotonic()
+            report(dict(sums))
+
+    _listener.report = add
+    try:
+        yield
+    finally:
+        _listener.report = None

@@ -1,7 +1,7 @@
-"""Tasks in processes of this machine, one at a time each; a worker that dies costs its task a retry, not the run.
+"""Tasks in processes of this machine. A worker that dies costs its task a retry, not the run.
 
 Workers are spawned, hold no lock, and end when their parent does, also after kill -9: none goes on writing beside
-the run that follows. An exception travels as text with its type, never as a pickle of the user's.
+the run that follows. An error travels as text with its class, never as a pickle of the user's.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any
 
-from millrace.errors import ConfigError, MillraceError, SourceError, StoreError
-from millrace.prepare import engines
+from millrace import errors
+from millrace.errors import MillraceError, SourceError, StoreError
+from millrace.prepare.engines import listening
+from millrace.prepare.engines.engine import Engine, Function, Moved, check_count, run_here
 from millrace.prepare.engines.spawning import quiet_start
 
-Task = TypeVar("Task")
-Moved = Callable[[int, Mapping[str, int]], None]
 RETRIES = 2
-EVERY_S = 1.0  # seconds between what a task says of itself
-STALL_S = 1800.0  # seconds without progress after which a worker is taken for hung
+STALL_S = 1800.0  # seconds without progress after which a worker counts as hung
 
 
 class WorkerFailed(SourceError):
-    """A worker died or raised on a task; ``source`` says which input it was on."""
+    """A worker died or hung on a task; ``source`` names its input."""
 
 
 class _Worker:
-    def __init__(self, context: Any, function: Callable[[Any], Any]) -> None:
+    """A process with the pipe to it, and the number of the task it does."""
+
+    def __init__(self, context: Any, function: Function) -> None:
         self.pipe, theirs = context.Pipe()
-        # The function goes along so that what it needs is imported before the first task comes.
+        # The function goes along so that its modules are imported before the first task comes.
         self.process = context.Process(target=_serve, args=(theirs, os.getpid(), function), daemon=True)
         with quiet_start():
             self.process.start()
@@ -47,7 +46,7 @@ class _Worker:
         self.silent_s = 0.0
 
     def stop(self) -> None:
-        """Asks it to end; one that is at work ends at once, since its task can be done again."""
+        """Asks it to end. One with a task is killed, since the task can be done again."""
         self.pipe.close()
         if self.task is not None:
             self.process.kill()
@@ -59,71 +58,60 @@ class _Worker:
             self.process.join()
 
 
-class Workers:
-    """Up to ``count`` processes that do tasks; they stay for the next ones, until ``close``.
+class Workers(Engine):
+    """Up to ``count`` processes. They stay for the next run, until ``close``.
 
-    One that for ``stall_s`` seconds neither ends its task nor says that it is ``alive`` ends the run; 0 is for ever.
+    The run fails when a worker is silent for ``stall_s`` seconds: no result, no ``alive``. 0 waits for ever.
+    With one worker, tasks run in this process, and so does a single task, unless they must run ``apart``.
     """
 
     def __init__(self, count: int, stall_s: float = 0) -> None:
-        if count < 1:
-            raise ConfigError(f"workers={count}; expected 1 or more")
-        self._stall_s = stall_s
+        self._count, self._stall_s = check_count(count), stall_s
         self._context = multiprocessing.get_context("spawn")
-        self._count = count
         self._workers: list[_Worker] = []
 
-    def limit(self, count: int) -> None:
-        """No more than ``count`` from now on: a process that starts costs more than a small task."""
-        self._count = max(1, min(self._count, count))
+    def start(self, function: Function, num_tasks: int, *, apart: bool = False) -> bool:
+        """As ``Engine.start``; later runs get no more workers either: to start one costs more than a small task."""
+        self._count = max(1, min(self._count, num_tasks))
+        return self._start(function, num_tasks, apart)
 
-    def start(self, function: Callable[[Any], Any], num_tasks: int, *, apart: bool = False) -> bool:
-        """Starts what ``run`` will need, without waiting for it; False where the tasks run in this process."""
+    def _start(self, function: Function, num_tasks: int, apart: bool) -> bool:
         if num_tasks == 0 or (not apart and min(self._count, num_tasks) == 1):
             return False
         while len(self._workers) < min(self._count, num_tasks):
             self._workers.append(_Worker(self._context, function))
         return True
 
-    def warm(self, function: Callable[[Any], Any], task: Any) -> None:
-        """Has every worker that is started do this while nobody waits; what fails in it fails again in a task."""
+    def warm(self, function: Function, task: Any) -> None:
         for worker in self._workers:
             with contextlib.suppress(OSError):  # it has died: the next task finds out
                 worker.pipe.send((function, task, False))
 
     def run(
         self,
-        function: Callable[[Any], Any],
+        function: Function,
         tasks: Sequence[Any],
         *,
         apart: bool = False,
         moved: Moved | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """(number of the task, result) as they finish; ``moved`` is told how far one is, about once a second.
-
-        With one worker everything happens in this process, and so does a single task, unless it must run ``apart``.
-        ``meanwhile`` is called once, by a thread while the first tasks are being done; no result is given before it has ended.
-        """
-        moved = moved or (lambda number, counts: None)
-        if not self.start(function, len(tasks), apart=apart):
-            if meanwhile is not None:
-                meanwhile()
-            yield from _run_here(function, tasks, moved)
+        if not self._start(function, len(tasks), apart):
+            yield from run_here(function, tasks, moved, meanwhile)
             return
         try:
-            yield from self._run(function, tasks, moved, meanwhile)
+            yield from self._run(function, tasks, moved or (lambda number, counts: None), meanwhile)
         except BaseException:
-            self.close()  # none goes on with what nobody waits for
+            self.close()  # nobody waits for the other tasks
             raise
 
     def _run(
-        self, function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
+        self, function: Function, tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
     ) -> Iterator[tuple[int, Any]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
-        held: list[tuple[int, Any]] = []  # until ``meanwhile`` has ended
+        results: list[tuple[int, Any]] = []  # that wait for the end of ``meanwhile``
         self._give(function, tasks, waiting)
         beside = None if meanwhile is None else _Beside(meanwhile)
         while left:
@@ -146,27 +134,27 @@ class Workers:
                 if outcome == "error":
                     raise _error(result)
                 left -= 1
-                held.append((number, result))
+                results.append((number, result))
             self._give(function, tasks, waiting)
             if beside is None or beside.has_ended(wait=not left):
-                yield from held
-                held.clear()
+                yield from results
+                results.clear()
 
-    def _give(self, function: Callable[[Any], Any], tasks: Sequence[Any], waiting: list[int]) -> None:
-        """To every worker that has none the next task."""
+    def _give(self, function: Function, tasks: Sequence[Any], waiting: list[int]) -> None:
+        """Gives the next task to every worker that has none."""
         for worker in self._workers:
             if worker.task is None and waiting:
                 worker.task, worker.silent_s = waiting.pop(), 0.0
-                with contextlib.suppress(OSError):  # it has died while idle: its pipe says so
+                with contextlib.suppress(OSError):  # it died while idle: its pipe will say so
                     worker.pipe.send((function, tasks[worker.task], True))
 
     def _ready(self, tasks: Sequence[Any]) -> list[_Worker]:
-        """Workers that have something to say; one that has been silent for too long is an error."""
+        """Workers with a message; one that was silent for too long is an error."""
         busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
         step = self._stall_s / 20 or None
         began = time.monotonic()
         ready = [busy[pipe] for pipe in wait(list(busy), step) if isinstance(pipe, Connection)]
-        # No more than was waited for: if all of us were suspended, they need time to speak again.
+        # No more than we waited for: if the whole machine was suspended, workers need time to report again.
         passed = min(time.monotonic() - began, step or 0)
         for worker in busy.values():
             worker.silent_s = 0.0 if worker in ready else worker.silent_s + passed
@@ -174,13 +162,12 @@ class Workers:
                 raise _stalled(tasks[worker.task or 0], self._stall_s)
         return ready
 
-    def _replace(self, worker: _Worker, function: Callable[[Any], Any]) -> None:
+    def _replace(self, worker: _Worker, function: Function) -> None:
         worker.process.join(timeout=5)
         worker.pipe.close()
         self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
     def stop(self) -> None:
-        """Tells them that nothing more comes; they end while the caller goes on to ``close``."""
         for worker in self._workers:
             worker.stop()
 
@@ -192,7 +179,7 @@ class Workers:
 
 
 class _Beside(threading.Thread):
-    """Does something while workers are at work; nobody waits for it where the run ends early."""
+    """Calls a function while workers work; a run that ends early does not wait for it."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         super().__init__(name="millrace-beside", daemon=True)
@@ -216,16 +203,6 @@ class _Beside(threading.Thread):
         return True
 
 
-def _run_here(function: Callable[[Any], Any], tasks: Sequence[Any], moved: Moved) -> Iterator[tuple[int, Any]]:
-    for number, task in enumerate(tasks):
-        engines.on_alive = _Alive(partial(moved, number))
-        try:
-            result = function(task)
-        finally:
-            engines.on_alive = None
-        yield number, result
-
-
 def _died(worker: _Worker, task: Any) -> WorkerFailed:
     code = worker.process.exitcode
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
@@ -244,11 +221,11 @@ def _stalled(task: Any, stall_s: float) -> WorkerFailed:
     )
 
 
-def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends us
+def _serve(pipe: Connection, parent: int, function: Function) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends us
     _end_with(parent)
 
-    def say(counts: Mapping[str, int]) -> None:
+    def report(counts: Mapping[str, int]) -> None:
         with contextlib.suppress(OSError):  # the parent has gone, and we with it
             pipe.send(("alive", counts))
 
@@ -261,15 +238,13 @@ def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> Non
             with contextlib.suppress(Exception):
                 function(task)
             continue
-        engines.on_alive = _Alive(say)
         try:
-            reply: tuple[str, Any] = ("result", function(task))
+            with listening(report):
+                reply: tuple[str, Any] = ("result", function(task))
         except MillraceError as error:
-            reply = (
-                "error",
-                (type(error).__name__, str(error), {k: v for k, v in error._context.items() if _is_plain(v)}),
-            )
-        except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
+            context = {name: value for name, value in error._context.items() if _is_plain(value)}
+            reply = ("error", (type(error).__name__, str(error), context))
+        except BaseException as error:  # noqa: BLE001 - the parent raises it
             text = "".join(traceback.format_exception(error))
             reply = ("error", ("", f"{type(error).__name__}: {error} (on {task})\n{text}", {}))
         try:
@@ -278,26 +253,13 @@ def _serve(pipe: Connection, parent: int, function: Callable[[Any], Any]) -> Non
             return
 
 
-class _Alive:
-    """Tells how far a task is, once a second at most."""
-
-    def __init__(self, say: Callable[[Mapping[str, int]], None]) -> None:
-        self._say, self._said, self._counts = say, time.monotonic(), Counter[str]()
-
-    def __call__(self, counts: Mapping[str, int]) -> None:
-        self._counts.update(counts)
-        if time.monotonic() - self._said >= EVERY_S:
-            self._said = time.monotonic()
-            self._say(dict(self._counts))
-
-
 def _end_with(parent: int) -> None:
     """Ends this process when its parent does, in the middle of a task too."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             import ctypes
 
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the kernel's word, whoever holds the GIL
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the kernel does it, whoever holds the GIL
     if hasattr(os, "getppid") and os.name == "posix" and os.getppid() != parent:
         os._exit(1)
     above: Any = multiprocessing.parent_process()
@@ -314,9 +276,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _error(described: tuple[str, str, dict[str, Any]]) -> Exception:
-    """The worker's error again, as the class it was where that is one of ours."""
-    from millrace import errors
-
+    """The worker's error again; one of ours as the class it was."""
     name, message, context = described
     kind = getattr(errors, name, None) if name else None
     if isinstance(kind, type) and issubclass(kind, MillraceError):

@@ -1,4 +1,4 @@
-"""How worker processes are started, whatever the process is that starts them."""
+"""Starts worker processes from any kind of program: a script, a notebook, standard input."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """A worker that is starting neither runs the user's script again, nor prints a traceback at Ctrl-C.
+    """A process that is started inside does not run the user's script again, nor print a traceback at Ctrl-C.
 
-    Spawn imports the main module again, which fails in a script without a guard, in a notebook and from standard
-    input; our tasks never live there. Nor does numpy start threads in it, which spin for a while: it is one of many.
+    Spawn imports the main module again. That fails in a script without a guard, in a notebook and from standard
+    input; our tasks never live there. numpy starts no threads in it: they would spin, and it is one of many.
     """
     main = sys.modules.get("__main__")
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -37,14 +37,14 @@ def quiet_start() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupt() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block; a process started within never sees the former."""
-    resource_tracker.ensure_running()  # started within, it would unblock the signal
+    """Ctrl-C and SIGTERM wait for the end of the block. A process started inside never sees Ctrl-C."""
+    resource_tracker.ensure_running()  # started inside, it would unblock the signal
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if threading.current_thread() is not threading.main_thread() or None in before.values():
         yield
         return
     arrived: list[int] = []
-    # Blocked for the worker, which inherits that; held back here too, since any thread may be given the signal.
+    # The worker inherits the block. We hold signals back too, since any thread may get them.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     for number in before:
         signal.signal(number, lambda number, frame: arrived.append(number))

@@ -1,39 +1,60 @@
-"""Tasks in threads of this process, for work that leaves the GIL alone and runs no code of the user's."""
+"""Tasks in threads of this process, for work that releases the GIL and runs no code of the user's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
-from millrace.errors import ConfigError
+from millrace.prepare.engines import listening
+from millrace.prepare.engines.engine import Engine, Function, Moved, check_count, run_here
 
 
-class Threads:
-    """Up to ``count`` threads that do tasks: they cost nothing to start, where a process imports everything again."""
+class Threads(Engine):
+    """Up to ``count`` threads. They start at once, where a process imports everything again."""
 
     def __init__(self, count: int) -> None:
-        if count < 1:
-            raise ConfigError(f"workers={count}; expected 1 or more")
-        self._count = count
+        self._count = check_count(count)
 
     def run(
-        self, function: Callable[[Any], Any], tasks: Sequence[Any], *, apart: bool = False
+        self,
+        function: Function,
+        tasks: Sequence[Any],
+        *,
+        apart: bool = False,
+        moved: Moved | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """(number of the task, result) as they finish; an error ends those that have not begun.
-
-        ``apart`` is for engines that have another place to run in.
-        """
         if self._count == 1 or len(tasks) < 2:
-            yield from ((number, function(task)) for number, task in enumerate(tasks))
+            yield from run_here(function, tasks, moved, meanwhile)
             return
+        replies: SimpleQueue[tuple[int, Mapping[str, int] | Future[Any]]] = SimpleQueue()
+
+        def reply(number: int, said: Mapping[str, int] | Future[Any]) -> None:
+            replies.put((number, said))
+
+        def work(number: int) -> Any:
+            with listening(partial(reply, number)):
+                return function(tasks[number])
+
         pool = ThreadPoolExecutor(self._count, thread_name_prefix="millrace-prepare")
         try:
-            waiting = {pool.submit(function, task): number for number, task in enumerate(tasks)}
-            for done in as_completed(waiting):
-                yield waiting.pop(done), done.result()
+            for number in range(len(tasks)):
+                pool.submit(work, number).add_done_callback(partial(reply, number))
+            if meanwhile is not None:
+                meanwhile()
+            left = len(tasks)
+            while left:
+                number, said = replies.get()
+                if isinstance(said, Future):
+                    left -= 1
+                    yield number, said.result()
+                elif moved is not None:
+                    moved(number, said)
         finally:
             pool.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """Nothing stays behind: threads end with their tasks."""
+        """Threads have ended with their run."""

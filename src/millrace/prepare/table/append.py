@@ -7,7 +7,6 @@ ones follow. The scaling stays what it was unless ``refit`` is asked for; cuts s
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,66 +14,53 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.errors import ConfigError, MillraceError, SourceError
+from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import source_digest
-from millrace.prepare.plan import check_plan, differences
+from millrace.prepare.kind import Earlier, Product
+from millrace.prepare.run import Run
 from millrace.prepare.table.options import TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone
 from millrace.prepare.table.read.sources import Inputs, Survey
-from millrace.prepare.table.recipe import Made, check_readable, read_made
+from millrace.prepare.table.recipe import Made, read_made
 from millrace.prepare.table.report import TableReport, merge_reports
 from millrace.prepare.table.settle.clean import calendar_names
 from millrace.prepare.table.settle.index import Index, build_index
-from millrace.prepare.table.settle.index_files import close_index, save_index
-from millrace.prepare.table.settle.measure import Engine, Fitted, Measuring
+from millrace.prepare.table.settle.index_files import save_index
+from millrace.prepare.table.settle.measure import Fitted
 from millrace.prepare.table.settle.refit import check_refit, refit_scaling
 from millrace.prepare.table.settle.splits import SPLITS
-from millrace.prepare.table.table import SCRATCH, Preparation, Running
+from millrace.prepare.table.table import Table
 from millrace.prepare.table.write import shards
-from millrace.prepare.table.write.assemble import make_report, shard_tasks
+from millrace.prepare.table.write.assemble import shard_tasks
 from millrace.prepare.table.write.existing import Existing
 from millrace.ragged import Int64s
 from millrace.scaling.moments import Moments
 from millrace.scaling.scaler import Scaling
-from millrace.store import gc
-from millrace.store.layout import Column
+from millrace.store.layout import Layout
 from millrace.store.open import open_store
-from millrace.store.publish import Partial
-from millrace.store.reader import read_base
 from millrace.store.shard import shard_name
 from millrace.store.snapshot import Base
 
 # These may differ from one append to the next.
-FREE = (
-    "on_error",
-    "widen",
-    "strict",
-    "shard_bytes",
-    "where",
-    "transform",
-    "delimiter",
-    "encoding",
-    "decimal",
-    "time_format",
-)
-TOLD = ("where", "transform")  # a difference is told: rows of the store were taken another way
+FREE = ("on_error", "widen", "strict", "shard_bytes", "delimiter", "encoding", "decimal", "time_format")
+NOTED = ("where", "transform")  # these too, with a note: the rows of the store were chosen in another way
 
 
-def append_table(inputs: Inputs, out: Path, given: Mapping[str, Any], running: Running) -> TableReport:
-    """Adds rows to the store at ``out``; its own options hold, those given (not None) may only repeat them."""
+def append_table(run: Run, inputs: Inputs, given: Mapping[str, Any]) -> TableReport:
+    """Adds rows to a store. Its own options hold; those given (not None) may only repeat them."""
     asked = {name: value for name, value in given.items() if value is not None}
     refit = bool(asked.pop("refit", False))
-    made = _made(out)
-    options, notes = _options(out, made.options, asked)
+    made = _made(run.out)
+    options, notes = _options(run.out, made.options, asked)
     function = options.transform
     is_same = function is not None and function == made.options.transform
     if is_same and source_digest(str(function), "--transform") != made.plan.get("transform"):
         notes.append(f"--transform {function} has changed since the store was made")
-    return Appending(inputs, out, options, running, refit, notes).run()
+    return run.make(TableAppend(run, inputs, options, refit, notes))  # type: ignore[no-any-return]
 
 
 def _made(out: Path) -> Made:
-    """What the first preparation of a store said of itself."""
+    """What the first preparation of a store wrote down."""
     if open_store(out).kind != "series":
         raise ConfigError(f"{out} was not made by prepare table; only such a store can be appended to")
     return read_made(
@@ -82,73 +68,62 @@ def _made(out: Path) -> Made:
     )
 
 
-def _options(out: Path, kept: TableOptions, given: Mapping[str, Any]) -> tuple[TableOptions, list[str]]:
-    """The options of the store, but for the free ones that are given; any other that says something else is refused."""
-    asked = parse_options({**msgspec.structs.asdict(kept), **given})
+def _options(out: Path, stored: TableOptions, given: Mapping[str, Any]) -> tuple[TableOptions, list[str]]:
+    """The options of the store, with the free ones that are given; any other that differs is refused."""
+    asked = parse_options({**msgspec.structs.asdict(stored), **given})
     notes = []
     for name in given:
-        value, before = getattr(asked, name), getattr(kept, name)
+        value, before = getattr(asked, name), getattr(stored, name)
         if value == before:
             continue
-        if name not in FREE:
+        if name not in (*FREE, *NOTED):
             raise ConfigError(
                 f"{out} was made with {name}={before!r}, which an append cannot change to {value!r}; "
                 "leave it out, or prepare another store"
             )
-        if name in TOLD:
+        if name in NOTED:
             notes.append(f"--{name} {value!r} was used here, where the store was made with {before!r}")
     asked.check()
     return asked, notes
 
 
-class Appending(Preparation):
-    """One append, from the survey to the next snapshot."""
+class TableAppend(Table):
+    """An append, from the survey to the next snapshot."""
 
-    def __init__(
-        self, inputs: Inputs, out: Path, options: TableOptions, running: Running, refit: bool, notes: Sequence[str]
-    ) -> None:
-        super().__init__(inputs, out, options, running)
-        self._refit, self._notes = refit, notes
-        self._partial = Partial(out, append=True, scratch=SCRATCH)
+    surveys_late = True  # the store says which columns to read
 
-    def _run(self) -> TableReport:
-        self._acquire()
-        self._is_mine = not (self._folder / "plan.json").exists()
-        try:
-            base = read_base(self._out)
-            self._store = open_store(self._out)
-            self._stored = Existing(self._store, self._options)
-            if self._refit:
-                check_refit(self._old_scaling())
-            meta = self._store.meta
-            waves = len(calendar_names(self._options.calendar))
-            inputs = meta.get("inputs", meta["features"])
-            self._options = msgspec.structs.replace(self._options, features=tuple(inputs[: len(inputs) - waves]))
-            found = self._as_stored(self._survey())
-            if done := self._done_before(found, base):
-                self._partial.close(remove=True)  # also where it was killed at its very end
-                return done
-            return msgspec.structs.replace(self._append(found, base), rows_kept=self._rows_kept)
-        except MillraceError as error:
-            self._clear(error)
-            raise
-        finally:
-            close_index()
-            self._partial.close(remove=False)
+    def __init__(self, run: Run, inputs: Inputs, options: TableOptions, refit: bool, notes: Sequence[str]) -> None:
+        super().__init__(run, inputs, options)
+        self._refit, self._append_notes = refit, notes
 
-    def _done_before(self, found: Survey, base: Base) -> TableReport | None:
-        """The report of this append, where it was the last one."""
-        with contextlib.suppress(ConfigError):  # whatever else stands there is of another
-            last = read_made(self._out, -1, "")
-            is_current = last.report.fingerprint == base.manifest.fingerprint
-            return last.report if is_current and not differences(last.plan, self._plan(found)) else None
-        return None
+    def extend(self, base: Base) -> None:
+        self._base, self._store = base, open_store(self._run.out)
+        self._existing = Existing(self._store, self._options)
+        if self._refit:
+            check_refit(self._old_scaling())
+        meta = self._store.meta
+        inputs, waves = meta.get("inputs", meta["features"]), len(calendar_names(self._options.calendar))
+        self._options = msgspec.structs.replace(self._options, features=tuple(inputs[: len(inputs) - waves]))
 
-    def _plan(self, found: Survey) -> dict[str, Any]:
-        return {**super()._plan(found), "append": True, "refit": self._refit}
+    def survey(self) -> None:
+        super().survey()
+        self._found = self._as_stored(self._found)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {**super().plan, "append": True, "refit": self._refit}
+
+    @property
+    def part_plan(self) -> dict[str, Any]:
+        return {**self.plan, "base": self._base.manifest.fingerprint}
+
+    def earlier(self, line: int) -> Earlier:
+        with contextlib.suppress(ConfigError):  # what stands there is no append of ours
+            return super().earlier(line)
+        return Earlier(None, {}, None)
 
     def _as_stored(self, found: Survey) -> Survey:
-        """The survey with the times in the store's unit; what the store cannot take is refused."""
+        """The survey with times in the unit of the store. Files that do not fit the store are refused."""
         unit, zone = (self._store.meta["time"].get(key) for key in ("unit", "zone"))
         schema = found.schema
         if (schema.time_unit is None) != (unit is None) or (schema.time_zone is None) != (zone is None):
@@ -162,42 +137,34 @@ class Appending(Preparation):
             )
         return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit, time_zone=zone))
 
-    def _append(self, found: Survey, base: Base) -> TableReport:
-        check_readable(self._folder / "plan.json")
-        check_plan(
-            self._folder / "plan.json",
-            {**self._plan(found), "base": base.manifest.fingerprint},
-            self._folder,
-            self._changed,
-        )
-        self._is_mine = True
-        with contextlib.closing(self._pool()) as pool:
-            done = self._read(pool, found)
-            self._is_void = True  # options cannot change: files that are refused now will be so again
-            index = build_index(self._folder, done, found.schema, self._store.meta.get("categories"))
-            if not index.names:
-                raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
-            save_index(self._folder, index)
-            records = self._stored.records(index)
-            self._stored.check_static(index, records, found.schema.role)
-            fitted = self._measure(pool, found, index, records)
-            self._is_void = False
-            return self._publish(pool, found, base, index, done, fitted, records)
+    def settle(self, parts: list[PartDone]) -> list[shards.ShardTask]:
+        self._run.is_void = True  # options cannot change: files that are refused now will be refused again
+        self._parts, self._columns = parts, dict(self._base.manifest.layout.columns)
+        index = build_index(self._folder, parts, self._found.schema, self._store.meta.get("categories"))
+        if not index.names:
+            raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
+        save_index(self._folder, index)
+        self._index, self._records = index, self._existing.records(index)
+        self._existing.check_static(index, self._records, self._found.schema.role)
+        self._fitted = self._measure(index, self._records)
+        self._run.is_void = False
+        self._replacements = self._rewritten()
+        self._tasks = [*self._replacements.values(), *self._fresh()]
+        return self._tasks
 
-    def _measure(self, pool: Engine, found: Survey, index: Index, records: Int64s) -> Fitted:
-        after = {k: self._stored.last_time(int(records[k])).item() for k in np.flatnonzero(records >= 0).tolist()}
+    def _measure(self, index: Index, records: Int64s) -> Fitted:
+        after = {k: self._existing.last_time(int(records[k])).item() for k in np.flatnonzero(records >= 0).tolist()}
         listed = set(index.names)
         options = msgspec.structs.replace(
             self._options,
             val_entities=tuple(name for name in self._options.val_entities if name in listed),
             test_entities=tuple(name for name in self._options.test_entities if name in listed),
         )
-        measuring = Measuring(self._folder, options, found, pool, self._progress)
-        fitted = measuring.run(index, self._store.meta.get("cut_times"), after, self._scaling)
+        fitted = self._measuring(options).run(index, self._store.meta.get("cut_times"), after, self._scaling)
         fitted.cuts = fitted.cuts.copy()  # as they came they are not writable
         for k, record in enumerate(records.tolist()):
             if record >= 0:
-                fitted.cuts[k] = self._stored.cuts(record, fitted.cuts[k])
+                fitted.cuts[k] = self._existing.cuts(record, fitted.cuts[k])
         return fitted
 
     def _scaling(self, moments: Moments, rows: int) -> Scaling:
@@ -209,89 +176,72 @@ class Appending(Preparation):
         assert self._store.manifest is not None
         return Scaling.from_manifest(self._store.manifest.scaling)
 
-    def _publish(
-        self,
-        pool: Engine,
-        found: Survey,
-        base: Base,
-        index: Index,
-        done: Sequence[PartDone],
-        fitted: Fitted,
-        records: Int64s,
-    ) -> TableReport:
-        columns = base.manifest.layout.columns
-        rewritten = self._rewritten(found, base, index, fitted, records, columns)
-        tasks = [*rewritten, *self._fresh(found, base, index, fitted, records, columns, rewritten)]
-        self._partial.begin({"plan": self._plan(found)}, base.manifest.layout, base, resume=True)
-        gc.sweep(self._out, spare=self._partial.entries)
-        self._write_shards(pool, tasks)
-        for old, task in self._replaced.items():
-            base.replaced[old] = self._partial.entries[shard_name(task.split, task.number)]
-        report = make_report(self._options, found, index, done, fitted, shards.filled_cells(tasks), len(tasks), columns)
-        row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
-        copied = sum(self._stored.rows(entity.record) for task in rewritten for entity in task.entities)
-        report["added"] = {
+    @property
+    def layout(self) -> Layout:
+        return self._base.manifest.layout
+
+    def product(self) -> Product:
+        base, fitted, records, report = self._base, self._fitted, self._records, self._report()
+        for old, task in self._replacements.items():
+            base.replaced[old] = self._run.partial.entries[shard_name(task.split, task.number)]
+        row_bytes = sum(column.item_bytes for column in self._columns.values() if column.axis is not None)
+        rewritten = self._replacements.values()
+        copied = sum(self._existing.rows(entity.record) for task in rewritten for entity in task.entities)
+        added = {
             "rows": int(fitted.rows.sum()), "entities": int((fitted.rows[records >= 0] > 0).sum()),
             "new entities": int((fitted.rows[records < 0] > 0).sum()),
         }  # fmt: skip
-        report["rewritten"] = {"copied bytes": copied * row_bytes, "new bytes": report["added"]["rows"] * row_bytes}
-        report["notes"] += self._notes
         report |= {
-            "rows": self._stored.rows_after(fitted, records),
-            "entities": self._store.num_records + report["added"]["new entities"],
-            "shards": self._store.num_shards + len(tasks) - len(rewritten),
-            "bytes": (self._store.num_rows + report["added"]["rows"]) * row_bytes,
+            "added": added,
+            "rewritten": {"copied bytes": copied * row_bytes, "new bytes": added["rows"] * row_bytes},
+            "notes": [*report["notes"], *self._append_notes],
+            "rows": self._existing.rows_after(fitted, records),
+            "entities": self._store.num_records + added["new entities"],
+            "shards": self._store.num_shards + len(self._tasks) - len(rewritten),
+            "bytes": (self._store.num_rows + added["rows"]) * row_bytes,
         }
         meta = dict(base.manifest.meta)
         report, meta["report"] = merge_reports(meta["report"], report)
-        if index.categories:
-            meta["categories"] = {name: list(values) for name, values in index.categories.items()}
+        if self._index.categories:
+            meta["categories"] = {name: list(values) for name, values in self._index.categories.items()}
         fields = {
-            "kind": "series", "columns": columns, "scaling": fitted.scaling.to_manifest(), "meta": meta, "cuts": base.manifest.cuts,
-            "splits": tuple(dict.fromkeys((*base.manifest.splits, *(task.split for task in tasks)))),
+            "kind": "series", "columns": self._columns, "scaling": fitted.scaling.to_manifest(), "meta": meta,
+            "cuts": base.manifest.cuts,
+            "splits": tuple(dict.fromkeys((*base.manifest.splits, *(task.split for task in self._tasks)))),
         }  # fmt: skip
-        fingerprint = self._partial.publish(fields, base, {"plan": self._plan(found), "report": report})
-        return TableReport(str(self._out), fingerprint, True, **report, seconds=time.monotonic() - self._started)
+        return Product(fields, report, {"rows_kept": self._rows_kept})
 
-    def _rewritten(
-        self, found: Survey, base: Base, index: Index, fitted: Fitted, records: Int64s, columns: Mapping[str, Column]
-    ) -> list[shards.ShardTask]:
-        """The shards to write again: those with an entity that has new rows, or all of them where the scaling changes."""
+    def _rewritten(self) -> dict[tuple[str, int], shards.ShardTask]:
+        """The shards to write again, by their old split and number: those with an entity that has new rows, or all of
+        them where the scaling changes."""
+        base, fitted, records = self._base, self._fitted, self._records
         entity_of = {int(record): k for k, record in enumerate(records.tolist()) if record >= 0 and fitted.rows[k]}
         table = np.frombuffer(base.table, "<u8").reshape(-1, 3 + len(base.manifest.axes)).astype(np.int64)
         ends = np.cumsum(table[:, 2])
         free = {split: base.next_number(split) for split in base.manifest.splits}
         old = base.manifest.scaling if self._refit else None
-        self._replaced: dict[tuple[str, int], shards.ShardTask] = {}
+        columns = {name: (column.dtype, column.shape, column.per) for name, column in self._columns.items()}
+        tasks: dict[tuple[str, int], shards.ShardTask] = {}
         for row, end in zip(table.tolist(), ends.tolist(), strict=True):
             held = range(end - row[2], end)
             if not self._refit and not any(record in entity_of for record in held):
                 continue
             split = base.manifest.splits[row[0]]
-            entities = tuple(self._stored.entity(record, entity_of.get(record, -1), fitted) for record in held)
-            task = shards.ShardTask(
-                split, free[split], entities, str(self._folder), self._options, found.schema, fitted.scaling.to_manifest(),
-                {name: (column.dtype, column.shape, column.per) for name, column in columns.items()},
-                (str(self._out), base.manifest.fingerprint), old,
+            entities = tuple(self._existing.entity(record, entity_of.get(record, -1), fitted) for record in held)
+            tasks[split, row[1]] = shards.ShardTask(
+                split, free[split], entities, str(self._folder), self._options, self._found.schema,
+                fitted.scaling.to_manifest(), columns, (str(self._run.out), base.manifest.fingerprint), old,
             )  # fmt: skip
             free[split] += 1
-            self._replaced[split, row[1]] = task
-        return list(self._replaced.values())
+        return tasks
 
-    def _fresh(
-        self,
-        found: Survey,
-        base: Base,
-        index: Index,
-        fitted: Fitted,
-        records: Int64s,
-        columns: Mapping[str, Column],
-        rewritten: Sequence[shards.ShardTask],
-    ) -> list[shards.ShardTask]:
+    def _fresh(self) -> list[shards.ShardTask]:
         """The shards of new entities, behind those of the store."""
-        numbers = {split: base.next_number(split) for split in SPLITS}
-        for task in rewritten:
+        numbers = {split: self._base.next_number(split) for split in SPLITS}
+        for task in self._replacements.values():
             numbers[task.split] = max(numbers[task.split], task.number + 1)
-        only_new = msgspec.structs.replace(fitted, rows=np.where(records < 0, fitted.rows, 0))
-        static = np.nan_to_num(self._stored.static(index, len(found.schema.role.static))).astype(np.float32)
-        return shard_tasks(self._folder, self._options, found, index, only_new, columns, static, numbers)
+        only_new = msgspec.structs.replace(self._fitted, rows=np.where(self._records < 0, self._fitted.rows, 0))
+        static = np.nan_to_num(self._existing.static(self._index, len(self._found.schema.role.static)))
+        return shard_tasks(
+            self._folder, self._options, self._found, self._index, only_new, self._columns, static.astype(np.float32), numbers
+        )  # fmt: skip

@@ -33,16 +33,6 @@ class _Plan(msgspec.Struct):
     order: list[str]
 
 
-def check_readable(path: Path) -> None:
-    """Refuses a ``plan.json`` that is there and is no plan."""
-    try:
-        msgspec.json.decode(path.read_bytes(), type=_Plan)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error}); begin afresh with --restart") from error
-
-
 def read_made(out: Path, line: int, remedy: str) -> Made:
     """Line number ``line``, -1 for the last; one that is not what ``prepare table`` writes is refused."""
     path = out / "provenance.json"

@@ -14,37 +14,36 @@ from millrace.ragged import Array
 from millrace.store.folder import Folder
 from millrace.store.layout import Column
 from millrace.store.open import open_store
-from millrace.store.reader import read_base
+from millrace.store.snapshot import Base
 from millrace.text.load import stored_tokenizer
 from millrace.text.tokenizer import Tokenizer
 
 
 class Existing:
-    """A store made by an earlier preparation; ``base`` is what its next snapshot continues."""
+    """A store made by an earlier preparation."""
 
-    def __init__(self, out: Path, options: ReadOptions) -> None:
-        self._out, self.base = out, read_base(out)
-        self.manifest = self.base.manifest
+    def __init__(self, out: Path, base: Base, options: ReadOptions) -> None:
+        self._out, self.manifest = out, base.manifest
         check_is_text(out, self.manifest)
         check_continues(options, self.manifest.columns, out)
 
     def made(self) -> dict[str, Any]:
-        """What the run that made this snapshot said of itself; a killed append may have written behind it."""
+        """What the run that made this snapshot wrote down. A killed append may have written more."""
         mine = [run for run in runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
         return mine[-1] if mine else {}
 
     def root(self) -> str | None:
-        """The folder that the names of its sources count from, as its first run said."""
+        """The folder that the names of its sources count from, by its first run."""
         found: str | None = next((run.get("root") for run in runs(self._out)), None)
         return found
 
     def quarantine_bytes(self) -> int:
-        """How much of ``quarantine.jsonl`` is of this snapshot: all of it where nothing says so."""
+        """How much of ``quarantine.jsonl`` belongs to this snapshot: all of it if nothing says so."""
         path = self._out / QUARANTINE
         return int(self.made().get("quarantine_bytes", path.stat().st_size if path.exists() else 0))
 
     def meta(self, options: ReadOptions) -> dict[str, Any]:
-        """What the next snapshot says of how documents are made: the same, but an append may begin to cut long ones."""
+        """How documents are made, for the next snapshot: as before, but an append may begin to cut long ones."""
         kept = {name: self.manifest.meta[name] for name in (OPTIONS, NAMES) if name in self.manifest.meta}
         if OPTIONS in kept and options.cuts_documents:
             kept[OPTIONS] = {**kept[OPTIONS], **{name: getattr(options, name) for name in CUT}}
@@ -63,13 +62,13 @@ class Existing:
         return stored_tokenizer(Folder(self._out), self.manifest.tokenizer)
 
     def documents(self, column: str) -> Iterator[Array]:
-        """What documents are compared by, piece by piece: ``hash`` or, where it has them, ``bands``."""
+        """What documents are compared by, piece by piece: column ``hash``, or ``bands`` if it has them."""
         found: Any = open_store(self._out).columns[column]
         for _, piece in found.pieces():
             yield piece
 
     def lines(self) -> Iterator[Array]:
-        """Hashes of its lines."""
+        """Hashes of its lines, piece by piece."""
         column: Any = open_store(self._out).columns["line"]
         for _, piece in column.pieces():
             yield piece

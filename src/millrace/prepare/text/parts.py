@@ -1,135 +1,62 @@
-"""Reads all parts of a corpus in workers, but those that an earlier run of the command has finished."""
+"""The parts of a corpus: which there are, and which an earlier run of the command has finished."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from millrace.identity import canonical, digest
-from millrace.prepare.engines import local
-from millrace.prepare.parts import part_folder, read_done
+from millrace.prepare.parts import read_done
+from millrace.prepare.run import Run
 from millrace.prepare.text.dedup.line_scan import scan_part, with_repeats
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.part import PartDone, PartTask, is_intact, placed, prepare_part
+from millrace.prepare.text.part import PartDone, PartTask, is_intact, placed
 from millrace.prepare.text.read.sources import Part, Source, UnitId, unit_id
-from millrace.prepare.text.report import Tally
-from millrace.prepare.text.shards import reclaim as spent
-from millrace.prepare.text.tokens.vocabulary import check_engine
+from millrace.prepare.text.shards import reclaim
 from millrace.store import platform
 from millrace.text.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int, Mapping[str, Any]], None]
-
-
-class _OtherEngine(Exception):
-    """The tokenizer's engine gives other ids than Hugging Face's on documents of this corpus."""
-
 
 def finished_units(folder: Path) -> list[tuple[UnitId, ...]]:
-    """What each part holds that earlier runs finished, whatever their sources were."""
+    """What each finished part holds, whatever the sources of its run were."""
     names = sorted(path.parent.name for path in (folder / "parts").glob("*/done.json") if not path.parent.suffix)
-    found = (read_done(folder, name, PartDone, spent.FILES) for name in names)
+    found = (read_done(folder, name, PartDone, reclaim.FILES) for name in names)
     return [done.units for done in found if done is not None and done.units]
 
 
-class ReadParts:
-    """Makes the parts of ``sources``; ``tasks`` are theirs, by number."""
+def find_part(task: PartTask) -> PartDone | None:
+    """A part that an earlier run finished, as it stands in the plan of this one; None where it is damaged."""
+    done = read_done(task.folder, task.key, PartDone, reclaim.FILES)
+    is_whole = done is not None and done.key == task.key and is_intact(task.folder, done)
+    return placed(done, task.part) if done is not None and is_whole else None
 
-    def __init__(
-        self, folder: Path, options: ReadOptions, workers: local.Workers, progress: Progress, notes: list[str]
-    ) -> None:
-        self._folder, self._options, self._workers = folder, options, workers
-        self._progress, self._notes = progress, notes
-        self.tasks: list[PartTask] = []
 
-    def run(
-        self, sources: Sequence[Source], parts: Sequence[Part], tokenizer: Tokenizer, existing: Existing | None
-    ) -> list[PartDone]:
-        with platform.writing(self._folder):
-            platform.make_dir(self._folder / "parts")
-        engine = getattr(tokenizer, "engine", "")
-        self.tasks = self._tasks(sources, parts, tokenizer, existing)
-        tally = Tally(sources, parts)
-        done = self._finished(parts)
-        missing = [task for task in self.tasks if task.part.number not in done]
-        if done:
-            self._notes.append(f"{len(done):,} of {len(parts):,} parts came from an earlier run of this command")
-        for number, result in done.items():
-            tally.add(parts[number], result)
-        self._progress("read", tally.done, tally.total, {**tally.facts, "begins": True})
+def part_tasks(
+    folder: Path, options: ReadOptions, sources: Sequence[Source], parts: Sequence[Part], tokenizer: Tokenizer
+) -> list[PartTask]:
+    described, engine = tokenizer.describe(), getattr(tokenizer, "engine", "")
+    tasks = []
+    for part in parts:
+        mine = tuple(sources[unit.source] for unit in part.units)
+        # Not its number, nor those of its sources: they change when others come and go. Options are the plan's.
+        units = [unit_id(source, unit) for source, unit in zip(mine, part.units, strict=True)]
+        key = digest(canonical([described["hash"], units]))
+        tasks.append(PartTask(part, mine, options, str(folder), described, key, engine))
+    return tasks
 
-        def moved(task: int, counts: Mapping[str, int]) -> None:
-            tally.move(missing[task].part, counts)
-            self._progress("read", tally.done, tally.total, tally.facts)
 
-        def check() -> None:
-            check_engine(tokenizer, sources, parts, self._options)
-            if getattr(tokenizer, "engine", "") != engine:
-                raise _OtherEngine
-
-        try:
-            for number, result in self._run(prepare_part, missing, moved, check):
-                done[result.number] = result
-                tally.add(missing[number].part, result)
-                self._progress("read", tally.done, tally.total, tally.facts)
-        except _OtherEngine:  # these, and those of an earlier life, may have wrong ids
-            with platform.writing(self._folder, "removing"):
-                platform.remove(self._folder / "parts")
-            return self.run(sources, parts, tokenizer, existing)
-        return [done[part.number] for part in parts]
-
-    def again(self, numbers: Sequence[int]) -> None:
-        """Makes parts whose tokens were given back."""
-        for _ in self._run(prepare_part, [self.tasks[number] for number in numbers]):
-            pass
-
-    def _finished(self, parts: Sequence[Part]) -> dict[int, PartDone]:
-        found = {}
-        for part, task in zip(parts, self.tasks, strict=True):
-            done = read_done(self._folder, task.key, PartDone, spent.FILES)
-            if done is not None and done.key == task.key and is_intact(self._folder, done):
-                found[part.number] = placed(done, part)
-            elif done is not None:
-                with platform.writing(self._folder, "removing"):
-                    platform.remove(part_folder(self._folder, task.key))
-        return found
-
-    def _tasks(
-        self, sources: Sequence[Source], parts: Sequence[Part], tokenizer: Tokenizer, existing: Existing | None
-    ) -> list[PartTask]:
-        described, engine = tokenizer.describe(), getattr(tokenizer, "engine", "")
-        tasks = []
-        for part in parts:
-            mine = tuple(sources[unit.source] for unit in part.units)
-            # Not its number, nor those of its sources: they change when others come and go. Options are the plan's.
-            units = [unit_id(source, unit) for source, unit in zip(mine, part.units, strict=True)]
-            key = digest(canonical([described["hash"], units]))
-            tasks.append(PartTask(part, mine, self._options, str(self._folder), described, key, engine))
-        return self._with_repeats(tasks, existing) if self._options.dedup_unit == "line" else tasks
-
-    def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
-        """The tasks, told which lines of their parts are repeats; all parts are read for that first."""
-        counts = [0] * len(tasks)
-        with platform.writing(self._folder):
-            platform.make_dir(self._folder / "lines")
-        for finished, (number, count) in enumerate(self._run(scan_part, tasks), start=1):
-            counts[number] = count
-            self._progress("lines", finished, len(tasks), {"lines": sum(counts)})
-        with platform.writing(self._folder):
-            if existing is None:
-                return with_repeats(self._folder, tasks, counts, (), 0, "")
-            known, base = existing.lines(), existing.manifest.fingerprint
-            return with_repeats(self._folder, tasks, counts, known, existing.num_lines, base)
-
-    def _run(
-        self,
-        function: Callable[[Any], Any],
-        tasks: Sequence[Any],
-        moved: local.Moved | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Iterator[tuple[int, Any]]:
-        return self._workers.run(
-            function, tasks, apart=self._options.filter is not None, moved=moved, meanwhile=meanwhile
-        )
+def without_repeats(run: Run, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
+    """The tasks, each with the lines of its part that are repeats. This reads all parts once."""
+    counts = [0] * len(tasks)
+    with platform.writing(run.folder):
+        platform.make_dir(run.folder / "lines")
+    scans: Iterator[tuple[int, int]] = run.engine.run(scan_part, tasks, apart=run.kind.apart)
+    for finished, (number, count) in enumerate(scans, start=1):
+        counts[number] = count
+        run.progress("lines", finished, len(tasks), {"lines": sum(counts)})
+    with platform.writing(run.folder):
+        if existing is None:
+            return with_repeats(run.folder, tasks, counts, (), 0, "")
+        known, base = existing.lines(), existing.manifest.fingerprint
+        return with_repeats(run.folder, tasks, counts, known, existing.num_lines, base)

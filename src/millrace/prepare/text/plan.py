@@ -1,22 +1,20 @@
-"""The plan of a preparation of text: what it reads and how, by which a restart knows whether it is the same."""
+"""The plans of a preparation of text: what it reads, how, and how it cuts shards."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from millrace.prepare.functions import source_digest
-from millrace.prepare.plan import differences
+from millrace.prepare.plan import differences, make_plan
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions, loosened
 from millrace.prepare.text.read.sources import Source
 from millrace.prepare.text.tokens.vocabulary import file_identity
 
-VERSION = 5  # of what parts hold: another one does not continue them
-SOURCES = ("sources", "order", "appended to")  # of a plan, what may change while finished parts stay
+VERSION = 5  # of what parts hold: a run of another version cannot use them
+SOURCES = ("sources", "order", "appended to")  # keys of a plan that may change while finished parts stay
 
 
 class TextPlan:
@@ -26,28 +24,21 @@ class TextPlan:
         self._reading, self._cutting = reading, cutting
 
     def of_parts(self, sources: Sequence[Source], existing: Existing | None = None) -> dict[str, Any]:
-        """What parts are made of; where lines of the store are compared, they hold for that snapshot alone."""
-        described = {source.path: [source.size, source.mtime_ns, source.ends] for source in sources}
-        plan = {
-            "version": VERSION, "options": msgspec.to_builtins(self._reading), "sources": described,
-            "order": list(described), "tokenizer": file_identity(self._reading.tokenizer),
-        }  # fmt: skip
-        if self._reading.filter is not None:
-            plan["filter"] = source_digest(self._reading.filter, "--filter")
-        if existing is not None and self._reading.dedup_unit == "line":
-            plan["appended to"] = existing.manifest.fingerprint
-        return json.loads(json.dumps(plan))  # type: ignore[no-any-return]
+        """What parts are made of. Where lines are compared with those of a store, parts depend on its snapshot."""
+        is_compared = existing is not None and self._reading.dedup_unit == "line"
+        more = {"appended to": existing.manifest.fingerprint} if existing is not None and is_compared else {}
+        identity = file_identity(self._reading.tokenizer)
+        return make_plan(VERSION, self._reading, sources, {"filter": self._reading.filter}, tokenizer=identity, **more)
 
     @property
     def of_shards(self) -> dict[str, Any]:
-        """How they are cut."""
         return msgspec.to_builtins(self._cutting)  # type: ignore[no-any-return]
 
     def whole(self, sources: Sequence[Source]) -> dict[str, Any]:
         return {**self.of_parts(sources), "shards": self.of_shards}
 
     def changed(self, made: Mapping[str, Any], sources: Sequence[Source]) -> list[str]:
-        """How this plan differs from that of a finished store, which does not depend on how its parts were cut and kept."""
+        """How this plan differs from that of a finished store; how its parts were cut does not matter."""
         return differences(_of_store(made), _of_store(self.whole(sources)))
 
     def allowed(self, sources: Sequence[Source]) -> Callable[[Any, Any], Any]:

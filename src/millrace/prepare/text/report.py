@@ -50,7 +50,7 @@ class Tally:
     """
 
     def __init__(self, sources: Sequence[Source], parts: Sequence[Part]) -> None:
-        self._sources = sources
+        self._sources, self._parts = sources, parts
         self._units = Counter(unit.source for part in parts for unit in part.units)
         self._slices: dict[
             int, dict[int, _Slice]
@@ -75,8 +75,9 @@ class Tally:
         moving = {name: sum(counts.get(name, 0) for counts in self._moving.values()) for name in self._facts}
         return {name: count + moving[name] for name, count in self._facts.items()}
 
-    def move(self, part: Part, counts: Mapping[str, int]) -> None:
-        """A part that is not finished has come so far; of some that is only known in the end."""
+    def move(self, number: int, counts: Mapping[str, int]) -> None:
+        """A part that is not finished has come so far; for some that is only known in the end."""
+        part = self._parts[number]
         is_plain = not any(self._tells(unit) for unit in part.units)
         read, size = counts.get("bytes" if is_plain else "read", 0), int(sum(map(self._size, part.units)))
         self._moving[part.number] = {**counts, "read": min(read, size + self._behind(part.units[-1]))}
@@ -96,7 +97,8 @@ class Tally:
                 found += slice_.size
         return int(found)
 
-    def add(self, part: Part, result: PartDone) -> None:
+    def add(self, number: int, result: PartDone) -> None:
+        part = self._parts[number]
         self._moving.pop(part.number, None)
         for unit in part.units:
             self._done += self._size(unit)

@@ -7,7 +7,6 @@ them, the schema and how rows are read. So an attempt with other files finds the
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,11 +17,9 @@ from millrace.prepare.functions import source_digest
 from millrace.prepare.parts import part_folder, read_done
 from millrace.prepare.table.options import READING, TableOptions
 from millrace.prepare.table.read.chunks import NO_KEY
-from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part, with_seal
+from millrace.prepare.table.read.part import PartDone, PartTask, with_seal
 from millrace.prepare.table.read.sources import RowGroups, Survey
-from millrace.prepare.table.settle.measure import Engine, Progress
 from millrace.prepare.table.settle.results import digest_of
-from millrace.store import platform
 
 
 def part_tasks(folder: Path, options: TableOptions, found: Survey) -> list[PartTask]:
@@ -64,27 +61,3 @@ def finished_part(task: PartTask) -> PartDone | None:
     folder = part_folder(task.folder, task.key)
     is_whole = all(digest_of(folder / name) == found for name, found in done.digests.items())
     return done if is_whole else None
-
-
-def finished_parts(pool: Engine, folder: Path, tasks: Sequence[PartTask]) -> dict[int, PartDone]:
-    """What an earlier attempt left of these, by number; parts that are damaged, or no longer asked for, are removed."""
-    wanted = {part_folder(folder, task.key).name: task for task in tasks}
-    there = [wanted[name] for name in sorted(os.listdir(folder / "parts")) if name in wanted]
-    found = {there[k].number: done for k, done in pool.run(finished_part, there) if done is not None}
-    kept = {part_folder(folder, tasks[number].key).name for number in found}
-    with platform.writing(folder / "parts", "removing"):
-        for name in sorted({*os.listdir(folder / "parts")} - kept):
-            platform.remove(folder / "parts" / name)
-    return found
-
-
-def read_parts(
-    pool: Engine, tasks: Sequence[PartTask], finished: dict[int, PartDone], progress: Progress
-) -> list[PartDone]:
-    """All parts in their order; those that are not finished are read."""
-    done, missing, rows = dict(finished), [task for task in tasks if task.number not in finished], 0
-    for count, (number, part) in enumerate(pool.run(prepare_part, missing, apart=True), start=1):
-        done[missing[number].number] = part
-        rows += part.rows_read
-        progress("read", count, len(missing), {"rows": rows})
-    return [done[number] for number in range(len(tasks))]

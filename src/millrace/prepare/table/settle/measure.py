@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from millrace.errors import SourceError
-from millrace.prepare.engines.local import Workers
-from millrace.prepare.engines.threads import Threads
+from millrace.prepare.engines.engine import Engine
+from millrace.prepare.progress import Progress
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Role
 from millrace.prepare.table.read.sources import Survey
@@ -25,9 +25,6 @@ from millrace.ragged import Array, Int64s
 from millrace.scaling.moments import Moments
 from millrace.scaling.quantiles import QuantileSearch, quantiles_of
 from millrace.scaling.scaler import Scaling, center_and_scale
-
-Engine = Threads | Workers
-Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
 class Fitted(msgspec.Struct):

@@ -16,7 +16,9 @@ def write_result(path: Path, data: bytes) -> None:
     with platform.writing(path):
         if path.is_dir():
             platform.remove(path)
-        platform.write_file(path, xxhash.xxh3_128_digest(data) + data, mode=0o644)
+        aside = platform.attempt_name(path)
+        platform.write_file(aside, xxhash.xxh3_128_digest(data) + data, mode=0o644)
+        platform.rename(aside, path)
 
 
 def read_result(path: Path) -> bytes | None:

@@ -30,9 +30,8 @@ def scan_part(task: PartTask) -> int:
     """Writes the hashes of a part's lines, unless they are there; returns how many there are."""
     path = lines_path(task.folder, task.key)
     if sealed(path) is None:
-        aside = path.with_name(path.name + ".tmp")
+        aside = platform.attempt_name(path)
         with platform.writing(path):
-            platform.remove(aside)
             with contextlib.closing(Spill(aside)) as spill:
                 reader = Reader(task.options, lambda line: None, task.folder)  # the second reading sets aside
                 for _, _, texts in reader.chunks(task.part, task.sources):

@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.identity import digest
 from millrace.prepare.files import check_unchanged
-from millrace.prepare.room import check_room
+from millrace.prepare.run import check_room
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.sources import Source
 from millrace.prepare.text.read.streams import BUFFER, open_source

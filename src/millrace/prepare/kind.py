@@ -1,0 +1,159 @@
+"""What a kind of data (text, a table) gives to its preparation; ``Run`` in run.py has all that kinds share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from millrace.prepare.engines.engine import Function
+from millrace.prepare.plan import differences
+from millrace.store.layout import Layout
+from millrace.store.snapshot import Base
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class PartsVoid(Exception):
+    """Raised by a kind while parts are made: all of them are wrong, and have to be made again."""
+
+
+class Earlier(NamedTuple):
+    """What an earlier run wrote into ``provenance.json`` of the store it made."""
+
+    fingerprint: str | None
+    plan: Mapping[str, Any]
+    report: Any
+
+
+class Product(NamedTuple):
+    """What a kind says of the store that it has written the shards of."""
+
+    fields: dict[str, Any]  # of the manifest
+    report: dict[str, Any]  # of this run, as provenance.json has it
+    details: Mapping[str, Any] = NOTHING  # of the report that the caller gets, besides
+    provenance: Mapping[str, Any] = NOTHING
+    files: Mapping[str, bytes | Iterable[bytes]] = NOTHING  # beside the manifest
+
+
+class Tally(Protocol):
+    """Counts how much is read, for progress. ``done`` of ``total`` are in any unit."""
+
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+    def add(self, number: int, part: Any) -> None:
+        """The part of this task is finished."""
+
+    def move(self, number: int, counts: Mapping[str, int]) -> None:
+        """The part of this task is not finished, and has come so far."""
+
+
+class Kind(ABC):
+    """What one kind of data gives to ``Run``, in the order in which it is asked for.
+
+    A kind is made for one ``Run``, and remembers what it learns on the way.
+    """
+
+    report_type: type[msgspec.Struct]
+    # These three run in an engine, in any process.
+    find_part: Function  # task of a part -> its report if an earlier run finished it, else None
+    make_part: Function  # task of a part -> its report; the part is whole on disk
+    write_shard: Function  # task of a shard (with ``split`` and ``number``) -> ShardEntry
+    in_threads: bool = False  # whether tasks release the GIL and run no code of the user's
+    apart: bool = False  # whether ``make_part`` runs code of the user's, which may crash its process
+    surveys_late: bool = False  # whether ``survey`` needs the lock
+
+    @abstractmethod
+    def survey(self) -> None:
+        """Finds the sources, and refuses those that cannot be used."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> dict[str, Any]:
+        """All that decides what is in the store; ``provenance.json`` keeps it."""
+
+    @abstractmethod
+    def earlier(self, line: int) -> Earlier:
+        """What the first run (0) or the last one (-1) of the finished store said."""
+
+    def changes(self, plan: Mapping[str, Any]) -> list[str]:
+        """How the plan of a finished store differs from this one."""
+        return differences(plan, self.plan)
+
+    def extend(self, base: Base) -> None:
+        """Opens the store that is appended to."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuses what can be refused before any work."""
+        return
+
+    @property
+    def part_plan(self) -> dict[str, Any]:
+        """The plan in the unfinished store: what finished parts and shards depend on."""
+        return self.plan
+
+    @property
+    def journal_plan(self) -> dict[str, Any]:
+        """What finished shards depend on."""
+        return {"plan": self.plan}
+
+    def allow(self, old: Any, new: Any) -> Any:
+        """The old plan with those changes of the new one that leave finished parts as they are."""
+        return old
+
+    def change(self, old: Any, new: Any) -> Sequence[str]:
+        """Notes a plan that has changed; returns the names of what is void now, besides the shards."""
+        return ()
+
+    def begin(self) -> None:
+        """Whatever comes before the parts."""
+        return
+
+    @abstractmethod
+    def part_tasks(self) -> Sequence[Any]:
+        """A task for each part, with its ``key``; the parts in order are the whole input."""
+
+    @abstractmethod
+    def tally(self, tasks: Sequence[Any], finished: Mapping[int, Any]) -> Tally:
+        """Counts what is read, with what is finished already."""
+
+    def meanwhile(self) -> Callable[[], None] | None:
+        """A check to run while the first parts are made."""
+        return None
+
+    @abstractmethod
+    def settle(self, parts: list[Any]) -> Sequence[Any] | None:
+        """Decides what needs all parts, and returns the tasks of the shards; None: nothing is to be added."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """The columns of the shards; known once all is settled."""
+
+    def has_shard(self, task: Any) -> bool:
+        """Whether a shard in the journal is all that is needed of it."""
+        return True
+
+    def begin_shards(self, tasks: list[Any]) -> None:
+        """May sort the tasks of the shards that are missing."""
+        return
+
+    def end_shard(self, task: Any) -> Mapping[str, Any]:
+        """A shard is in the journal; returns facts for progress."""
+        return {}
+
+    @abstractmethod
+    def product(self) -> Product:
+        """What the store and the report say, once all shards are written."""
+
+    def close(self) -> None:
+        """Gives back what the kind holds."""
+        return

@@ -1,0 +1,246 @@
+"""One preparation, whatever its kind: from the lock on the output to the finished store.
+
+``Run`` has the life that all kinds share; kind.py says what a kind adds. Killed at any time, the same call continues:
+finished parts and shards are used again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.errors import ConfigError, MillraceError, SourceError, StoreWriteFailed
+from millrace.native import num_cores
+from millrace.prepare.engines.engine import Engine
+from millrace.prepare.engines.local import STALL_S, Workers
+from millrace.prepare.engines.threads import Threads
+from millrace.prepare.kind import Kind, PartsVoid, Product
+from millrace.prepare.parts import part_folder
+from millrace.prepare.plan import PlanForm, check_plan, show_changes
+from millrace.prepare.progress import Progress, default_progress
+from millrace.store import gc, platform
+from millrace.store.open import open_store
+from millrace.store.ownership import OWNER, is_lease
+from millrace.store.publish import Partial
+from millrace.store.reader import read_base
+from millrace.store.shard import ShardEntry, shard_name
+from millrace.store.snapshot import Base
+
+
+class Run:
+    """One run of a preparation into ``out``; ``make(kind)`` does it.
+
+    ``scratch`` names what the kind keeps in the folder of the unfinished store, besides the parts.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        scratch: Sequence[str],
+        *,
+        append: bool = False,
+        restart: bool = False,
+        workers: int | None = None,
+        stall_s: float = STALL_S,
+        progress: Progress | None = None,
+    ) -> None:
+        self.out, self.append = Path(os.path.realpath(out)), append
+        self.partial = Partial(self.out, append=append, scratch=("parts", "plan.json", *scratch))
+        self.folder = self.partial.folder
+        self.progress = progress or default_progress()
+        self.notes: list[str] = []
+        self.base: Base | None = None  # of the store that is appended to
+        self.is_void = False  # set by a kind: an error now means that the parts are of no use
+        self._workers, self._stall_s, self._restart = workers or num_cores(), stall_s, restart
+        self._is_ours = False  # the folder was begun with our plan
+        self._began_s = time.monotonic()
+
+    def note(self, *notes: str) -> None:
+        """Shows notes to the user and keeps them for the report, each once."""
+        for note in notes:
+            if note not in self.notes:
+                self.notes.append(note)
+                self.progress("note", 0, 0, {"note": note})
+
+    def make(self, kind: Kind) -> Any:
+        """Makes the store and returns the report, of type ``kind.report_type``."""
+        self.kind = kind
+        self.engine: Engine = Threads(self._workers) if kind.in_threads else Workers(self._workers, self._stall_s)
+        if not kind.surveys_late:
+            kind.survey()
+        if not self.append and (self.out / "store.json").exists():
+            return self._finished()
+        self.partial.acquire()
+        try:
+            if self._restart:
+                self._remove({*os.listdir(self.folder)} - {OWNER})
+                platform.sync_dir(self.folder)
+            if self.partial.complete():
+                return self._finished()
+            return self._make()
+        except MillraceError as error:
+            if self._has_nothing(error):
+                self.partial.close(remove=True)  # a corrected call starts afresh
+            raise
+        finally:
+            kind.close()
+            self.engine.close()
+            self.partial.close(remove=False)
+
+    def _finished(self) -> Any:
+        """The output is there: the same call has nothing to do, any other is refused."""
+        if self.kind.surveys_late:
+            self.kind.survey()
+        store, earlier = open_store(self.out), self.kind.earlier(0)
+        if changes := self.kind.changes(earlier.plan):
+            raise ConfigError(
+                f"{self.out} is finished, but with other sources or options: {show_changes(changes)}; "
+                "choose another --out, add to it with --append, or remove it yourself"
+            )
+        return self._unchanged(store.fingerprint, earlier.report)
+
+    def _unchanged(self, fingerprint: str, report: Any) -> Any:
+        notes = list(dict.fromkeys((*report.notes, *self.notes)))
+        return msgspec.structs.replace(report, fingerprint=fingerprint, notes=notes)
+
+    def _has_nothing(self, error: MillraceError) -> bool:
+        """Whether nothing in the folder could be continued."""
+        if not self._is_ours and (self.folder / "plan.json").exists():
+            return False
+        is_void = self.is_void and isinstance(error, (ConfigError, SourceError))
+        return is_void or all(path.parent.suffix for path in (self.folder / "parts").glob("*/done.json"))
+
+    def _remove(self, names: Iterable[str]) -> None:
+        with platform.writing(self.folder, "removing"):
+            for name in sorted(names):
+                if not is_lease(name):
+                    platform.remove(self.folder / name)
+
+    def _make(self) -> Any:
+        kind = self.kind
+        if self.append:
+            self.base = read_base(self.out)
+            kind.extend(self.base)
+        if kind.surveys_late:
+            kind.survey()
+        if self.base is not None:
+            fingerprint, last = self.base.manifest.fingerprint, kind.earlier(-1)
+            if last.fingerprint == fingerprint and not kind.changes(last.plan):
+                self.partial.close(remove=True)  # the last append was this one; it may have been killed at its very end
+                return self._unchanged(fingerprint, last.report)
+        kind.check()
+        check_plan(self.folder / "plan.json", kind.part_plan, kind.allow, self._change, PlanForm)
+        self._is_ours = True
+        self._remove(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*.tmp"))  # of workers that died
+        kind.begin()
+        tasks = kind.settle(self._make_parts())
+        if tasks is None:
+            self.partial.close(remove=True)
+            assert self.base is not None
+            return self._report(kind.product(), self.base.manifest.fingerprint, is_new=False)
+        self._write_shards(tasks)
+        self.engine.stop()
+        product = kind.product()
+        self.note(*product.report.get("notes", ()))
+        provenance = {"plan": kind.plan, "report": product.report, **product.provenance}
+        fingerprint = self.partial.publish(product.fields, self.base, provenance, product.files)
+        return self._report(product, fingerprint, is_new=True)
+
+    def _report(self, product: Product, fingerprint: str, *, is_new: bool) -> Any:
+        counts = {**product.report, **product.details, "notes": self.notes}
+        seconds = time.monotonic() - self._began_s
+        return self.kind.report_type(str(self.out), fingerprint, is_new, **counts, seconds=seconds)
+
+    def _change(self, old: Any, new: Any) -> None:
+        """Another plan for the same parts: what was made of all of them together is void."""
+        void = self.kind.change(old, new)
+        self._remove(("journal.jsonl",))  # first: without it, no shard counts
+        self._remove(("shards", *void))
+
+    def check_room(self, likely: int, certain: int) -> None:
+        """Says how much disk is still needed and free; raises where it cannot be enough."""
+        self.progress("room", *check_room(self.folder, likely, certain), {})
+
+    def _make_parts(self) -> list[Any]:
+        """All parts in order; those that an earlier run finished are used again."""
+        kind = self.kind
+        with platform.writing(self.folder):
+            platform.make_dir(self.folder / "parts")
+        tasks = kind.part_tasks()
+        parts = self._finished_parts(tasks)
+        if parts:
+            self.note(f"{len(parts):,} of {len(tasks):,} parts came from an earlier run of this command")
+        missing = [number for number in range(len(tasks)) if number not in parts]
+        tally = kind.tally(tasks, parts)
+        self.progress("read", tally.done, tally.total, {**tally.facts, "begins": True})
+
+        def moved(number: int, counts: Mapping[str, int]) -> None:
+            tally.move(missing[number], counts)
+            self.progress("read", tally.done, tally.total, tally.facts)
+
+        run = self.engine.run(
+            kind.make_part, [tasks[number] for number in missing], apart=kind.apart, moved=moved, meanwhile=kind.meanwhile()
+        )  # fmt: skip
+        try:
+            for number, part in run:
+                parts[missing[number]] = part
+                tally.add(missing[number], part)
+                self.progress("read", tally.done, tally.total, tally.facts)
+        except PartsVoid:
+            self._remove(("parts",))
+            return self._make_parts()
+        return [parts[number] for number in range(len(tasks))]
+
+    def _finished_parts(self, tasks: Sequence[Any]) -> dict[int, Any]:
+        """By number. Damaged parts are removed; parts of other sources stay, which may be asked for again."""
+        there = [number for number, task in enumerate(tasks) if part_folder(self.folder, task.key).exists()]
+        found = {
+            there[k]: part for k, part in self.engine.run(self.kind.find_part, [tasks[number] for number in there])
+        }
+        damaged = [part_folder("", tasks[number].key) for number, part in found.items() if part is None]
+        self._remove(map(str, damaged))
+        return {number: part for number, part in found.items() if part is not None}
+
+    def _write_shards(self, tasks: Sequence[Any]) -> None:
+        kind, partial = self.kind, self.partial
+        partial.begin(kind.journal_plan, kind.layout, self.base, resume=True)
+        if self.base is not None:
+            gc.sweep(self.out, spare=partial.entries)
+        names = [shard_name(task.split, task.number) for task in tasks]
+        missing = [
+            task
+            for name, task in zip(names, tasks, strict=True)
+            if name not in partial.entries or not kind.has_shard(task)
+        ]
+        kind.begin_shards(missing)
+        entry: ShardEntry
+        for count, (number, entry) in enumerate(self.engine.run(kind.write_shard, missing), start=1):
+            partial.add(entry)
+            self.progress("write", count, len(missing), kind.end_shard(missing[number]))
+
+
+def as_list(values: Sequence[Any] | str | os.PathLike[str]) -> list[str]:
+    """Paths or patterns, of which a caller may give one or many."""
+    given = [values] if isinstance(values, (str, os.PathLike)) else values
+    return [os.fspath(value) for value in given]
+
+
+def check_room(folder: Path, likely: int, certain: int) -> tuple[int, int]:
+    """Bytes (still needed, free), less what an interrupted run has written; raises where it cannot be enough."""
+    files = [path for name in ("parts", "shards") for path in (folder / name).rglob("*")]
+    written = sum(path.stat().st_size for path in files if path.is_file())
+    free = shutil.disk_usage(folder).free
+    if certain - written > free:
+        raise StoreWriteFailed(
+            f"{folder} needs at least {certain - written:,} bytes, {free:,} are free; free space or choose another disk, "
+            "then run the same command again",
+            path=str(folder), errno=errno.ENOSPC,
+        )  # fmt: skip
+    return max(0, likely - written), free
