@@ -185,13 +185,13 @@ def test_a_path_that_cannot_be_a_store_is_refused(tmp_path, monkeypatch, path, s
         lambda: mr.prepare_text(["in.txt"], out=path, tokenizer="bytes"),
         lambda: mr.prepare_text(["in.txt"], out=path, append=True),
         lambda: mr.prepare_table(["in.csv"], out=path, entity="name", time="time"),
+        lambda: mr.prepare_table(["in.csv"], out=path, append=True),
     ):
         with pytest.raises(mr.ConfigError, match=said):
             write()
     for read in (
         lambda: mr.open_store(path),
         lambda: gc.collect(path),
-        lambda: mr.prepare_table(["in.csv"], out=path, append=True),
     ):
         with pytest.raises(mr.StoreNotFound):
             read()

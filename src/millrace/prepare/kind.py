@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
 from millrace.prepare.engines.engine import Function
 from millrace.prepare.plan import differences
-from millrace.store.layout import Layout
+from millrace.store.layout import Column
 from millrace.store.snapshot import Base
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -39,17 +39,15 @@ class Product(NamedTuple):
     files: Mapping[str, bytes | Iterable[bytes]] = NOTHING  # beside the manifest
 
 
-class Tally(Protocol):
-    """Counts how much is read, for progress. ``done`` of ``total`` are in any unit."""
+class Tally:
+    """Counts finished parts for progress: ``done`` of ``total``, and ``facts``. Kinds may count something else."""
 
-    @property
-    def done(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
+    def __init__(self, total: int) -> None:
+        self.done, self.total, self.facts = 0, total, dict[str, int]()
+
     def add(self, number: int, part: Any) -> None:
         """The part of this task is finished."""
+        self.done += 1
 
     def move(self, number: int, counts: Mapping[str, int]) -> None:
         """The part of this task is not finished, and has come so far."""
@@ -62,6 +60,7 @@ class Kind(ABC):
     """
 
     report_type: type[msgspec.Struct]
+    columns: Mapping[str, Column]  # of the store; known once all is settled
     # These three run in an engine, in any process.
     find_part: Function  # task of a part -> its report if an earlier run finished it, else None
     make_part: Function  # task of a part -> its report; the part is whole on disk
@@ -91,19 +90,10 @@ class Kind(ABC):
         """Opens the store that is appended to."""
         raise NotImplementedError
 
-    def check(self) -> None:
-        """Refuses what can be refused before any work."""
-        return
-
     @property
     def part_plan(self) -> dict[str, Any]:
         """The plan in the unfinished store: what finished parts and shards depend on."""
         return self.plan
-
-    @property
-    def journal_plan(self) -> dict[str, Any]:
-        """What finished shards depend on."""
-        return {"plan": self.plan}
 
     def allow(self, old: Any, new: Any) -> Any:
         """The old plan with those changes of the new one that leave finished parts as they are."""
@@ -121,9 +111,9 @@ class Kind(ABC):
     def part_tasks(self) -> Sequence[Any]:
         """A task for each part, with its ``key``; the parts in order are the whole input."""
 
-    @abstractmethod
-    def tally(self, tasks: Sequence[Any], finished: Mapping[int, Any]) -> Tally:
-        """Counts what is read, with what is finished already."""
+    def tally(self, tasks: Sequence[Any], finished: Mapping[int, Any]) -> Any:
+        """A ``Tally``, or what has its attributes."""
+        return Tally(len(tasks) - len(finished))
 
     def meanwhile(self) -> Callable[[], None] | None:
         """A check to run while the first parts are made."""
@@ -132,11 +122,6 @@ class Kind(ABC):
     @abstractmethod
     def settle(self, parts: list[Any]) -> Sequence[Any] | None:
         """Decides what needs all parts, and returns the tasks of the shards; None: nothing is to be added."""
-
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """The columns of the shards; known once all is settled."""
 
     def has_shard(self, task: Any) -> bool:
         """Whether a shard in the journal is all that is needed of it."""

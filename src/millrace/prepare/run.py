@@ -26,6 +26,7 @@ from millrace.prepare.parts import part_folder
 from millrace.prepare.plan import PlanForm, check_plan, show_changes
 from millrace.prepare.progress import Progress, default_progress
 from millrace.store import gc, platform
+from millrace.store.layout import Layout
 from millrace.store.open import open_store
 from millrace.store.ownership import OWNER, is_lease
 from millrace.store.publish import Partial
@@ -135,7 +136,6 @@ class Run:
             if last.fingerprint == fingerprint and not kind.changes(last.plan):
                 self.partial.close(remove=True)  # the last append was this one; it may have been killed at its very end
                 return self._unchanged(fingerprint, last.report)
-        kind.check()
         check_plan(self.folder / "plan.json", kind.part_plan, kind.allow, self._change, PlanForm)
         self._is_ours = True
         self._remove(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*.tmp"))  # of workers that died
@@ -210,7 +210,7 @@ class Run:
 
     def _write_shards(self, tasks: Sequence[Any]) -> None:
         kind, partial = self.kind, self.partial
-        partial.begin(kind.journal_plan, kind.layout, self.base, resume=True)
+        partial.begin(kind.part_plan, Layout(kind.columns), self.base, resume=True)
         if self.base is not None:
             gc.sweep(self.out, spare=partial.entries)
         names = [shard_name(task.split, task.number) for task in tasks]

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -113,7 +114,7 @@ class Workers(Engine):
         left = len(tasks)
         results: list[tuple[int, Any]] = []  # that wait for the end of ``meanwhile``
         self._give(function, tasks, waiting)
-        beside = None if meanwhile is None else _Beside(meanwhile)
+        beside = None if meanwhile is None else _beside(meanwhile)
         while left:
             for worker in self._ready(tasks):
                 number = worker.task
@@ -136,7 +137,9 @@ class Workers(Engine):
                 left -= 1
                 results.append((number, result))
             self._give(function, tasks, waiting)
-            if beside is None or beside.has_ended(wait=not left):
+            if beside is None or beside.done() or not left:
+                if beside is not None:
+                    beside.result()
                 yield from results
                 results.clear()
 
@@ -178,29 +181,19 @@ class Workers(Engine):
         self._workers = []
 
 
-class _Beside(threading.Thread):
-    """Calls a function while workers work; a run that ends early does not wait for it."""
+def _beside(function: Callable[[], None]) -> Future[None]:
+    """Calls a function in a thread while workers work; a run that ends early does not wait for it."""
+    future: Future[None] = Future()
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        super().__init__(name="millrace-beside", daemon=True)
-        self._function = function
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
+    def work() -> None:
         try:
-            self._function()
+            function()
+            future.set_result(None)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that asks
-            self._error = error
+            future.set_exception(error)
 
-    def has_ended(self, *, wait: bool) -> bool:
-        if wait:
-            self.join()
-        if self.is_alive():
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
+    threading.Thread(target=work, name="millrace-beside", daemon=True).start()
+    return future
 
 
 def _died(worker: _Worker, task: Any) -> WorkerFailed:

@@ -36,7 +36,6 @@ from millrace.prepare.table.write.existing import Existing
 from millrace.ragged import Int64s
 from millrace.scaling.moments import Moments
 from millrace.scaling.scaler import Scaling
-from millrace.store.layout import Layout
 from millrace.store.open import open_store
 from millrace.store.shard import shard_name
 from millrace.store.snapshot import Base
@@ -139,7 +138,7 @@ class TableAppend(Table):
 
     def settle(self, parts: list[PartDone]) -> list[shards.ShardTask]:
         self._run.is_void = True  # options cannot change: files that are refused now will be refused again
-        self._parts, self._columns = parts, dict(self._base.manifest.layout.columns)
+        self._parts, self.columns = parts, self._base.manifest.layout.columns
         index = build_index(self._folder, parts, self._found.schema, self._store.meta.get("categories"))
         if not index.names:
             raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
@@ -176,15 +175,11 @@ class TableAppend(Table):
         assert self._store.manifest is not None
         return Scaling.from_manifest(self._store.manifest.scaling)
 
-    @property
-    def layout(self) -> Layout:
-        return self._base.manifest.layout
-
     def product(self) -> Product:
         base, fitted, records, report = self._base, self._fitted, self._records, self._report()
         for old, task in self._replacements.items():
             base.replaced[old] = self._run.partial.entries[shard_name(task.split, task.number)]
-        row_bytes = sum(column.item_bytes for column in self._columns.values() if column.axis is not None)
+        row_bytes = sum(column.item_bytes for column in self.columns.values() if column.axis is not None)
         rewritten = self._replacements.values()
         copied = sum(self._existing.rows(entity.record) for task in rewritten for entity in task.entities)
         added = {
@@ -205,7 +200,7 @@ class TableAppend(Table):
         if self._index.categories:
             meta["categories"] = {name: list(values) for name, values in self._index.categories.items()}
         fields = {
-            "kind": "series", "columns": self._columns, "scaling": fitted.scaling.to_manifest(), "meta": meta,
+            "kind": "series", "columns": self.columns, "scaling": fitted.scaling.to_manifest(), "meta": meta,
             "cuts": base.manifest.cuts,
             "splits": tuple(dict.fromkeys((*base.manifest.splits, *(task.split for task in self._tasks)))),
         }  # fmt: skip
@@ -220,7 +215,7 @@ class TableAppend(Table):
         ends = np.cumsum(table[:, 2])
         free = {split: base.next_number(split) for split in base.manifest.splits}
         old = base.manifest.scaling if self._refit else None
-        columns = {name: (column.dtype, column.shape, column.per) for name, column in self._columns.items()}
+        columns = {name: (column.dtype, column.shape, column.per) for name, column in self.columns.items()}
         tasks: dict[tuple[str, int], shards.ShardTask] = {}
         for row, end in zip(table.tolist(), ends.tolist(), strict=True):
             held = range(end - row[2], end)
@@ -243,5 +238,5 @@ class TableAppend(Table):
         only_new = msgspec.structs.replace(self._fitted, rows=np.where(self._records < 0, self._fitted.rows, 0))
         static = np.nan_to_num(self._existing.static(self._index, len(self._found.schema.role.static)))
         return shard_tasks(
-            self._folder, self._options, self._found, self._index, only_new, self._columns, static.astype(np.float32), numbers
+            self._folder, self._options, self._found, self._index, only_new, self.columns, static.astype(np.float32), numbers
         )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.advice import in_python
 from millrace.prepare.engines.local import STALL_S
-from millrace.prepare.kind import Earlier, Kind, Product
+from millrace.prepare.kind import Earlier, Kind, Product, Tally
 from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
@@ -34,7 +34,6 @@ from millrace.prepare.table.space import estimate
 from millrace.prepare.table.write import shards
 from millrace.prepare.table.write.assemble import make_meta, make_report, shard_tasks, split_rows
 from millrace.store import platform
-from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts
 
 SCRATCH = ("index", "fit")
@@ -72,18 +71,12 @@ def prepare_table(
     return run.make(Table(run, inputs, make_options(options)))  # type: ignore[no-any-return]
 
 
-class RowTally:
-    """Counts the parts and rows that this run reads."""
-
-    def __init__(self, total: int) -> None:
-        self.done, self.total, self.facts = 0, total, {"rows": 0}
+class RowTally(Tally):
+    """Counts the rows that this run reads, too."""
 
     def add(self, number: int, part: PartDone) -> None:
-        self.done += 1
-        self.facts["rows"] += part.rows_read
-
-    def move(self, number: int, counts: Mapping[str, int]) -> None:
-        """Tables report only finished parts."""
+        super().add(number, part)
+        self.facts["rows"] = self.facts.get("rows", 0) + part.rows_read
 
 
 class Table(Kind):
@@ -168,11 +161,11 @@ class Table(Kind):
         self._index = train_first(index, self._fitted, schema.role)
         if self._index.categories != index.categories:
             save_index(self._folder, self._index)
-        self._columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
+        self.columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
         numbers = self._index.static[:, : len(schema.role.static)]
         static, self._static_scaling = scale_static(numbers, self._fitted.is_train, options.scale)
         self._tasks = shard_tasks(
-            self._folder, options, self._found, self._index, self._fitted, self._columns, static, {}
+            self._folder, options, self._found, self._index, self._fitted, self.columns, static, {}
         )  # fmt: skip
         return self._tasks
 
@@ -188,10 +181,6 @@ class Table(Kind):
             )
         check_splits(self._options, split_rows(self._options, fitted))
 
-    @property
-    def layout(self) -> Layout:
-        return Layout(self._columns)
-
     def has_shard(self, task: shards.ShardTask) -> bool:
         return shards.has_counts(task, self._run.out)
 
@@ -201,13 +190,13 @@ class Table(Kind):
     def _report(self) -> dict[str, Any]:
         filled, count = shards.filled_cells(self._tasks), len(self._tasks)
         return make_report(
-            self._options, self._found, self._index, self._parts, self._fitted, filled, count, self._columns
+            self._options, self._found, self._index, self._parts, self._fitted, filled, count, self.columns
         )  # fmt: skip
 
     def product(self) -> Product:
         options, fitted, report = self._options, self._fitted, self._report()
         fields: dict[str, Any] = {
-            "kind": "series", "columns": self._columns, "splits": tuple(dict.fromkeys(task.split for task in self._tasks)),
+            "kind": "series", "columns": self.columns, "splits": tuple(dict.fromkeys(task.split for task in self._tasks)),
             "scaling": fitted.scaling.to_manifest(),
             "meta": make_meta(options, self._found, self._index, fitted, self._static_scaling, report),
         }  # fmt: skip

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from millrace.errors import ConfigError
 from millrace.identity import digest
 from millrace.prepare.advice import in_python
@@ -23,7 +25,7 @@ from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
 from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, prepare_part
 from millrace.prepare.text.parts import find_part, finished_units, part_tasks, without_repeats
-from millrace.prepare.text.plan import TextPlan
+from millrace.prepare.text.plan import allow_changes, part_plan, store_plan
 from millrace.prepare.text.read.headers import check_headers
 from millrace.prepare.text.read.names import names_in_store
 from millrace.prepare.text.read.sources import STDIN, cut_parts, find_sources
@@ -40,7 +42,6 @@ from millrace.prepare.text.space import estimate
 from millrace.prepare.text.tokens.vocabulary import SEAL, check_engine, choose_tokenizer, is_whole, seal_of, told_of
 from millrace.prepare.text.tokens.worker_tokenizer import keep_loaded, load_early, outlined
 from millrace.store import platform
-from millrace.store.layout import Layout
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
@@ -89,7 +90,6 @@ class Text(Kind):
     ) -> None:
         self._run, self._folder = run, run.folder
         self._paths, self._exclude, self._reading, self._cutting = paths, exclude, reading, cutting
-        self._plan = TextPlan(reading, cutting)
         self._existing: Existing | None = None
         self.apart = reading.filter is not None
         self.surveys_late = STDIN in paths  # what it holds is kept in the folder
@@ -109,7 +109,7 @@ class Text(Kind):
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
-        self._sources = sources
+        self._sources = check_headers(sources, self._reading)
 
     def _stdin(self) -> Any:
         if self._run.append or not (self._run.out / "store.json").exists():
@@ -118,15 +118,11 @@ class Text(Kind):
 
     @property
     def plan(self) -> dict[str, Any]:
-        return self._plan.whole(self._sources)
+        return {**part_plan(self._reading, self._sources), "shards": msgspec.to_builtins(self._cutting)}
 
     @property
     def part_plan(self) -> dict[str, Any]:
-        return self._plan.of_parts(self._sources, self._existing)
-
-    @property
-    def journal_plan(self) -> dict[str, Any]:
-        return {"read": self.part_plan, "shards": self._plan.of_shards}
+        return part_plan(self._reading, self._sources, self._existing)
 
     def earlier(self, line: int) -> Earlier:
         found = runs(self._run.out)
@@ -138,17 +134,13 @@ class Text(Kind):
         )
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
-        return self._plan.changed(plan, self._sources)
+        return differences(store_plan(plan), store_plan(self.plan))
 
     def extend(self, base: Base) -> None:
         self._existing = Existing(self._run.out, base, self._reading)
 
-    def check(self) -> None:
-        self._names, self._root = names_in_store(self._sources, self._existing)
-        self._sources = check_headers(self._sources, self._reading)
-
     def allow(self, old: Any, new: Any) -> Any:
-        return self._plan.allowed(self._sources)(old, new)
+        return allow_changes(old, new, self._sources)
 
     def change(self, old: Any, new: Any) -> Sequence[str]:
         note = f"what is asked for has changed since this was begun: {show_changes(differences(old, new))}"
@@ -161,6 +153,7 @@ class Text(Kind):
 
     def begin(self) -> None:
         run, reading = self._run, self._reading
+        self._names, self._root = names_in_store(self._sources, self._existing)
         if self._existing is not None:
             run.note(*changed_filter(self._existing.manifest, reading))
         run.note(*notes_before(self._sources, reading, self._cutting))
@@ -175,7 +168,7 @@ class Text(Kind):
         if not is_apart:
             keep_loaded(str(self._folder), self._tokenizer)
         known = None if self._existing is None else self._existing.sources
-        self._columns = store_columns(self._names, self._tokenizer, reading, known)
+        self.columns = store_columns(self._names, self._tokenizer, reading, known)
         run.check_room(*estimate(self._sources, self._tokenizer, reading, self._cutting))
 
     def _load_tokenizer(self) -> Tokenizer:
@@ -230,16 +223,12 @@ class Text(Kind):
             self._assignment.check()
         elif not any(self._assignment.documents.values()):
             return None
-        check_plan(folder / "cut.json", self._plan.of_shards)
+        check_plan(folder / "cut.json", msgspec.to_builtins(self._cutting))
         self._planned = sharding.cut_shards(folder, parts, self._cutting)
         with platform.writing(folder):
             return sharding.shard_tasks(
-                self._planned, folder, self._names, parts, self._columns, self._tokenizer, base
+                self._planned, folder, self._names, parts, self.columns, self._tokenizer, base
             )  # fmt: skip
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self._columns)
 
     def begin_shards(self, tasks: list[sharding.ShardTask]) -> None:
         tasks.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
@@ -261,7 +250,7 @@ class Text(Kind):
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
         meta = described(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
         fields = {
-            "kind": "text", "columns": self._columns, "splits": tuple(dict.fromkeys((*known, *splits))),
+            "kind": "text", "columns": self.columns, "splits": tuple(dict.fromkeys((*known, *splits))),
             "tokenizer": tokenizer.describe(), "meta": {"report": joined(before, report), **meta},
         }  # fmt: skip
         stored_bytes = 0 if existing is None else existing.quarantine_bytes()
