@@ -96,6 +96,18 @@ def with_seal(done: PartDone) -> PartDone:
     return msgspec.structs.replace(done, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(done)))
 
 
+def turn_columns_numpy(columns: list[Array], rows: Array) -> bool:
+    """Fills rows from columns; says whether all values are finite. The twin of the core's ``rows_of``."""
+    for first in range(0, len(rows), TURN_ROWS):
+        block = rows[first : first + TURN_ROWS]
+        for k, column in enumerate(columns):
+            block[:, k] = column[first : first + TURN_ROWS]
+    return bool(np.isfinite(rows).all())
+
+
+turn_columns = turn_columns_numpy if core is None else core.rows_of
+
+
 class PartMaker:
     def __init__(self, task: PartTask, folder: Path) -> None:
         role = task.schema.role
@@ -266,17 +278,6 @@ class PartMaker:
                         "give it with --features or --categorical", source=self._source.file.path,
                     )  # fmt: skip
                 self._static[entity][k] = value
-
-
-def turn_columns(columns: list[Array], rows: Array) -> bool:
-    """Fills rows from columns; says whether all values are finite."""
-    if core is not None:
-        return bool(core.rows_of(columns, rows))
-    for first in range(0, len(rows), TURN_ROWS):
-        block = rows[first : first + TURN_ROWS]
-        for k, column in enumerate(columns):
-            block[:, k] = column[first : first + TURN_ROWS]
-    return bool(np.isfinite(rows).all())
 
 
 def _with_nan(codes: Array) -> Array:
