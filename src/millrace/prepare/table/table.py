@@ -27,6 +27,7 @@ from millrace.prepare.plan import MAX_SHOWN, check_plan, differences
 from millrace.prepare.progress import default_progress
 from millrace.prepare.restart import begin_afresh
 from millrace.prepare.room import check_room
+from millrace.prepare.split_forms import TABLE_FORMS, expand_split
 from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.read.part import PartDone
 from millrace.prepare.table.read.parts import finished_parts, part_tasks, read_parts
@@ -64,6 +65,7 @@ def prepare_table(
     exclude: Sequence[str] | str = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
+    split: str | None = None,
     **options: Any,
 ) -> TableReport:
     """Makes a series store at ``out`` from Parquet or CSV files; see ``TableOptions``.
@@ -75,6 +77,7 @@ def prepare_table(
         [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)],
         [exclude] if isinstance(exclude, str) else list(exclude),
     )
+    options = expand_split({**options, "split": split}, TABLE_FORMS)
     target = Path(os.path.realpath(out))
     running = Running(workers or num_cores(), stall_s, progress or default_progress(), restart)
     if append:

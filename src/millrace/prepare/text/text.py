@@ -22,6 +22,7 @@ from millrace.prepare.plan import MAX_SHOWN, check_plan
 from millrace.prepare.progress import default_progress
 from millrace.prepare.restart import begin_afresh
 from millrace.prepare.room import check_room
+from millrace.prepare.split_forms import TEXT_FORMS, expand_split
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
@@ -68,6 +69,7 @@ def prepare_text(
     exclude: Sequence[str] = (),
     progress: Progress | None = None,
     stall_s: float = local.STALL_S,
+    split: str | None = None,
     **options: Any,
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
@@ -75,6 +77,7 @@ def prepare_text(
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
     All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
+    options = expand_split({**options, "split": split}, TEXT_FORMS)
     reading, cutting = parted(options_of_append(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
                         workers or num_cores(), append, progress or default_progress(), stall_s,
