@@ -131,7 +131,7 @@ def test_the_error_is_the_same_one(tmp_path):
     assert caught.traceback[-1].path.name != "advice.py"
 
 
-TEXT, CSV = "héllo\n" * 30, "name;t;x\na;2020-01-01;1\n"
+TEXT, CSV = "héllo\n" * 30, "name;t;x|y\na;2020-01-01;1|2\n"
 TABLE = "name,t,x,word\n" + "".join(f"a,2020-01-{day:02},{day},w\n" for day in range(1, 20))
 MISTAKES = {
     "latin-1": ("text", TEXT.encode("latin-1"), {}, [], 'encoding="latin-1"', "--encoding latin-1"),

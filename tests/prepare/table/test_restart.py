@@ -285,7 +285,7 @@ def test_a_finished_output_is_complete_and_other_options_are_refused_with_the_di
 def test_an_input_that_changes_while_it_is_read_stops_the_run(tiny, monkeypatch, how):
     from millrace.prepare.table.read.chunks import Reader
 
-    batch = Reader._batch
+    batch = Reader._chunk
 
     def meddle(self, source, first, table):
         path = f"{tiny.source}/1.parquet"
@@ -299,7 +299,7 @@ def test_an_input_that_changes_while_it_is_read_stops_the_run(tiny, monkeypatch,
                 os.rename(path, path + ".away")
         return batch(self, source, first, table)
 
-    monkeypatch.setattr(Reader, "_batch", meddle)
+    monkeypatch.setattr(Reader, "_chunk", meddle)
     said = {
         "rewritten": r"changed while it was prepared: [\d,]+ bytes, planned [\d,]+",
         "touched": r"changed while it was prepared: it was written again",

@@ -142,6 +142,15 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"entity {both[0]!r} is given for val and for test; choose one")
 
     @property
+    def entity_columns(self) -> tuple[str, ...]:
+        return () if FILE_NAME in self.entity else self.entity
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """The columns named as features, targets, static or categorical ones, or as the entity."""
+        return (*self.entity_columns, *(self.features or ()), *self.target, *self.static, *self.categorical)
+
+    @property
     def has_time_split(self) -> bool:
         return self.split_by == "time" and bool(self.time_splits[1:])
 
