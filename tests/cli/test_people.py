@@ -39,7 +39,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("people")
     write_table(folder / "january.csv", 0)
     write_table(folder / "february.csv", 30)
-    options = ["--entity", "ticker", "--time", "day", "--target", "close", "--val-from", "2024-01-25"]
+    options = ["--entity", "ticker", "--time", "day", "--target", "close", "--split", "time:2024-01-25"]
     with contextlib.chdir(folder):
         assert run(["prepare", "table", "january.csv", "--out", "prices", *options]) == 0
         assert run(["prepare", "table", "february.csv", "--out", "prices", "--append"]) == 0

@@ -35,7 +35,7 @@ def flags(kind):
 
 @pytest.mark.parametrize(("kind", "flag"), [(kind, flag) for kind in STRUCTS for flag in flags(kind)])
 def test_every_flag_becomes_an_argument_that_is_taken(tmp_path, kind, flag):
-    prepare = advice.in_python(*STRUCTS[kind], refit=False)
+    prepare = advice.in_python(*STRUCTS[kind], refit=False, split=None)
 
     def fails(
         paths, out, *, progress=None, workers=None, append=False, restart=False, exclude=(), stall_s=0, **options
@@ -111,6 +111,9 @@ def test_a_word_behind_a_flag_is_a_value_or_known_to_be_none():
         "utf",
         "text",
         "raw",
+        "time",  # these begin a form of --split
+        "tail",
+        "entities",
     }
     is_bool = {name for kind in STRUCTS for name, default in defaults(kind).items() if isinstance(default, bool)}
     is_bool |= {"refit", "no_dedup", "no_normalize"}
@@ -128,14 +131,15 @@ def test_the_error_is_the_same_one(tmp_path):
     assert caught.traceback[-1].path.name != "advice.py"
 
 
-TEXT, CSV = "héllo\n" * 30, "name;t;x\na;2020-01-01;1\n"
+TEXT, CSV = "héllo\n" * 30, "name;t;x|y\na;2020-01-01;1|2\n"
 TABLE = "name,t,x,word\n" + "".join(f"a,2020-01-{day:02},{day},w\n" for day in range(1, 20))
 MISTAKES = {
     "latin-1": ("text", TEXT.encode("latin-1"), {}, [], 'encoding="latin-1"', "--encoding latin-1"),
     "no split": ("text", b"one\ntwo\n", {"val": 1e-9}, ["--val", "1e-9"], "(val=0)", "(--val 0)"),
     "delimiter": ("table", CSV.encode(), {}, [], "give delimiter=';'", "give --delimiter ';'"),
     "outside": (
-        "table", TABLE.encode(), {"val_from": "2031-01-01"}, ["--val-from", "2031-01-01"], "(val_last=0.1)", "(--val-last 0.1)",
+        "table", TABLE.encode(), {"val_from": "2031-01-01"}, ["--val-from", "2031-01-01"],
+        '(split="tail:0.1")', "(--split tail:0.1)",
     ),
     "min rows": ("table", TABLE.encode(), {"min_rows": 99}, ["--min-rows", "99"], "no entity has min_rows=99", "has --min-rows 99"),
 }  # fmt: skip

@@ -1,7 +1,6 @@
-"""Moments against scikit-learn and against sums in long double; merging, NaN, JSON."""
+"""Moments against scikit-learn and against sums in long double; merging, NaN."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -165,19 +164,6 @@ def test_spans_measured_together_are_those_measured_alone(lengths, dtype, gaps):
             if len(column):
                 np.testing.assert_allclose((mean, std), two_pass(column), rtol=1e-12, atol=1e-12)
     assert same_bits(found.merged, merge_all(alone))
-
-
-@given(hnp.arrays(np.float64, st.integers(0, 9), elements=floats))
-def test_json_keeps_every_bit(values):
-    found = Moments.of([values, np.array([])])
-    text = json.dumps(found.to_json(), allow_nan=False)
-    assert same_bits(Moments.from_json(json.loads(text)), found)
-
-
-@pytest.mark.parametrize("wrong", [{}, {"count": [1]}, {"count": ["x"]}, {**Moments.empty(2).to_json(), "mean": [0]}])
-def test_other_json_is_refused(wrong):
-    with pytest.raises(ConfigError, match="to_json"):
-        Moments.from_json(wrong)
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((2, 2)), np.array(["a"]), np.array(1.0), np.array([1j])])

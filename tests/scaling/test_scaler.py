@@ -11,7 +11,7 @@ from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.scaling.moments import Moments
-from millrace.scaling.quantiles import quantiles_of
+from millrace.scaling.quantiles import quartiles_of
 from millrace.scaling.scaler import Scaling
 
 ORACLES = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustScaler}
@@ -20,7 +20,7 @@ NAMES = ["open", "close", "volume"]
 
 def fitted(method, rows, **options):
     columns = list(rows.T)
-    quantiles = np.array([quantiles_of(column) for column in columns])
+    quantiles = np.array([quartiles_of(column) for column in columns])
     return Scaling.fit(method, [f"f{k}" for k in range(len(columns))], Moments.of(columns), quantiles, **options)
 
 
@@ -76,7 +76,7 @@ def test_inverse_is_exact_to_half_an_ulp_of_the_stored_value_times_the_scale(row
 def test_rows_in_place_give_the_same_bytes(rows, dtype):
     scaling = fitted("standard", rows)
     out = np.empty(rows.shape, dtype)
-    scaling.rows_into(rows, out, scaling.center, scaling.scale)
+    scaling.scale_into(rows, out, scaling.center, scaling.scale)
     assert out.tobytes() == scaling.transform(rows, dtype).tobytes()
 
 
@@ -84,7 +84,7 @@ def test_rows_in_place_give_the_same_bytes(rows, dtype):
 def test_rows_longer_than_a_piece_give_the_same_bytes(dtype):
     rows = some_rows(count=10_001).astype(dtype)
     scaling, out = fitted("robust", rows), np.empty(rows.shape, np.float32)
-    scaling.rows_into(rows, out, scaling.center, scaling.scale)
+    scaling.scale_into(rows, out, scaling.center, scaling.scale)
     assert out.tobytes() == scaling.transform(rows).tobytes()
 
 
@@ -181,7 +181,7 @@ def test_values_beyond_the_stored_dtype_are_refused_by_name_never_inf():
         with pytest.raises(ConfigError, match="feature 'close' scaled is"):
             scaling.transform([[0, value, 0]], dtype)
         with pytest.raises(ConfigError, match="feature 'close' scaled is"):
-            scaling.rows_into(np.array([[0, value, 0]]), np.empty((1, 3), dtype), scaling.center, scaling.scale)
+            scaling.scale_into(np.array([[0, value, 0]]), np.empty((1, 3), dtype), scaling.center, scaling.scale)
     assert np.isnan(scaling.transform([[0, np.nan, 0]])[0, 1])
 
 

@@ -2,145 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from millrace.cli.prepare_text import count
+from millrace.cli.prepare_text import count, is_given, refuse_two_splits
 
-EXAMPLE = "millrace prepare table prices/*.parquet --out prices --entity symbol --time date --target close --val-from 2023-01-01"
+EXAMPLE = "millrace prepare table prices/*.parquet --out prices --entity symbol --time date --target close --split time:2023-01-01"
+LISTS = {
+    *("entity", "features", "target", "static", "categorical", "known_future", "calendar", "val_entities", "test_entities"),
+}  # fmt: skip
+Names: TypeAlias = list[str] | None
 
 
-def names(values: list[str] | None) -> list[str] | None:
+def option(text: str | None = None, metavar: str | None = None, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, **more)
+
+
+def read_names(values: list[str]) -> list[str]:
     """``a,b`` and repeated options alike."""
-    if not values:
-        return None
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
 
 
-def policies(values: list[str] | None) -> dict[str, str]:
+def read_policies(values: list[str]) -> dict[str, str]:
     """``ffill`` for every column, ``volume=value:0`` for one."""
-    found = {}
-    for value in values or []:
-        column, equals, policy = value.rpartition("=")
-        found[column if equals else "*"] = policy
-    return found
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+    pairs = [value.rpartition("=") for value in values]
+    return {column if equals else "*": policy for column, equals, policy in pairs}
 
 
 def run(
     context: typer.Context,
     sources: Annotated[list[str], typer.Argument(help="Parquet or CSV files, folders or patterns.")],
-    out: Annotated[str, typer.Option(help="Where the store will be.")],
+    out: Annotated[str, option("Where the store will be.")],
     time: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="The column with the times; an append knows it.", show_default=False),
+        str | None, option("The column with the times; an append knows it.", "COLUMN", show_default=False)
     ] = None,
     entity: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMNS", help="The column(s) that name the entity.", show_default="the file's name"),
+        Names, option("The columns that name the entity.", "COLUMNS", show_default="the file's name")
     ] = None,
-    features: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMNS", help="What a model is given.", show_default="every numeric column"),
-    ] = None,
-    target: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMNS", help="What is predicted.", show_default="every feature")
-    ] = None,
-    static: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMNS", help="Columns with one value per entity.")
-    ] = None,
-    categorical: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Columns kept as codes.")] = None,
-    known_future: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMNS", help="Features known ahead, such as holidays.")
-    ] = None,
-    where: Annotated[
-        str | None, typer.Option(metavar="EXPR", help='Rows to take: "volume > 0 and year >= 2015".')
-    ] = None,
+    features: Annotated[Names, option("The inputs of a model.", "COLUMNS", show_default="every numeric column")] = None,
+    target: Annotated[Names, option("What is predicted.", "COLUMNS", show_default="every feature")] = None,
+    static: Annotated[Names, option("Columns with one value per entity.", "COLUMNS")] = None,
+    categorical: Annotated[Names, option("Columns kept as codes.", "COLUMNS")] = None,
+    known_future: Annotated[Names, option("Features known ahead, such as holidays.", "COLUMNS")] = None,
+    where: Annotated[str | None, option('Rows to take: "volume > 0 and year >= 2015".', "EXPR")] = None,
     transform: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="A pure function on Arrow tables, run on every batch.")
+        str | None, option("A pure function on Arrow tables, run on every chunk of rows.", "MODULE:FUNCTION")
     ] = None,
     nulls: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[COLUMN=]POLICY", help="ffill, drop, interpolate, mask or value:NUMBER.", show_default="ffill"
-        ),
+        Names, option("ffill, drop, interpolate, mask or value:NUMBER.", "[COLUMN=]POLICY", show_default="ffill")
     ] = None,
-    duplicates: Annotated[str, typer.Option(help="Rows of one time: error, first, last or mean.")] = "error",
-    freq: Annotated[
-        str | None, typer.Option(help="Make a regular grid, such as 15min; gaps become masked rows.")
-    ] = None,
-    min_rows: Annotated[int, typer.Option(help="Drop entities with fewer rows.")] = 1,
+    duplicates: Annotated[str, option("Rows of one time: error, first, last or mean.")] = "error",
+    freq: Annotated[str | None, option("Make a regular grid, such as 15min; gaps become masked rows.")] = None,
+    min_rows: Annotated[int, option("Drop entities with fewer rows.")] = 1,
     calendar: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PARTS",
-            help="Features of the time, in its zone: minute, hour, dayofweek, dayofmonth, dayofyear, month.",
+        Names,
+        option("Features of the time, in its zone: minute, hour, dayofweek, dayofmonth, dayofyear, month.", "PARTS"),
+    ] = None,
+    scale: Annotated[str, option("standard, minmax, robust or none.")] = "standard",
+    per_entity: Annotated[bool, option("Scale every entity by its own statistics.", None, "--per-entity")] = False,
+    fit_on: Annotated[str, option("Rows the scaling is fitted on: train or all.")] = "train",
+    dtype: Annotated[str, option("float32, float16 or bfloat16.")] = "float32",
+    split: Annotated[
+        str | None,
+        option(
+            "What val is: time:2024-03-01 (from then on), tail:0.1 (the last rows of each entity), span:0.1 (the end of the "
+            "time span), entity:0.1 (a share of the entities), entities:A,B. A second value is test: tail:0.1,0.1.",
+            "FORM",
+            show_default="no split",
         ),
     ] = None,
-    scale: Annotated[str, typer.Option(help="standard, minmax, robust or none.")] = "standard",
-    per_entity: Annotated[bool, typer.Option("--per-entity", help="Scale every entity by its own statistics.")] = False,
-    fit_on: Annotated[str, typer.Option(help="Rows the scaling is fitted on: train or all.")] = "train",
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
-    split_by: Annotated[str, typer.Option(help="time or entity.")] = "time",
-    val_from: Annotated[str | None, typer.Option(metavar="TIME", help="Rows from this time on are val.")] = None,
-    test_from: Annotated[str | None, typer.Option(metavar="TIME", help="Rows from this time on are test.")] = None,
-    val: Annotated[float, typer.Option(help="Share of the time span (or of the entities) for val.")] = 0.0,
-    test: Annotated[float, typer.Option(help="Share of the time span (or of the entities) for test.")] = 0.0,
-    val_last: Annotated[float, typer.Option(help="Share of each entity's last rows for val.")] = 0.0,
-    test_last: Annotated[float, typer.Option(help="Share of each entity's last rows for test.")] = 0.0,
-    val_entities: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Entities for val.")] = None,
-    test_entities: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Entities for test.")] = None,
-    gap: Annotated[int, typer.Option(help="Rows after a cut that hold no horizon.")] = 0,
-    on_error: Annotated[
-        str, typer.Option(help="Rows without time or entity, files that cannot be used: stop or skip.")
-    ] = "stop",
+    split_by: Annotated[str, option(hidden=True)] = "time",
+    val_from: Annotated[str | None, option(hidden=True)] = None,
+    test_from: Annotated[str | None, option(hidden=True)] = None,
+    val: Annotated[float, option(hidden=True)] = 0.0,
+    test: Annotated[float, option(hidden=True)] = 0.0,
+    val_last: Annotated[float, option(hidden=True)] = 0.0,
+    test_last: Annotated[float, option(hidden=True)] = 0.0,
+    val_entities: Annotated[Names, option(hidden=True)] = None,
+    test_entities: Annotated[Names, option(hidden=True)] = None,
+    gap: Annotated[int, option("Rows after a cut that hold no horizon.")] = 0,
+    on_error: Annotated[str, option("Rows without time or entity, files that cannot be used: stop or skip.")] = "stop",
     delimiter: Annotated[
-        str | None,
-        typer.Option(metavar="CHAR", help="Of CSV files, such as ';'.", show_default="a comma, a tab in .tsv"),
+        str | None, option("Of CSV files, such as ';'.", "CHAR", show_default="as the first line shows")
     ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of CSV files, such as latin-1.", show_default="UTF-8")
-    ] = None,
-    decimal: Annotated[str, typer.Option(metavar="CHAR", help="Of numbers in CSV files: '.' or ','.")] = ".",
+    encoding: Annotated[str | None, option("Of CSV files, such as latin-1.", "NAME", show_default="UTF-8")] = None,
+    decimal: Annotated[str, option("Of numbers in CSV files: '.' or ','.", "CHAR")] = ".",
     time_format: Annotated[
-        str | None,
-        typer.Option(metavar="FORMAT", help="Of times written as text: '%d/%m/%Y %H:%M'.", show_default="ISO 8601"),
+        str | None, option("Of times written as text: '%d/%m/%Y %H:%M'.", "FORMAT", show_default="ISO 8601")
     ] = None,
-    widen: Annotated[bool, typer.Option("--widen", help="Take the wider type where files differ in one.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse files without rows.")] = False,
-    shard_bytes: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The largest shard.")] = "256MiB",  # type: ignore[assignment]
-    lookback: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 64,
-    horizon: Annotated[int, typer.Option(help="Of the windows counted in the summary.")] = 8,
+    widen: Annotated[bool, option("Take the wider type where files differ in one.", None, "--widen")] = False,
+    strict: Annotated[bool, option("Refuse files without rows.", None, "--strict")] = False,
+    shard_bytes: Annotated[int, option("The largest shard.", "BYTES", parser=count)] = "256MiB",  # type: ignore[assignment]
+    lookback: Annotated[int, option("Of the windows counted in the summary.")] = 64,
+    horizon: Annotated[int, option("Of the windows counted in the summary.")] = 8,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads; processes with --transform.", show_default="one per core")
+        int | None, option("Threads; processes with --transform.", min=1, show_default="one per core")
     ] = None,
     stall: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Report a --transform that makes no progress for so long; 0: never."
-        ),
+        float, option("Report a --transform that makes no progress for so long; 0: never.", "SECONDS", min=0)
     ] = 1800,
-    engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
-    append: Annotated[bool, typer.Option("--append", help="Add rows and entities to a store that is there.")] = False,
+    engine: Annotated[str, option("Where the work is done: local.")] = "local",
+    append: Annotated[bool, option("Add rows and entities to a store that is there.", None, "--append")] = False,
     refit: Annotated[
-        bool, typer.Option("--refit", help="With --append: fit the scaling again and rewrite all rows.")
+        bool, option("With --append: fit the scaling again and rewrite all rows.", None, "--refit")
     ] = False,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Files or folders to leave out; may be repeated.")
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin afresh: remove what an interrupted run has left.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    exclude: Annotated[Names, option("Files or folders to leave out; may be repeated.", "GLOB")] = None,
+    restart: Annotated[bool, option("Begin afresh: remove what an interrupted run left.", None, "--restart")] = False,
+    as_json: Annotated[bool, option("Print JSON for machines.", None, "--json")] = False,
 ) -> None:
     """Make a scaled series store from tables.
 
-    Two passes in constant memory; statistics see train rows only. Interrupted at any time, the same command continues.
+    It makes two passes in constant memory; statistics see train rows only. If it is stopped, the same command continues.
     """
     import msgspec
 
@@ -148,24 +121,22 @@ def run(
     from millrace.cli.table_progress import TableProgress
     from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
+    from millrace.prepare.split_forms import TABLE_FORMS
+    from millrace.prepare.table.options import TableOptions
     from millrace.prepare.table.table import prepare_table
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
     if time is None and not append:
         raise typer.BadParameter("name the column with the times", param_hint="--time")
-    asked = {
-        "time": time, "entity": names(entity), "features": names(features), "target": names(target), "static": names(static),
-        "categorical": names(categorical), "known_future": names(known_future), "where": where, "transform": transform,
-        "nulls": policies(nulls), "duplicates": duplicates, "freq": freq, "min_rows": min_rows, "calendar": names(calendar),
-        "scale": scale, "per_entity": per_entity, "fit_on": fit_on, "dtype": dtype, "split_by": split_by, "val_from": val_from,
-        "test_from": test_from, "val": val, "test": test, "val_last": val_last, "test_last": test_last,
-        "val_entities": names(val_entities), "test_entities": names(test_entities), "gap": gap, "on_error": on_error,
-        "widen": widen, "delimiter": delimiter, "encoding": encoding, "decimal": decimal, "time_format": time_format,
-        "strict": strict, "shard_bytes": shard_bytes, "refit": refit,
-    }  # fmt: skip
-    # Only what was written: to an append a default is no wish.
-    given = {name: value for name, value in asked.items() if _is_given(context, name)}
+    # Only what was written: for an append a default is no request.
+    options = (name for name in (*TableOptions.__struct_fields__, "split", "refit") if is_given(context, name))
+    given = {name: context.params[name] for name in options}
+    refuse_two_splits(given, TABLE_FORMS)
+    for name in LISTS & set(given):
+        given[name] = read_names(given[name])
+    if "nulls" in given:
+        given["nulls"] = read_policies(given["nulls"])
     with TableProgress() as progress:
         report = with_flags(prepare_table)(
             sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
@@ -195,7 +166,7 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
         _show_store(report, lookback, horizon)
         _show_run(report)
     if list(report.rows) == ["train"]:
-        print_line("note: there is no validation split; --val-last 0.1 or --val-from TIME makes one")
+        print_line("note: there is no validation split; --split tail:0.1 or --split time:TIME makes one")
     seconds = max(report.seconds, 1e-9)
     now = report.rows_read - report.rows_kept
     before = f"; {_counted(report.rows_kept, 'row')} had been read before" if report.rows_kept else ""

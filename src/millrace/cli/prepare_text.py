@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -52,6 +53,14 @@ def run(
         str, typer.Option(help="gpt2, bytes, char, train:VOCAB, or a file (.json, .tiktoken, .model).")
     ] = "gpt2",
     shard_tokens: Annotated[int, typer.Option(parser=count, metavar="COUNT", help="Tokens per shard.")] = "10M",  # type: ignore[assignment]
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM",
+            help="Shares of documents for val and test: hash:0.01, hash:0.01,0.01, or tail:0.01 for the last documents.",
+            show_default="hash:0.01",
+        ),
+    ] = None,
     val: Annotated[float, typer.Option(help="Share of documents for validation; 0 for none.")] = 0.01,
     test: Annotated[float, typer.Option(help="Share of documents for testing.")] = 0.0,
     val_tail: Annotated[
@@ -124,19 +133,21 @@ def run(
     from millrace.cli.text_progress import TextProgress
     from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
+    from millrace.prepare.split_forms import TEXT_FORMS
     from millrace.prepare.text.text import prepare_text
 
     if engine != "local":
         raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
-    options = {
-        "tokenizer": tokenizer, "shard_tokens": shard_tokens, "val": val, "test": test, "val_tail": val_tail,
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer, "split": split, "shard_tokens": shard_tokens, "val": val, "test": test, "val_tail": val_tail,
         "format_": format_, "document": document, "text_field": text_field, "mask_field": mask_field,
         "no_normalize": no_normalize, "dedup": dedup, "dedup_unit": dedup_unit, "min_chars": min_chars,
         "max_document": max_document, "long_documents": long_documents, "filter_": filter_, "on_error": on_error,
         "max_ratio": max_ratio, "encoding": encoding, "html": html,
     }  # fmt: skip
     # An append takes those that were not given from its store, so what is a default is not passed on.
-    given = {name.rstrip("_"): value for name, value in options.items() if _is_given(context, name)}
+    given = {name.rstrip("_"): value for name, value in options.items() if is_given(context, name)}
+    refuse_two_splits(given, TEXT_FORMS)
     if given.pop("no_normalize", False):
         given["normalize"] = False
     if no_dedup:
@@ -152,7 +163,16 @@ def run(
         show(report, out, is_append=append)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def refuse_two_splits(given: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
+    """Refuses ``--split`` beside one of the options it stands for."""
+    from millrace.prepare.split_forms import older_options
+
+    if given.get("split") is not None and (both := older_options(forms) & set(given)):
+        flag = f"--{min(both).replace('_', '-')}"
+        raise typer.BadParameter(f"{flag} says what val and test are, too; give one of them", param_hint="--split")
+
+
+def is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 

@@ -1,8 +1,8 @@
 """Exact quantiles of columns of any length, in passes that only count.
 
-Floats in the order of their values are integers in the order of their bits. Each pass counts the next 16 bits of those
-values whose earlier bits are those of the value sought, so 4 passes find any float64 and 2 any float32. Counts of
-chunks add up in any order: preparation counts them in parallel.
+Floats sort like the integers that their bits make. Each pass counts the next 16 bits of the values that share the bits
+found so far. So 4 passes find any float64 and 2 any float32. Counts of chunks add up in any order: preparation counts
+them in parallel.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CHUNK = 1 << 15  # values whose keys are made at once, so that they stay in cac
 
 @dataclass(frozen=True)
 class Target:
-    """What one pass counts of one column: the digit at ``shift`` of keys whose bits above it are one of ``prefixes``.
+    """What one pass counts in one column: the digit at ``shift`` of keys whose bits above it are one of ``prefixes``.
 
-    No prefixes means that nothing of the column is sought any more.
+    A column without prefixes is finished.
     """
 
     bits: int
@@ -36,34 +36,23 @@ class Target:
 
 
 class QuantileSearch:
-    """Finds quantiles of several columns; the caller counts, ``next_pass`` says what.
+    """Finds the quartiles of several columns of one dtype; ``next_pass`` says what the caller counts.
 
-    A pass keeps (columns, prefixes, 65,536) counts of 8 bytes: one prefix in the first pass, later at most two for
-    each probability. Many columns at once therefore cost memory: search for some of them at a time.
+    A pass keeps (columns, prefixes, 65,536) counts of 8 bytes: one prefix in the first pass, later at most six. Many
+    columns at once cost memory: search some of them at a time.
 
-    >>> search, column = QuantileSearch(1, dtypes="float32"), np.array([1, 2, 4, 8, 16], np.float32)
+    >>> search, column = QuantileSearch(1, "float32"), np.array([1, 2, 4, 8, 16], np.float32)
     >>> while (targets := search.next_pass()) is not None:
     ...     search.update([histogram(column, targets[0])])
     >>> search.result().tolist()
     [[2.0, 4.0, 8.0]]
     """
 
-    def __init__(
-        self,
-        num_columns: int,
-        probabilities: Sequence[float] = QUARTILES,
-        dtypes: str | Sequence[str] = "float64",
-    ) -> None:
-        self._probabilities = np.array(probabilities, np.float64)
-        if not np.all((self._probabilities >= 0) & (self._probabilities <= 1)):
-            raise ConfigError(f"probabilities are {tuple(probabilities)}; expected numbers from 0 to 1")
-        each = [dtypes] * num_columns if isinstance(dtypes, str) else list(dtypes)
-        if len(each) != num_columns:
-            raise ConfigError(f"{len(each)} dtypes for {num_columns} columns; give one for each, or one for all")
-        self._columns = [_Column(32 if np.dtype(dtype) == np.float32 else 64, self._probabilities) for dtype in each]
+    def __init__(self, num_columns: int, dtype: str = "float64") -> None:
+        self._columns = [_Column(8 * np.dtype(dtype).itemsize) for _ in range(num_columns)]
 
     def next_pass(self) -> list[Target] | None:
-        """What to count of each column now, or None when all is known."""
+        """What to count in each column now, or None when all is known."""
         targets = [column.target() for column in self._columns]
         return targets if any(target.prefixes for target in targets) else None
 
@@ -75,18 +64,18 @@ class QuantileSearch:
             column.update(np.asarray(counts))
 
     def result(self) -> Float64s:
-        """(columns, probabilities): what ``np.quantile(..., method="linear")`` gives; NaN for a column without values."""
+        """(columns, 3): what ``np.quantile(..., method="linear")`` gives; NaN for a column without values."""
         if self.next_pass() is not None:
             raise ConfigError("the search is not over; call next_pass until it returns None")
-        return np.array([column.result() for column in self._columns]).reshape(-1, len(self._probabilities))
+        return np.array([column.result() for column in self._columns]).reshape(-1, len(QUARTILES))
 
 
 class _Column:
-    """The search in one column: the values of some ranks, of which the upper bits are known."""
+    """The search in one column: the upper bits of the values at some ranks."""
 
-    def __init__(self, bits: int, probabilities: Float64s) -> None:
-        self._bits, self._shift, self._probabilities = bits, bits - DIGIT, probabilities
-        self._counts_all = True  # the first pass also tells how many values there are
+    def __init__(self, bits: int) -> None:
+        self._bits, self._shift = bits, bits - DIGIT
+        self._counts_all = True  # the first pass also counts the values
         self._known: list[int] = []  # the bits found so far of each rank's key
         self._left: list[int] = []  # its rank among the values that share them
 
@@ -104,7 +93,7 @@ class _Column:
             return
         if self._counts_all:
             self._counts_all = False
-            below, above, self._between = _ranks(int(counts.sum()), self._probabilities)
+            below, above, self._between = _ranks(int(counts.sum()))
             self._left = [*below, *above]
             self._known = [0] * len(self._left)
         running = np.cumsum(counts, axis=1)
@@ -117,18 +106,18 @@ class _Column:
 
     def result(self) -> Float64s:
         if not self._left:
-            return np.full(len(self._probabilities), np.nan)
+            return np.full(len(QUARTILES), np.nan)
         values = _values(np.array(self._known, np.uint64), self._bits)
         below, above = np.split(values, 2)
-        return _interpolated(below, above, self._between)
+        return _interpolate(below, above, self._between)
 
 
 def histogram(column: Array, target: Target) -> Int64s:
-    """(prefixes, 65,536) counts of one chunk of a column, NaN left out; those of other chunks are added to it."""
+    """(prefixes, 65,536) counts of one chunk of a column, NaN left out; add those of all chunks."""
     column = np.asarray(column)
     counts = np.zeros((len(target.prefixes), 1 << DIGIT), np.int64)
     if target.bits == 32 and column.dtype != np.float32:
-        raise ConfigError(f"a chunk is {column.dtype}, but the search was told that the column is float32")
+        raise ConfigError(f"a chunk is {column.dtype}, but the search is for float32")
     if target.bits == 64:
         column = column.astype(np.float64, copy=False)
     if not target.prefixes:
@@ -147,32 +136,31 @@ def histogram(column: Array, target: Target) -> Int64s:
     return counts
 
 
-def quantiles_of(column: Array, probabilities: Sequence[float] = QUARTILES) -> Float64s:
-    """The quantiles of one column that fits in memory, by the same rule; NaN where it has no values."""
+def quartiles_of(column: Array) -> Float64s:
+    """The quartiles of one column that fits in memory, by the same rule; NaN where it has no values."""
     values = np.asarray(column).astype(np.float64)
     values = values[~np.isnan(values)] + 0.0
-    asked = np.array(probabilities, np.float64)
     if not len(values):
-        return np.full(len(asked), np.nan)
-    below, above, between = _ranks(len(values), asked)
+        return np.full(len(QUARTILES), np.nan)
+    below, above, between = _ranks(len(values))
     values.partition(sorted({*below, *above}))
-    return _interpolated(values[below], values[above], between)
+    return _interpolate(values[below], values[above], between)
 
 
-def _ranks(count: int, probabilities: Float64s) -> tuple[list[int], list[int], Float64s]:
-    """The two ranks each quantile lies between and how far, as numpy has it; no ranks where there are no values."""
+def _ranks(count: int) -> tuple[list[int], list[int], Float64s]:
+    """The two ranks each quartile lies between and how far, as numpy has it; no ranks where there are no values."""
     if count == 0:
         return [], [], np.zeros(0)
-    places = (count - 1) * probabilities
+    places = (count - 1) * np.array(QUARTILES)
     below = np.floor(places)
     above = np.minimum(below + 1, count - 1)
     return below.astype(np.int64).tolist(), above.astype(np.int64).tolist(), places - below
 
 
-def _interpolated(low: Float64s, high: Float64s, between: Float64s) -> Float64s:
-    """From the nearer end, as numpy does: then equal ends give that value, and the result never leaves them.
+def _interpolate(low: Float64s, high: Float64s, between: Float64s) -> Float64s:
+    """From the nearer end, as numpy does: so equal ends give that value, and the result stays between them.
 
-    Where the ends are further apart than a float can say, it is not finite, which the scaling refuses.
+    Ends further apart than the largest float give a result that is not finite, which the scaling refuses.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         apart = high - low
@@ -184,7 +172,7 @@ def _keys(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.unsignedinteg
     values = values[~np.isnan(values)] + values.dtype.type(0)
     signed: npt.NDArray[np.signedinteger[Any]] = values.view(f"i{values.dtype.itemsize}")
     last = signed.dtype.itemsize * 8 - 1
-    # A positive float gets its sign bit set; a negative one has all bits turned, so that larger sizes come first.
+    # A positive float gets its sign bit set; a negative one has all bits flipped, so that larger sizes come first.
     flip = (signed >> last) | np.array(-1 << last, signed.dtype)
     keys: npt.NDArray[np.unsignedinteger[Any]] = (signed ^ flip).view(f"u{signed.dtype.itemsize}")
     return keys

@@ -1,4 +1,4 @@
-"""Scaling: a center and a scale for every feature, how they were found, and the two directions of using them.
+"""Scaling: a center and a scale for every feature, how they were fitted, and how rows are scaled and unscaled.
 
 ``prepare`` fits one and writes it into the manifest; ``store.scale`` and ``store.inverse`` (apply.py) read it from there.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,25 @@ from millrace.scaling.moments import Float64s, Moments
 METHODS = ("standard", "minmax", "robust", "none")
 STATISTICS = ("count", "mean", "std", "min", "max", "nulls")
 _ROWS = 4096  # rows scaled at once: 16 features of float32 are 256 KiB
+
+
+def scale_rows_numpy(rows: Array, center: Float64s, scale: Float64s, out: Array) -> bool:
+    """Fills ``out`` with ``(rows - center) / scale``, computed in float64; says whether all results are finite.
+
+    This is the twin of the core's ``scale_rows``, which fills float32 only. A piece of rows at a time stays in cache.
+    """
+    work = np.empty((min(_ROWS, len(rows)), rows.shape[1]))
+    is_finite = True
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, len(rows), _ROWS):
+            piece, block = slice(first, first + _ROWS), rows[first : first + _ROWS]
+            scaled = np.subtract(block, center, out=work[: len(block)], dtype=np.float64)
+            out[piece] = np.divide(scaled, scale, out=scaled)
+            is_finite &= bool(np.isfinite(out[piece]).all())
+    return is_finite
+
+
+scale_float32_rows = scale_rows_numpy if core is None else core.scale_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +78,7 @@ class Scaling:
         per_entity: bool = False,
         nulls: Sequence[int] | None = None,
     ) -> Scaling:
-        """From what is known of the columns; ``robust`` needs their (columns, 3) quartiles."""
+        """Fitted to the moments of the columns; ``robust`` needs their (columns, 3) quartiles."""
         center, scale = center_and_scale(method, features, moments, quantiles)
         is_empty = moments.count == 0
         is_constant = ~is_empty & (scale == 0)
@@ -77,38 +96,21 @@ class Scaling:
         center: Float64s | None = None,
         scale: Float64s | None = None,
     ) -> Array:
-        """Rows (..., features) in original units, scaled; another center and scale are those of an entity."""
+        """Rows (..., features) in original units, scaled; give the center and scale of an entity that has its own."""
         values = self._checked(np.asarray(rows), self.features)
-        centers = self.center if center is None else center
-        scales = self.scale if scale is None else scale
-        try:
-            with np.errstate(over="raise"):
-                scaled = np.subtract(values, centers, dtype=np.float64)
-                scaled /= scales
-                return scaled.astype(out_dtype, copy=False)
-        except FloatingPointError as error:
-            with np.errstate(over="ignore"):
-                raise self.beyond((values - centers) / scales, out_dtype) from error
+        with np.errstate(over="ignore"):
+            scaled = np.subtract(values, self.center if center is None else center, dtype=np.float64)
+            scaled /= self.scale if scale is None else scale
+            stored = scaled.astype(out_dtype, copy=False)
+        self._refuse_overflow(values, stored, scaled)
+        return stored
 
-    def rows_into(self, rows: Array, out: Array, center: Float64s, scale: Float64s) -> None:
-        """The same numbers into ``out`` (rows, features), a piece that stays in cache at a time."""
-        if core is not None and out.dtype == np.float32 and rows.flags.c_contiguous and out.flags.c_contiguous:
-            if not core.scale_rows(rows, center, scale, out) and np.isfinite(rows).all():
-                with np.errstate(over="ignore"):
-                    raise self.beyond((rows - center) / scale, "float32")
-            return
-        work = np.empty((min(_ROWS, len(rows)), rows.shape[1]))
-        try:
-            with np.errstate(over="raise"):
-                for first in range(0, len(rows), _ROWS):
-                    block = rows[first : first + _ROWS]
-                    scaled = work[: len(block)]
-                    np.subtract(block, center, out=scaled, dtype=np.float64)
-                    np.divide(scaled, scale, out=scaled)
-                    out[first : first + _ROWS] = scaled
-        except FloatingPointError as error:
+    def scale_into(self, rows: Array, out: Array, center: Float64s, scale: Float64s) -> None:
+        """The same numbers into ``out`` (rows, features)."""
+        is_float32 = out.dtype == np.float32 and rows.flags.c_contiguous and out.flags.c_contiguous
+        if not (scale_float32_rows if is_float32 else scale_rows_numpy)(rows, center, scale, out):
             with np.errstate(over="ignore"):
-                raise self.beyond((rows - center) / scale, str(out.dtype)) from error
+                self._refuse_overflow(rows, out, (rows - center) / scale)
 
     def inverse(
         self,
@@ -117,12 +119,20 @@ class Scaling:
         center: Float64s | None = None,
         scale: Float64s | None = None,
     ) -> Float64s:
-        """Scaled values (..., features) in original units, float64; ``features`` numbers those they are of."""
+        """Scaled values (..., features) in original units, float64; ``features`` are the numbers of their features."""
         picked = list(range(len(self.features)) if features is None else features)
         scaled = self._checked(np.asarray(values), [self.features[k] for k in picked]).astype(np.float64)
         scaled *= (self.scale if scale is None else scale)[..., picked]
         scaled += (self.center if center is None else center)[..., picked]
         return scaled
+
+    def with_waves(self, names: Sequence[str]) -> Scaling:
+        """The scaling with features behind it that are stored as they are."""
+        return replace(
+            self, features=(*self.features, *names), center=np.append(self.center, np.zeros(len(names))),
+            scale=np.append(self.scale, np.ones(len(names))),
+            statistics={key: [*values, *([None] * len(names))] for key, values in self.statistics.items()},
+        )  # fmt: skip
 
     def to_manifest(self) -> dict[str, Any]:
         """Plain JSON; ``from_manifest`` gives the same numbers back, bit for bit."""
@@ -135,7 +145,7 @@ class Scaling:
 
     @classmethod
     def from_manifest(cls, body: Any, where: str = "scaling") -> Scaling:
-        """What a manifest holds, every number checked; ``where`` names the file in errors."""
+        """From a manifest, every number checked; ``where`` names the file in errors."""
         if not isinstance(body, Mapping):
             raise _corrupt(where, f"holds {body!r:.60}, expected an object")
         method, names = body.get("method"), body.get("features")
@@ -176,22 +186,24 @@ class Scaling:
             )
         return values
 
-    def beyond(self, scaled: Float64s, dtype: str, first: int = 0) -> ConfigError:
-        """The error for a value that the stored dtype cannot hold."""
+    def _refuse_overflow(self, rows: Array, stored: Array, scaled: Float64s) -> None:
+        """Refuses values that the stored dtype cannot hold."""
+        if not (np.isfinite(rows) & ~np.isfinite(stored)).any():
+            return
         largest = np.fmax.reduce(np.abs(scaled).reshape(-1, scaled.shape[-1]), axis=0)
-        at = int(np.argmax(largest > np.finfo(dtype).max))
-        return ConfigError(
-            f"feature {self.features[first + at]!r} scaled is {largest[at]:g}, which {dtype} cannot hold; store a wider dtype, "
-            "or leave the feature out"
+        at = int(np.argmax(largest > np.finfo(stored.dtype).max))
+        raise ConfigError(
+            f"feature {self.features[at]!r} scaled is {largest[at]:g}, which {stored.dtype} cannot hold; store a wider "
+            "dtype, or leave the feature out"
         )
 
 
 def center_and_scale(
     method: str, features: Sequence[str], moments: Moments, quantiles: Float64s | None = None
 ) -> tuple[Float64s, Float64s]:
-    """Both of each column, a scale of 0 where it has no spread; NaN and inf in columns without values are meaningless.
+    """Center and scale of each column, a scale of 0 where it has no spread; both are meaningless without values.
 
-    Moments of (columns, parts) and quantiles of (columns, 3, parts) give both of each part.
+    Moments of (columns, parts) and quartiles of (columns, 3, parts) give those of each part.
     """
     if method not in METHODS:
         raise ConfigError(f"scale={method!r}; expected one of {', '.join(METHODS)}")
@@ -225,7 +237,7 @@ def _statistics(moments: Moments, nulls: Sequence[int] | None) -> dict[str, list
     )  # fmt: skip
     found = {}
     for name, values in zip(STATISTICS, columns, strict=True):
-        # JSON has no inf and no NaN: what a column without values has not is null.
+        # JSON has no inf and no NaN: what is not known of a column is null.
         known = np.isfinite(values) & ((moments.count > 0) | (name in ("count", "nulls")))
         found[name] = [value if is_known else None for value, is_known in zip(values.tolist(), known, strict=True)]
     return found

@@ -137,7 +137,7 @@ def test_json_is_the_report(source, out, capsys):
 
 def test_the_same_command_again_is_complete_and_another_is_refused(source, out, capsys):
     assert prepare(source, out) == 0
-    assert "there is no validation split; --val-last 0.1 or --val-from TIME makes one" in capsys.readouterr().out
+    assert "there is no validation split; --split tail:0.1 or --split time:TIME makes one" in capsys.readouterr().out
     assert prepare(source, out) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"already complete: {os.path.realpath(out)}, fingerprint {mr.open_store(out).fingerprint}"
@@ -208,7 +208,7 @@ def test_every_option_reaches_the_function(source, folder, capsys):
         (["--freq", "1M"], "--freq '1M'; expected a number and one of ns, us, ms, s, min, h, D, W"),
         (["--freq", "0D"], "--freq '0D'; expected"),
         (["--freq", "1ns"], "--freq 1ns is not a whole number of us, the unit of the times"),
-        (["--val", "1.5"], "--val 1.5; expected a share from 0 to less than 1"),
+        (["--val", "1.5"], "val=1.5; expected a share from 0 to less than 1"),
         (["--val", "0.6", "--test", "0.5"], "leave nothing for train"),
         (
             ["--val-from", "2022-02-01", "--val-last", "0.1"],
@@ -219,16 +219,16 @@ def test_every_option_reaches_the_function(source, folder, capsys):
             ["--split-by", "entity", "--gap", "3", "--val", "0.3"],
             "a split by entity has no times, shares of rows or gap",
         ),
-        (["--split-by", "entity", "--val-entities", "XX"], "--val-entities names 'XX', which is not in the table"),
+        (["--split-by", "entity", "--val-entities", "XX"], "the split names entity 'XX', which is not in the table"),
         (
             ["--val-from", "2022-03-01", "--test-from", "2022-02-01"],
-            "--val-from 2022-03-01 must lie before --test-from 2022-02-01",
+            "val begins at 2022-03-01, test at 2022-02-01; val must begin first",
         ),
         (["--min-rows", "0"], "min_rows=0"),
         (["--min-rows", "1000"], "no entity has --min-rows 1000 rows left; the longest of 3 was read with 100"),
         (["--engine", "ray"], "prepares on one machine"),
         (["--transform", "nothing"], "expected module:function"),
-        (["--gap", "3"], "--gap 3 lies behind a cut in time; give --val-from"),
+        (["--gap", "3"], "--gap 3 needs a cut in time; give --split time:2024-03-01"),
         (["--refit"], "--refit is for --append"),
         (["--calendar", "season"], "--calendar 'season'; expected one of minute, hour"),
         (["--where", "volume >"], "--where 'volume >' cannot be read"),
@@ -272,10 +272,12 @@ def test_help_names_every_option_and_ends_with_an_example(capsys):
     assert run(["prepare", "table", "--help"]) == 0
     said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     assert "Example: millrace prepare table prices/*.parquet --out prices --entity symbol --time date" in said
+    from millrace.prepare.split_forms import TABLE_FORMS, older_options
     from millrace.prepare.table.options import TableOptions
 
-    for field in TableOptions.__struct_fields__:
-        assert f"--{field.replace('_', '-')} " in said
+    for field in (*TableOptions.__struct_fields__, "split"):
+        is_hidden = field in older_options(TABLE_FORMS)  # --split stands for it
+        assert (f"--{field.replace('_', '-')} " in said) != is_hidden
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(source, out, capsys, monkeypatch):

@@ -31,10 +31,8 @@ def prepare(source, out, **options):
 @pytest.mark.parametrize(
     ("written", "said", "given"),
     [
-        ({"sep": ";"}, r"a\.csv': the delimiter looks like ';'.*'name;t;x': give delimiter=';'", {"delimiter": ";"}),
-        ({"sep": "\t"}, r"the delimiter looks like '\\t'.* give delimiter='\\t'", {"delimiter": "\\t"}),
-        ({"sep": "|"}, r"the delimiter looks like '\|'.* give delimiter='\|'", {"delimiter": "|"}),
-        ({"sep": ";", "decimal": ","}, "the delimiter looks like ';'", {"delimiter": ";", "decimal": ","}),
+        ({"sep": ";", "decimal": ","}, "no numeric columns are left .*: give decimal=','", {"decimal": ","}),
+        ({"sep": ":"}, "entity='name' is no column; there are name:t:x", {"delimiter": ":"}),
         (
             {"encoding": "latin-1"},
             r"a\.csv': column 'name' is not UTF-8: it holds b'M.xfcller'; name the encoding of .*encoding=.latin-1.",
@@ -52,7 +50,7 @@ def prepare(source, out, **options):
 def test_what_to_give_is_said_and_then_the_store_is_that_of_a_plain_file(tmp_path, written, said, given):
     expected = prepare(write(tmp_path / "plain"), tmp_path / "expected")
     source = write(tmp_path / "in", **written)
-    with pytest.raises(mr.SourceError, match=said):
+    with pytest.raises((mr.SourceError, mr.ConfigError), match=said):
         prepare(source, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
     report = prepare(source, tmp_path / "out", **given)
@@ -94,8 +92,13 @@ def test_times_in_two_formats_are_named_with_both_lines(tmp_path):
     with pytest.raises(mr.SourceError, match=said):
         mr.prepare_table(str(source), tmp_path / "out", time="t", time_format="%Y-%m-%d")
     report = mr.prepare_table(str(source), tmp_path / "out", time="t", time_format="%Y-%m-%d", on_error="skip")
-    assert report.dropped == {"null time or entity": 1}
+    assert report.dropped == {"unreadable time": 1}
     assert report.open().meta["time"]["unit"] == "D"
+    wanted = {"time": "t", "time_format": "%Y-%m-%d"}
+    with pytest.raises(mr.ConfigError, match="split 'val' would be empty"):
+        mr.prepare_table(str(source), tmp_path / "two", on_error="skip", split="time:2031-01-01", **wanted)
+    with pytest.raises(mr.SourceError, match="is not in time_format="):  # the part that skipped the row is read again
+        mr.prepare_table(str(source), tmp_path / "two", **wanted)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_texts_and_numbers_of_parquet_files_are_read_by_the_format_too(tmp_path)
         ({"delimiter": ";;"}, "delimiter=';;'; expected one character"),
         ({"delimiter": "\n"}, "expected one character"),
         ({"encoding": "latin-9000"}, "encoding='latin-9000' is unknown; expected latin-1"),
-        ({"decimal": ","}, "decimal=',' is also the delimiter; give delimiter= too"),
+        ({"decimal": ",", "delimiter": ","}, "decimal=',' is also the delimiter; give another delimiter="),
         ({"decimal": "x"}, r"decimal='x'; expected '\.' or ','"),
         ({"time_format": "dd/mm/yyyy"}, r"time_format='dd/mm/yyyy'; expected a day in codes of strptime"),
         ({"time_format": "%d/%Q"}, "expected a day in codes of strptime"),
@@ -167,3 +170,110 @@ def test_an_append_may_be_of_files_that_are_written_another_way(tmp_path):
     later.to_csv(tmp_path / "b.csv", index=False, sep=";", date_format="%d/%m/%Y %H:%M")
     given = {"append": True, "delimiter": ";", "time_format": "%d/%m/%Y %H:%M", "workers": 1}
     assert mr.prepare_table(str(tmp_path / "b.csv"), tmp_path / "out", **given).added["rows"] == 40
+
+
+def test_each_file_shows_its_own_delimiter(tmp_path):
+    expected = prepare(write(tmp_path / "plain"), tmp_path / "expected")
+    (tmp_path / "in").mkdir()
+    for k, (name, sign) in enumerate({"a.csv": ",", "b.csv": ";", "c.csv": "\t", "d.csv": "|", "e.tsv": "\t"}.items()):
+        FRAME.iloc[k::5].to_csv(tmp_path / "in" / name, index=False, sep=sign)
+    assert prepare(str(tmp_path / "in"), tmp_path / "out").fingerprint == expected.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("header", "given", "said"),
+    [
+        (
+            "t;x|y",
+            {},
+            r"delimiter looks like ';', but could be ';' or '\|'; the first line is 't;x\|y': give delimiter=';'",
+        ),
+        ("t,x", {"decimal": ","}, "',' is the delimiter of its first line, 't,x', and the decimal sign; name another"),
+    ],
+)
+def test_a_header_that_shows_no_one_delimiter_is_refused(tmp_path, header, given, said):
+    (tmp_path / "a.csv").write_text(f"{header}\n2020-01-01{header[1]}1\n")
+    with pytest.raises(mr.SourceError, match=said):
+        mr.prepare_table(str(tmp_path / "a.csv"), tmp_path / "out", time="t", **given)
+
+
+def test_what_is_quoted_in_a_header_is_no_delimiter(tmp_path):
+    (tmp_path / "a.csv").write_text('t;"x, in m|s"\n2020-01-01;1\n')
+    assert list(mr.prepare_table(str(tmp_path / "a.csv"), tmp_path / "out", time="t").columns) == ["x, in m|s"]
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%d.%m.%y %I:%M %p"])
+def test_a_format_is_for_the_files_whose_times_are_texts(tmp_path, form):
+    expected = prepare(write(tmp_path / "plain"), tmp_path / "expected").open()
+    (tmp_path / "in").mkdir()
+    FRAME.iloc[:20].to_csv(tmp_path / "in" / "a.csv", index=False, sep=";", date_format=form)
+    FRAME.iloc[20:30].to_parquet(tmp_path / "in" / "b.parquet")
+    FRAME.iloc[30:].assign(t=FRAME["t"].dt.strftime(form)).to_parquet(tmp_path / "in" / "c.parquet")
+    source = str(tmp_path / "in")
+    store = prepare(source, tmp_path / "out", time_format=form, widen=True).open()  # two Parquet files differ
+    assert store.meta["time"]["unit"] in ("us", "ns")
+    assert store.times()[:].tolist() == expected.times()[:].astype(store.times()[:].dtype).tolist()
+    assert store.columns["values"][:].tolist() == expected.columns["values"][:].tolist()
+    (tmp_path / "in" / "c.parquet").unlink()
+    assert prepare(source, tmp_path / "two", time_format=form).rows == {"train": 30}
+
+
+def test_files_of_pandas_fit_together_without_a_flag(tmp_path):
+    days = pd.Timestamp("2020-01-01") + pd.to_timedelta(np.arange(40) // 2, "D")  # which CSV has as dates
+    frame = FRAME.assign(
+        t=days, x=FRAME["x"].astype("float32"), n=np.arange(40), v=np.arange(40) * 1.0, id=np.arange(40) % 2
+    )
+    frame.to_parquet(tmp_path / "all.parquet")
+    options = {"time": "t", "entity": "id", "categorical": "name", "features": ["x", "n", "v"], "workers": 1}
+    expected = mr.prepare_table(str(tmp_path / "all.parquet"), tmp_path / "expected", **options).open()
+    (tmp_path / "in").mkdir()
+    frame.iloc[:20].to_csv(tmp_path / "in" / "a.csv")  # with its index, in a column without a name
+    frame.iloc[20:].to_parquet(tmp_path / "in" / "b.parquet")
+    store = mr.prepare_table(str(tmp_path / "in"), tmp_path / "out", **options).open()
+    for column in ("time", "values", "categorical", "name"):
+        assert store.columns[column][:].tolist() == expected.columns[column][:].tolist()
+    assert store.meta["time"] == expected.meta["time"]
+    del options["features"]
+    assert list(mr.prepare_table(str(tmp_path / "in"), tmp_path / "every", **options).columns) == ["x", "n", "v"]
+
+
+def test_dates_and_times_of_csv_files_are_times(tmp_path):
+    (tmp_path / "a.csv").write_text("t,x\n2020-01-01,1\n2020-01-02,2\n")
+    (tmp_path / "b.csv").write_text("t,x\n2020-01-03 12:00:00,3\n")
+    store = mr.prepare_table(str(tmp_path), tmp_path / "out", time="t", workers=1).open()
+    assert [str(time) for time in store.times()[:]] == [
+        "2020-01-01T00:00:00",
+        "2020-01-02T00:00:00",
+        "2020-01-03T12:00:00",
+    ]
+
+
+def test_csv_files_that_no_type_fits_are_named_with_the_way_out(tmp_path):
+    (tmp_path / "a.csv").write_text("t;x\n2020-01-01;1,5\n")
+    (tmp_path / "b.csv").write_text("t;x\n2020-01-02;1.5\n")
+    with pytest.raises(
+        mr.SourceError, match=r"x cannot be one type: .* prepare one kind and add the others with append=True"
+    ):
+        mr.prepare_table(str(tmp_path), tmp_path / "out", time="t", decimal=",")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_format_that_fits_no_time_of_a_file_stops_also_where_rows_are_skipped(tmp_path, kind, on_error):
+    good, bad = FRAME.iloc[:30], FRAME.iloc[30:]
+    for name, frame, form in (("a", good, "%d/%m/%Y %H:%M"), ("b", bad, "%m-%d-%Y %H:%M")):
+        texts = frame.assign(t=frame["t"].dt.strftime(form))
+        texts.to_csv(tmp_path / f"{name}.csv", index=False) if kind == "csv" else texts.to_parquet(
+            tmp_path / f"{name}.parquet"
+        )
+    said = r"b\.(csv|parquet)'.*: time='t' holds '02-\d\d-2020 .*time_format='%d/%m/%Y %H:%M'; give time_format='%m-%d-%Y %H:%M'"
+    with pytest.raises(mr.MillraceError, match=said):
+        prepare(str(tmp_path / f"*.{kind}"), tmp_path / "out", time_format="%d/%m/%Y %H:%M", on_error=on_error)
+
+
+def test_unreadable_times_are_counted_apart_from_missing_ones(tmp_path):
+    texts = ["01/02/2020", "2020-02-03", None, "04/02/2020"]
+    pd.DataFrame({"name": ["a", "a", "a", None], "t": texts, "x": range(4)}).to_parquet(tmp_path / "a.parquet")
+    report = prepare(str(tmp_path / "a.parquet"), tmp_path / "out", time_format="%d/%m/%Y", on_error="skip")
+    assert report.dropped == {"null time or entity": 2, "unreadable time": 1}
+    assert report.rows == {"train": 1}

@@ -112,10 +112,11 @@ def test_a_split_without_windows_is_said(folder, capsys):
 
 def test_the_flags_that_messages_name_are_those_of_the_command(folder, capsys):
     given = frame().assign(t=frame()["t"].dt.strftime("%d/%m/%Y %H:%M"), name="Mü")
+    given = given.rename(columns={"x": "x|y"})
     given.iloc[::2].to_csv(folder / "in" / "a.csv", index=False, sep=";", decimal=",", encoding="latin-1")
     (folder / "in" / "b.csv").write_text("nothing of use\n1\n")
     assert prepare(folder) == 1
-    assert "a.csv': the delimiter looks like ';'" in capsys.readouterr().err
+    assert "a.csv': the delimiter looks like ';', but could be ';' or '|'" in capsys.readouterr().err
     arguments = ["--delimiter", ";", "--decimal", ",", "--encoding", "latin-1", "--time-format", "%d/%m/%Y %H:%M"]
     assert prepare(folder, *arguments, "--exclude", "b.csv", "--restart") == 0
     assert "50 rows" in capsys.readouterr().out

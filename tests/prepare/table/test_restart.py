@@ -44,7 +44,7 @@ def parts_read(monkeypatch):
 def test_an_input_that_changes_while_it_is_read_stops_the_run(job, monkeypatch, how):
     from millrace.prepare.table.read.chunks import Reader
 
-    batch = Reader._batch
+    batch = Reader._chunk
 
     def meddle(self, source, first, table):
         path = f"{job.source}/1.parquet"
@@ -58,7 +58,7 @@ def test_an_input_that_changes_while_it_is_read_stops_the_run(job, monkeypatch, 
                 os.rename(path, path + ".away")
         return batch(self, source, first, table)
 
-    monkeypatch.setattr(Reader, "_batch", meddle)
+    monkeypatch.setattr(Reader, "_chunk", meddle)
     said = {
         "rewritten": r"changed while it was prepared: [\d,]+ bytes, planned [\d,]+",
         "touched": r"changed while it was prepared: it was written again",

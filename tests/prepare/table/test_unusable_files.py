@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     frame().assign(name="b").to_csv("in/good2.csv", index=False)
     frame().drop(columns="t").to_csv("in/no_time.csv", index=False)
     (tmp_path / "in/rubbish.parquet").write_bytes(b"rubbish" * 9)
-    frame().to_csv("in/semicolon.csv", index=False, sep=";")
+    frame().rename(columns={"y": "y|z"}).to_csv("in/semicolon.csv", index=False, sep=";")
     (tmp_path / "in/readme.txt").write_text("hello")
     return tmp_path / "in"
 

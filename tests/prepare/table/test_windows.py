@@ -265,13 +265,13 @@ def test_times_of_every_kind_cut_where_they_say(twin, tmp_path, time, cut, rows)
 @pytest.mark.parametrize(
     ("time", "cut", "said"),
     [
-        ("timestamp[ms]", "yesterday", r"val_from='yesterday' is no time; give 2023-01-01"),
+        ("timestamp[ms]", "yesterday", r"val begins at 'yesterday', which is no time; give 2023-01-01"),
         ("timestamp[ms]", "2020-01-01T00:05:00Z", "has a zone, but the times have none; give it without"),
         ("int64", "2020-01-01", "the times are plain numbers; give a number"),
         (
             "timestamp[ms]",
             "2019-01-01",
-            r"split 'train' would be empty: val_from=.* whose times run from 2020-01-01T00:01.* to 2020-01-01T02.*; move",
+            r"split 'train' would be empty: val begins at .*, before all .* run from 2020-01-01T00:01.* to 2020-01-01T02.*; move",
         ),
         (
             "timestamp[ms]",

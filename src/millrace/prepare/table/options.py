@@ -1,4 +1,4 @@
-"""What can be asked of ``prepare table``, checked before any file is opened."""
+"""The options of ``prepare table``, checked before any file is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 POLICIES = ("ffill", "drop", "interpolate", "mask", "value:NUMBER")
 DUPLICATES = ("error", "first", "last", "mean")
 CALENDAR = ("minute", "hour", "dayofweek", "dayofmonth", "dayofyear", "month")
-# What decides which rows are read: all else may change between two attempts, and what was read is kept.
+# These decide which rows are read. All others may change between two attempts: the rows already read stay valid.
 READING = ("entity", "time", "features", "target", "static", "categorical", "where", "transform")
 # Fixed steps only: months and business days have no constant length.
 STEPS_NS = {
@@ -31,7 +31,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     entity: tuple[str, ...] = (FILE_NAME,)
     time: str
-    features: tuple[str, ...] | None = None  # None: every numeric column that has no other part
+    features: tuple[str, ...] | None = None  # None: every numeric column without another role
     target: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
     gap: int = 0
     on_error: str = "stop"
     widen: bool = False
-    delimiter: str | None = None  # of CSV files; None: a comma, in .tsv files a tab
+    delimiter: str | None = None  # of CSV files; None: found in the first line of each
     encoding: str | None = None  # of CSV files; None: UTF-8
     decimal: str = "."  # of numbers in CSV files
     time_format: str | None = None  # of times written as text, in codes of strptime; None: ISO 8601
@@ -96,20 +96,20 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
         self._check_splits()
 
     def _check_parts(self) -> None:
-        """Each column has one part to play; a target may be a feature, a known one must be among them."""
+        """Each column has one role; a target may also be a feature."""
         parts = {
             "entity": self.entity, "time": (self.time,), "features": self.features or (), "static": self.static,
             "categorical": self.categorical,
         }  # fmt: skip
-        seen: dict[str, str] = {}
+        roles: dict[str, str] = {}
         for part, names in parts.items():
             for name in names:
-                if name in seen:
-                    raise ConfigError(f"column {name!r} is given as {seen[name]} and as {part}; choose one")
-                seen[name] = part
+                if name in roles:
+                    raise ConfigError(f"column {name!r} is given as {roles[name]} and as {part}; choose one")
+                roles[name] = part
         for name in self.target:
-            if seen.get(name, "features") != "features":
-                raise ConfigError(f"--target {name!r} is also {seen[name]}; a target is a number per row")
+            if roles.get(name, "features") != "features":
+                raise ConfigError(f"--target {name!r} is also {roles[name]}; a target is a number per row")
         for names, what in ((self.target, "target"), (self.known_future, "known-future")):
             if len(set(names)) != len(names):
                 raise ConfigError(f"--{what} names a column twice: {','.join(names)}")
@@ -118,9 +118,8 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_splits(self) -> None:
         for name in ("val", "test", "val_last", "test_last"):
-            share = getattr(self, name)
-            if not 0 <= share < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {share}; expected a share from 0 to less than 1")
+            if not 0 <= (share := getattr(self, name)) < 1:
+                raise ConfigError(f"{name}={share}; expected a share from 0 to less than 1")
         if self.val + self.test >= 1 or self.val_last + self.test_last >= 1:
             raise ConfigError("the shares of val and test leave nothing for train; make them smaller")
         ways = {
@@ -132,19 +131,24 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
         given = [way for way, is_given in ways.items() if is_given]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} are different ways to split; give one of them")
-        if self.split_by == "entity" and (
-            given[:1] in (["--val-from/--test-from"], ["--val-last/--test-last"]) or self.gap
-        ):
-            raise ConfigError("a split by entity has no times, shares of rows or gap; give --val or --val-entities")
+        is_by_rows = given[:1] in (["--val-from/--test-from"], ["--val-last/--test-last"])
+        if self.split_by == "entity" and (is_by_rows or self.gap):
+            raise ConfigError("a split by entity has no times, shares of rows or gap; give --split entity:0.1 alone")
         if self.split_by == "time" and (self.val_entities or self.test_entities):
-            raise ConfigError("--val-entities needs --split-by entity")
+            raise ConfigError("--val-entities needs --split-by entity; or give --split entities:A")
         if self.gap and not self.has_time_split:
-            raise ConfigError(
-                f"--gap {self.gap} lies behind a cut in time; give --val-from, --val or --val-last with it"
-            )
-        both = set(self.val_entities) & set(self.test_entities)
-        if both:
-            raise ConfigError(f"entity {sorted(both)[0]!r} is given for val and for test; choose one")
+            raise ConfigError(f"--gap {self.gap} needs a cut in time; give --split time:2024-03-01 or --split tail:0.1")
+        if both := sorted({*self.val_entities} & {*self.test_entities}):
+            raise ConfigError(f"entity {both[0]!r} is given for val and for test; choose one")
+
+    @property
+    def entity_columns(self) -> tuple[str, ...]:
+        return () if FILE_NAME in self.entity else self.entity
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """The columns named as features, targets, static or categorical ones, or as the entity."""
+        return (*self.entity_columns, *(self.features or ()), *self.target, *self.static, *self.categorical)
 
     @property
     def has_time_split(self) -> bool:
@@ -162,7 +166,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_options(given: Mapping[str, Any]) -> TableOptions:
-    """Options from keyword arguments, which must go together."""
+    """Options from keyword arguments, checked."""
     options = parse_options(given)
     options.check()
     return options

@@ -19,6 +19,7 @@ from millrace.prepare.kind import Earlier, Kind, Product, Tally
 from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
+from millrace.prepare.split_forms import TABLE_FORMS, expand_split
 from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.read.parts import finished_part, part_tasks
@@ -51,6 +52,7 @@ def prepare_table(
     exclude: Sequence[str] | str = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
+    split: str | None = None,
     **options: Any,
 ) -> TableReport:
     """Makes a series store at ``out`` from Parquet or CSV files; see ``TableOptions``.
@@ -58,6 +60,7 @@ def prepare_table(
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
     All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
+    options = expand_split({**options, "split": split}, TABLE_FORMS)
     inputs = Inputs(as_list(paths), as_list(exclude))
     run = Run(
         out, SCRATCH, append=append, restart=restart, workers=workers, stall_s=stall_s, progress=progress,

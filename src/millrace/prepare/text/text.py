@@ -20,6 +20,7 @@ from millrace.prepare.kind import Earlier, Kind, PartsVoid, Product
 from millrace.prepare.plan import check_plan, differences, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
+from millrace.prepare.split_forms import TEXT_FORMS, expand_split
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
@@ -62,6 +63,7 @@ def prepare_text(
     exclude: Sequence[str] = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
+    split: str | None = None,
     **options: Any,
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
@@ -69,6 +71,7 @@ def prepare_text(
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
     All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
+    options = expand_split({**options, "split": split}, TEXT_FORMS)
     target = Path(os.path.realpath(out))
     reading, cutting = parted(options_of_append(target, options) if append else options)
     run = Run(

@@ -1,8 +1,8 @@
-"""Arrow arrays of a batch, as the reader of tables needs them."""
+"""Small functions on Arrow arrays, for the reader of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from millrace.ragged import Array
 
 
 def is_alike(one: Any, other: Any) -> bool:
-    """Whether columns of both types are read the same way; --widen may have made them differ in width or unit."""
+    """Whether columns of both types are read the same way: --widen may change the width or the unit."""
     from pyarrow import types as t
 
     families = (is_number, t.is_timestamp)
@@ -20,7 +20,7 @@ def is_alike(one: Any, other: Any) -> bool:
 
 
 def without_empty_texts(table: Any) -> Any:
-    """A CSV file cannot tell an empty text from none: as a key or a category it is null."""
+    """The table with nulls for empty texts, which a CSV file cannot tell apart."""
     import pyarrow
     from pyarrow import compute
 
@@ -37,21 +37,18 @@ def flatten(column: Any) -> Any:
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
 
-def null_rows(arrays: Mapping[str, Any], row: int | None = None) -> Any:
-    """A mask of the rows where one of them is null (or not a number); None where none is."""
+def null_rows(arrays: Iterable[Any]) -> Any:
+    """A mask of the rows where one of the arrays is null or not finite; None where none is."""
     import pyarrow
 
-    found = None
-    for array in arrays.values():
-        mask = None
+    masks = []
+    for array in arrays:
         if pyarrow.types.is_floating(array.type):
-            mask = ~np.isfinite(array.to_numpy(zero_copy_only=False))
-            mask = mask if mask.any() else None
+            masks.append(~np.isfinite(array.to_numpy(zero_copy_only=False)))
         elif array.null_count:
-            mask = array.is_null().to_numpy(zero_copy_only=False)
-        if mask is not None:
-            found = mask if found is None else found | mask
-    return found if row is None else found is not None and bool(found[row])
+            masks.append(array.is_null().to_numpy(zero_copy_only=False))
+    missing = np.logical_or.reduce(masks) if masks else None
+    return missing if missing is not None and missing.any() else None
 
 
 def as_texts(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reads a unit of a table in batches: decoded, filtered, behind the user's function, as arrays of numbers."""
+"""Reads files of a table in chunks of rows: decoded, passed through the user's function, filtered, as arrays."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ import numpy as np
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
-from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.arrays import as_texts, encode_texts, flatten, is_alike, null_rows, without_empty_texts
 from millrace.prepare.table.read.csv_files import misfit_error, open_csv
 from millrace.prepare.table.read.schema import Schema, logical, type_of, without_null_types
-from millrace.prepare.table.read.sources import RowGroups
 from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
-from millrace.prepare.table.read.time_format import guess_formats, parse_times
+from millrace.prepare.table.read.time_format import MAX_GUESSED_FROM, check_format_fits, guess_formats, parse_times
 from millrace.prepare.table.read.where import expression
 from millrace.ragged import Array
 
-CHUNK_BYTES = 8 << 20  # decoded at once, about, as long as these are so many rows:
+CHUNK_BYTES = 8 << 20  # decoded at once, about, within these numbers of rows:
 CHUNK_ROWS = (1 << 12, 1 << 16)
-NO_KEY = "null time or entity"  # why rows are dropped by --on-error skip
+NO_KEY, BAD_TIME = "null time or entity", "unreadable time"  # why --on-error skip drops rows
 SEPARATOR = "|"  # between the columns of an entity's name
 
 
 class Chunk:
-    """Rows of one source: which entity each is of, its time, and the columns to take from it."""
+    """Rows of one source: the entity and the time of each, and the columns to take."""
 
     def __init__(self, names: list[str], codes: Array | None, time: Array, table: Any) -> None:
-        self.names, self.codes, self.time = names, codes, time  # codes None: all rows are of names[0]
+        self.names, self.codes, self.time = names, codes, time  # without codes, all rows belong to names[0]
         self._table = table
 
     def numbers(self, column: str) -> Array:
@@ -52,7 +51,7 @@ class Chunk:
         """A column as (distinct texts that occur, code of each row, -1 for null)."""
         texts, codes = encode_texts(flatten(self._table.column(column)))
         used = np.zeros(len(texts) + 1, bool)
-        used[codes] = True  # the dictionary of a file also has the values of rows that were left out
+        used[codes] = True  # the dictionary of a file may hold values of rows that were left out
         if used[:-1].all():
             return texts, codes
         numbers = np.where(used, np.cumsum(used) - 1, -1).astype(np.int32)
@@ -61,7 +60,7 @@ class Chunk:
 
 
 class Reader:
-    """Reads units of a table; counts what is left out and why."""
+    """Reads the files of a table; counts the rows that are left out, and why."""
 
     def __init__(self, options: TableOptions, schema: Schema) -> None:
         self._options, self._schema = options, schema
@@ -70,53 +69,51 @@ class Reader:
         self.dropped: Counter[str] = Counter()
         self.rows_read = 0
 
-    def read(self, source: TableSource, unit: RowGroups) -> Iterator[Chunk]:
+    def read(self, source: TableSource, groups: tuple[int, ...]) -> Iterator[Chunk]:
+        """The rows of some row groups of a file, or of a whole CSV file."""
         pyarrow = arrow()
         path = source.file.path
         try:
-            for first, table in self._tables(source, unit):
+            for first, table in self._tables(source, groups):
                 self.rows_read += len(table)
-                batch = self._batch(source, first, self._selected(source, table))
-                if len(batch.time):
-                    yield batch
+                chunk = self._chunk(source, first, self._selected(source, table))
+                if len(chunk.time):
+                    yield chunk
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            told = (
-                misfit_error(source, error, is_guessed=self._transform is not None) if source.format == "csv" else None
-            )
-            if told is not None:
-                raise told from error
+            is_guessed = self._transform is not None
+            if source.format == "csv" and (misfit := misfit_error(source, error, is_guessed=is_guessed)) is not None:
+                raise misfit from error
             message = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise SourceError(
-                f"{path!r}{self._place(source, unit)} cannot be read: {message}; write the file again, or leave it out",
+                f"{path!r}{self._damage(source, groups)} cannot be read: {message}; write the file again, or leave it out",
                 source=path,
             ) from error
 
-    def _place(self, source: TableSource, unit: RowGroups) -> str:
-        """Where in a unit the damage lies, found by reading its columns one by one."""
+    def _damage(self, source: TableSource, groups: tuple[int, ...]) -> str:
+        """Where in a file the damage lies, found by reading its columns one by one."""
         from pyarrow import ArrowException, parquet
 
-        if not unit.groups:
+        if not groups:
             return ""
-        place = whole = f" (row groups {unit.groups[0]} to {unit.groups[-1]})"
+        place = whole = f" (row groups {groups[0]} to {groups[-1]})"
         with contextlib.suppress(ArrowException, OSError, UnicodeDecodeError), native(source) as raw:
             with parquet.ParquetFile(raw, page_checksum_verification=True) as file:
                 names = file.schema_arrow.names if self._transform is not None else self._file_columns(source)
-                for group, name in itertools.product(unit.groups, names):
+                for group, name in itertools.product(groups, names):
                     place = f" (row group {group}, column {name!r})"
                     for _ in file.iter_batches(CHUNK_ROWS[1], row_groups=[group], columns=[name], use_threads=False):
                         pass
-            place = whole  # all can be read, one by one
+            place = whole  # one by one, all can be read
         return place
 
-    def _tables(self, source: TableSource, unit: RowGroups) -> Iterator[tuple[int, Any]]:
-        """(number of its first row in the file, rows) for each batch."""
+    def _tables(self, source: TableSource, groups: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
+        """(number of the first row in the file, rows) of each chunk, as the file has them."""
         pyarrow = arrow()
         wanted = None if self._transform is not None else self._file_columns(source)
         first = 0
         if source.format == "csv":
-            with open_csv(
-                source, None if wanted is None else {name: self._csv_type(name) for name in wanted}
-            ) as reader:
+            types = None if wanted is None else {name: self._csv_type(name) for name in wanted}
+            with open_csv(source, types) as reader:
                 for batch in reader:
                     yield first, without_empty_texts(pyarrow.Table.from_batches([batch]))
                     first += len(batch)
@@ -130,7 +127,7 @@ class Reader:
             parquet.ParquetFile(raw, read_dictionary=texts, page_checksum_verification=True) as file,
         ):
             rows = min(max(least, CHUNK_BYTES // (8 * len(wanted or file.schema_arrow))), most)
-            for group in unit.groups:
+            for group in groups:
                 first = sum(file.metadata.row_group(k).num_rows for k in range(group))
                 for batch in file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
                     yield first, batch
@@ -145,6 +142,8 @@ class Reader:
         import pyarrow
 
         role = self._schema.role
+        if name == self._options.time and self._options.time_format is not None:
+            return pyarrow.string()
         if name in (*role.features, *role.static) and self._types[name] != pyarrow.bool_():
             return pyarrow.float64()
         if name in (*self._options.entity, *role.categorical, *role.static_categorical):
@@ -152,7 +151,7 @@ class Reader:
         return self._types[name]
 
     def _selected(self, source: TableSource, table: Any) -> Any:
-        """The rows asked for, with the columns of the path."""
+        """The rows that are asked for, with the columns of the path."""
         pyarrow = arrow()
         if not (source.partition or self._options.where or self._transform):
             return table
@@ -177,69 +176,72 @@ class Reader:
         pyarrow = arrow()
         assert self._transform is not None
         try:
-            made = self._transform(table)
+            result = self._transform(table)
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"--transform {self._options.transform} raised {type(error).__name__}: {error} (on {source.file.path!r}); fix it"
             ) from error
-        if not isinstance(made, pyarrow.Table):
-            raise ConfigError(f"--transform gave {type(made).__name__}; expected an Arrow table")
+        if not isinstance(result, pyarrow.Table):
+            raise ConfigError(f"--transform gave {type(result).__name__}; expected an Arrow table")
         for name in self._schema.role.needed:
-            if name not in made.schema.names:
+            if name not in result.schema.names:
                 raise ConfigError(
                     f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
                 )
-            found, expected = logical(made.schema.field(name).type), self._types[name]
-            if not is_alike(found, expected):
+            kind, expected = logical(result.schema.field(name).type), self._types[name]
+            if not is_alike(kind, expected):
                 raise ConfigError(
-                    f"--transform gave column {name!r} as {found}, but {expected} for a table without rows "
+                    f"--transform gave column {name!r} as {kind}, but {expected} for a table without rows "
                     f"(on {source.file.path!r}); it must always give one type"
                 )
-        return made
+        return result
 
-    def _batch(self, source: TableSource, first: int, table: Any) -> Chunk:
-        pyarrow = arrow()
+    def _chunk(self, source: TableSource, first: int, table: Any) -> Chunk:
         table = self._with_times(source, first, table)
-        time = flatten(table.column(self._options.time))
-        keys = (
-            [] if FILE_NAME in self._options.entity else [flatten(table.column(name)) for name in self._options.entity]
-        )
-        checked = {self._options.time: time, **dict(zip(self._options.entity, keys, strict=False))}
-        missing = null_rows(checked)
+        keys = {name: flatten(table.column(name)) for name in (self._options.time, *self._options.entity_columns)}
+        missing = null_rows(keys.values())
         if missing is not None:
             if self._options.on_error == "stop":
                 row = int(np.flatnonzero(missing)[0])
-                name = next(name for name, array in checked.items() if null_rows({name: array}, row))
-                where = "" if self._options.where or self._transform else f", row {first + row}"
+                name = next(name for name, key in keys.items() if null_rows([key[row : row + 1]]) is not None)
                 raise SourceError(
-                    f"{source.file.path!r}{where}: column {name!r} is null; fix it, or drop such rows with --on-error skip",
-                    source=source.file.path, row=first + row,
+                    f"{source.file.path!r}{self._row_name('row', first + row)}: column {name!r} is null; fix it, or drop such "
+                    "rows with --on-error skip", source=source.file.path, row=first + row,
                 )  # fmt: skip
             self.dropped[NO_KEY] += int(missing.sum())
-            table = table.filter(pyarrow.array(~missing))
-            time = flatten(table.column(self._options.time))
-            keys = [flatten(table.column(name)) for name in self._options.entity] if keys else []
-        names, codes = self._entities(source, keys, len(time))
+            table = table.filter(arrow().array(~missing))
+            keys = {name: flatten(table.column(name)) for name in keys}
+        time = keys.pop(self._options.time)
+        names, codes = self._entities(source, list(keys.values()))
         return Chunk(names, codes, self._times(source, time), table)
 
+    def _row_name(self, what: str, number: int) -> str:
+        """The number of a row for people; after a filter or a function rows have other numbers."""
+        return "" if self._options.where or self._transform else f", {what} {number}"
+
     def _with_times(self, source: TableSource, first: int, table: Any) -> Any:
-        """The table with its times as such, where they are written as text; those in another format are null, or refused."""
+        """The table with texts parsed as times; rows in another format are refused, or dropped and counted."""
         import pyarrow
 
         form, name = self._options.time_format, self._options.time
-        found = flatten(table.column(name))
-        kind = logical(found.type)
+        column = flatten(table.column(name))
+        kind = logical(column.type)
         if form is None or not (pyarrow.types.is_string(kind) or pyarrow.types.is_integer(kind)):
             return table
-        texts = as_texts(found)
+        texts = as_texts(column)
         times = parse_times(texts, form)
-        if self._options.on_error == "stop" and times.null_count > texts.null_count:
-            row = int(np.flatnonzero(times.is_null().to_numpy(False) & texts.is_valid().to_numpy(False))[0])
-            line = first + row + (2 if source.format == "csv" else 0)
+        if not isinstance(table, pyarrow.Table):
+            table = pyarrow.Table.from_batches([table])
+        table = table.set_column(table.schema.get_field_index(name), name, times)
+        if times.null_count == texts.null_count:
+            return table
+        is_wrong = times.is_null().to_numpy(False) & texts.is_valid().to_numpy(False)
+        row = int(np.flatnonzero(is_wrong)[0])
+        if self._options.on_error == "stop":
             where = (
-                ""
-                if self._options.where or self._transform
-                else f", {'line' if source.format == 'csv' else 'row'} {line}"
+                self._row_name("line", first + row + 2)
+                if source.format == "csv"
+                else self._row_name("row", first + row)
             )
             others = guess_formats([text for text in texts.to_pylist() if text])
             also = f"give --time-format {others[0]!r}, which fits all times read so far" if others else "fix it"
@@ -247,11 +249,13 @@ class Reader:
                 f"{source.file.path!r}{where}: --time {name!r} holds {texts[row].as_py()[:80]!r}, which is not in --time-format "
                 f"{form!r}; {also}, or drop such rows with --on-error skip", source=source.file.path, row=first + row,
             )  # fmt: skip
-        if not isinstance(table, pyarrow.Table):
-            table = pyarrow.Table.from_batches([table])
-        return table.set_column(table.schema.get_field_index(name), name, times)
+        if first == 0:
+            check_format_fits(source.file.path, name, texts[:MAX_GUESSED_FROM].to_pylist(), form)
+        self.dropped[BAD_TIME] += int(is_wrong.sum())
+        return table.filter(pyarrow.array(~is_wrong))
 
-    def _entities(self, source: TableSource, keys: list[Any], rows: int) -> tuple[list[str], Array | None]:
+    def _entities(self, source: TableSource, keys: list[Any]) -> tuple[list[str], Array | None]:
+        """The names of entities, and the code of each row; None where each file is one entity."""
         if not keys:
             return [source.stem], None
         if len(keys) == 1:
@@ -282,7 +286,7 @@ class Reader:
         return time.cast(pyarrow.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def _lossless(self, source: TableSource, time: Any, wanted: Any) -> Any:
-        """Times as another type; one that it cannot hold is refused."""
+        """Times as another type; refuses one that it cannot hold."""
         from pyarrow import compute
 
         if time.type == wanted:

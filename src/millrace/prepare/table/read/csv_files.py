@@ -1,4 +1,4 @@
-"""CSV files of a table, which state neither types nor how they are written: what is read, and what does not fit is told."""
+"""CSV files of a table. They state neither types nor how they are written: both are found, or the error says what to give."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from millrace.errors import SourceError
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.table_file import TableSource, arrow, native
-from millrace.prepare.table.read.time_format import first_odd, guess_formats
+from millrace.prepare.table.read.time_format import check_format_fits, first_odd, guess_formats
 
 CSV_BLOCK = 1 << 20
+ONE_KIND = "If files are written differently, prepare one kind and add the others with --append"
 DELIMITERS = {",": ",", ";": ";", "\t": "\\t", "|": "|"}  # and how a shell is given them
 _MISFIT = re.compile(
     r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): invalid value '(.*)'", re.DOTALL
 )
 _NOT_DECODED = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to [^:]+: invalid UTF8 data")
-
-
-def delimiter_of(source: TableSource) -> str:
-    return source.delimiter or ("\t" if ".tsv" in Path(source.file.path).name.lower() else ",")
 
 
 def _stream(source: TableSource) -> Any:
@@ -34,80 +33,94 @@ def _stream(source: TableSource) -> Any:
 
 
 def open_csv(source: TableSource, types: dict[str, Any] | None) -> Any:
-    """A streaming reader of a CSV file; ``types`` are those agreed on, else they are guessed from its beginning."""
+    """A streaming reader of a CSV file; without ``types`` they are guessed from its beginning."""
     from pyarrow import csv
 
     wanted = {"column_types": types, "include_columns": list(types)} if types else {}
     options = csv.ConvertOptions(decimal_point=source.decimal, **wanted)
     reading = csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False, encoding=source.encoding or "utf8")
-    parsing = csv.ParseOptions(delimiter=delimiter_of(source), newlines_in_values=True)
+    parsing = csv.ParseOptions(delimiter=source.delimiter or _usual_delimiter(source), newlines_in_values=True)
     return csv.open_csv(_stream(source), read_options=reading, parse_options=parsing, convert_options=options)
 
 
-def look_at_csv(source: TableSource, *, is_plain: bool) -> tuple[Any, bool]:
-    """The columns as guessed from the beginning (None: there are not even names), and whether there are rows.
+def look_at_csv(source: TableSource, *, is_plain: bool) -> tuple[TableSource, Any, bool]:
+    """The file with its delimiter; its columns as guessed from the beginning, None without a header; whether it has rows.
 
     ``is_plain``: there is no ``--transform``, which could make columns of anything.
     """
     pyarrow = arrow()
     if source.file.size < CSV_BLOCK and Path(source.file.location).read_bytes().isspace():
-        return None, False
-    _check_header(source, is_plain)
+        return source, None, False
+    header = _header(source)
+    if is_plain and source.delimiter is None:
+        source = _with_delimiter(source, header)
     try:
         with open_csv(source, None) as reader:
-            return reader.schema, bool(next((len(batch) for batch in reader), 0))
+            return source, reader.schema, bool(next((len(batch) for batch in reader), 0))
     except pyarrow.ArrowInvalid as error:
         if "Empty CSV file" in str(error):
-            return None, False
+            return source, None, False
         raise
 
 
-def _check_header(source: TableSource, is_plain: bool) -> None:
-    """Refuses a file of another encoding or with another delimiter, as far as its first line tells."""
+def _usual_delimiter(source: TableSource) -> str:
+    return "\t" if ".tsv" in Path(source.file.path).name.lower() else ","
+
+
+def _header(source: TableSource) -> str:
+    """The first line; refuses a file of another encoding."""
     with _stream(source) as stream:
         head = stream.read(1 << 16)
     if source.encoding is None and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise _encoded_otherwise(source, f"{source.file.path!r} is not UTF-8", "utf-16")
+        raise _encoding_error(source, f"{source.file.path!r} is not UTF-8", "utf-16")
     line = head if source.encoding == "utf-16" else head.lstrip().split(b"\n")[0]
     try:
-        names = line.decode(source.encoding or "utf8", "ignore" if source.encoding else "strict").split("\n")[0]
+        return str(line.decode(source.encoding or "utf8", "ignore" if source.encoding else "strict").split("\n")[0])
     except UnicodeDecodeError:
-        raise _encoded_otherwise(source, f"{source.file.path!r}: its first line is not UTF-8", _guess(line)) from None
-    here = delimiter_of(source)
-    other = max(DELIMITERS, key=names.count)
-    if is_plain and here not in names and other in names:
+        raise _encoding_error(source, f"{source.file.path!r}: its first line is not UTF-8", _guess(line)) from None
+
+
+def _with_delimiter(source: TableSource, header: str) -> TableSource:
+    """The file with the delimiter that its header shows; refused where the header shows several."""
+    usual, path = _usual_delimiter(source), source.file.path
+    names = re.sub('"[^"]*"', "", header)
+    others = [sign for sign in DELIMITERS if sign in names]
+    found = usual if usual in others or not others else others[0]
+    if found != usual and len(others) > 1:
+        likely = max(others, key=names.count)
         raise SourceError(
-            f"{source.file.path!r}: the delimiter looks like {other!r}, but is taken to be {here!r}; the first line is "
-            f"{names.strip()[:80]!r}: give --delimiter '{DELIMITERS[other]}'", source=source.file.path,
+            f"{path!r}: the delimiter looks like {likely!r}, but could be {' or '.join(map(repr, others))}; the first line is "
+            f"{header.strip()[:80]!r}: give --delimiter '{DELIMITERS[likely]}'", source=path,
         )  # fmt: skip
+    if found == source.decimal:
+        raise SourceError(
+            f"{path!r}: {found!r} is the delimiter of its first line, {header.strip()[:80]!r}, and the decimal sign; name "
+            f"another one with --delimiter or --decimal. {ONE_KIND}", source=path,
+        )  # fmt: skip
+    return source if found == usual else msgspec.structs.replace(source, delimiter=found)
 
 
 def _guess(data: bytes) -> str:
     return "cp1252" if any(0x80 <= byte < 0xA0 for byte in data) else "latin-1"
 
 
-def _encoded_otherwise(source: TableSource, what: str, guessed: str) -> SourceError:
+def _encoding_error(source: TableSource, what: str, guessed: str) -> SourceError:
     return SourceError(f"{what}; name the encoding of the file, such as --encoding {guessed}", source=source.file.path)
 
 
 def check_texts(source: TableSource, schema: Any, options: TableOptions) -> None:
-    """Refuses columns that are used and whose beginning says that they cannot be read as they are."""
+    """Refuses columns in use that cannot be read as they are, judged by the beginning of the file."""
     from pyarrow import types
 
-    used = {
-        *options.entity,
-        options.time,
-        *options.categorical,
-        *options.static,
-        *(options.features or ()),
-        *options.target,
-    }
+    used = {options.time, *options.named_columns}
     for field in schema:
         if field.name in used and types.is_binary(field.type):
             values = [value for value in _beginning(source, field.name, "binary") if value and not value.isascii()]
             what = f"{source.file.path!r}: column {field.name!r} is not UTF-8: it holds {values[0][:40]!r}"
-            raise _encoded_otherwise(source, what, _guess(b"".join(values)))
-        if field.name == options.time and types.is_string(field.type) and options.time_format is None:
+            raise _encoding_error(source, what, _guess(b"".join(values)))
+        if field.name == options.time and options.time_format is not None:
+            check_format_fits(source.file.path, field.name, _beginning(source, field.name), options.time_format)
+        elif field.name == options.time and types.is_string(field.type):
             raise _odd_time(source, field.name)
 
 
@@ -117,7 +130,7 @@ def _beginning(source: TableSource, column: str, kind: str = "string") -> list[A
 
 
 def _odd_time(source: TableSource, column: str) -> SourceError:
-    """The error for times that are not written as ISO has them: which one, where, and in what format it may be."""
+    """The error for a time that is not written as ISO 8601: its value, its line, and the formats that fit."""
     texts = [text or None for text in _beginning(source, column)]
     at = first_odd(texts) or 0
     value, before = texts[at], next(((k, text) for k, text in enumerate(texts[:at]) if text), None)
@@ -141,7 +154,7 @@ def _odd_time(source: TableSource, column: str) -> SourceError:
 
 
 def csv_schema(schema: Any, options: TableOptions, whole: Mapping[str, Any]) -> Any:
-    """Types guessed from the beginning of a file are no types: names are read as text, numbers as floats.
+    """The types to read a CSV file by: names as text, numbers as floats, for the guess knows only the beginning.
 
     ``whole`` are the integer columns of Parquet files beside it.
     """
@@ -162,9 +175,9 @@ def csv_schema(schema: Any, options: TableOptions, whole: Mapping[str, Any]) -> 
 
 
 def misfit_error(source: TableSource, error: Exception, *, is_guessed: bool) -> SourceError | None:
-    """The error for a value that is not of its column's type; None where it says something else.
+    """The error for a value that is not of its column's type; None for any other error.
 
-    ``is_guessed``: the types are those of the beginning of the file, since only a ``--transform`` knows its columns.
+    ``is_guessed``: there is a ``--transform``, so the types are those of the beginning of the file.
     """
     found = _MISFIT.search(str(error)) or _NOT_DECODED.search(str(error))
     if found is None:
@@ -173,7 +186,7 @@ def misfit_error(source: TableSource, error: Exception, *, is_guessed: bool) -> 
         column, row = reader.schema.names[int(found[1])], int(found[2])
     where = f"{source.file.path!r}, line {row}: column {column!r}"
     if found.re is _NOT_DECODED:
-        return _encoded_otherwise(source, f"{where} is not UTF-8", "latin-1")
+        return _encoding_error(source, f"{where} is not UTF-8", "latin-1")
     kind, value = found[3], found[4]
     what = "empty" if kind == "null" else f"of type {kind}"
     remedy = "fix it, or leave the column or the file out"

@@ -23,7 +23,6 @@ from millrace.prepare.spill import Spill
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.chunks import Chunk, Reader
 from millrace.prepare.table.read.schema import Schema
-from millrace.prepare.table.read.sources import RowGroups
 from millrace.prepare.table.read.table_file import TableSource
 from millrace.prepare.table.settle.results import digest_of
 from millrace.ragged import Array, Int64s
@@ -45,8 +44,8 @@ class PartTask(msgspec.Struct, frozen=True):
 
     number: int  # in the order of the sources
     key: int  # what it is made of, as one number: the name of its folder
-    units: tuple[RowGroups, ...]
-    sources: tuple[TableSource, ...]  # of the units, in their order
+    row_groups: tuple[tuple[int, ...], ...]  # of each source; none of a CSV file
+    sources: tuple[TableSource, ...]
     options: TableOptions
     schema: Schema
     folder: str
@@ -96,6 +95,18 @@ def with_seal(done: PartDone) -> PartDone:
     return msgspec.structs.replace(done, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(done)))
 
 
+def turn_columns_numpy(columns: list[Array], rows: Array) -> bool:
+    """Fills rows from columns; says whether all values are finite. The twin of the core's ``rows_of``."""
+    for first in range(0, len(rows), TURN_ROWS):
+        block = rows[first : first + TURN_ROWS]
+        for k, column in enumerate(columns):
+            block[:, k] = column[first : first + TURN_ROWS]
+    return bool(np.isfinite(rows).all())
+
+
+turn_columns = turn_columns_numpy if core is None else core.rows_of
+
+
 class PartMaker:
     def __init__(self, task: PartTask, folder: Path) -> None:
         role = task.schema.role
@@ -122,12 +133,12 @@ class PartMaker:
         self._unlabelled = np.zeros(len(role.categorical), np.int64)
 
     def run(self) -> PartDone:
-        for unit, source in zip(self._task.units, self._task.sources, strict=True):
+        for groups, source in zip(self._task.row_groups, self._task.sources, strict=True):
             check_unchanged(source.file)
             self._source = source
-            for batch in self._reader.read(source, unit):
-                self._pending.append((batch, self._entity_codes(batch)))
-                self._pending_rows += len(batch.time)
+            for chunk in self._reader.read(source, groups):
+                self._pending.append((chunk, self._entity_codes(chunk)))
+                self._pending_rows += len(chunk.time)
                 if self._pending_rows >= self._room:
                     self._write_pending()
             check_unchanged(source.file)
@@ -154,33 +165,33 @@ class PartMaker:
         for file in self._files.values():
             file.close()
 
-    def _entity_codes(self, batch: Chunk) -> Array:
+    def _entity_codes(self, chunk: Chunk) -> Array:
         """The part's number of each row's entity."""
         known = self._entities
-        numbers = np.array([known.setdefault(name, len(known)) for name in batch.names], np.int32)
+        numbers = np.array([known.setdefault(name, len(known)) for name in chunk.names], np.int32)
         count = len(self._role.static) + len(self._role.static_categorical)
         while len(self._static) < len(known):
             self._static.append([None] * count)
-        return np.broadcast_to(numbers[:1], len(batch.time)) if batch.codes is None else numbers[batch.codes]
+        return np.broadcast_to(numbers[:1], len(chunk.time)) if chunk.codes is None else numbers[chunk.codes]
 
     def _codes(self, column: str) -> Array:
         """The part's codes of a category over the pending rows; -1 for null."""
         known = self._labels[column]
         found = []
-        for batch, _ in self._pending:
-            labels, codes = batch.labels(column)
+        for chunk, _ in self._pending:
+            labels, codes = chunk.labels(column)
             numbers = np.array([known.setdefault(label, len(known)) for label in labels] + [-1], np.int32)
             found.append(numbers[codes])
         return np.concatenate(found)
 
     def _write_pending(self) -> None:
         codes = np.concatenate([codes for _, codes in self._pending])
-        time = np.concatenate([batch.time for batch, _ in self._pending])
+        time = np.concatenate([chunk.time for chunk, _ in self._pending])
         order, starts = _order(codes, time)
         labels = [self._codes(name) for name in self._role.categorical]
         categorical = np.stack(labels, axis=1) if labels else np.zeros((len(time), 0), np.int32)
         self._unlabelled += (categorical < 0).sum(axis=0)
-        static = [np.concatenate([batch.numbers(name) for batch, _ in self._pending]) for name in self._role.static]
+        static = [np.concatenate([chunk.numbers(name) for chunk, _ in self._pending]) for name in self._role.static]
         static += [_with_nan(self._codes(name)) for name in self._role.static_categorical]
         is_missing = self._write_values(order)
         if order is not None:
@@ -199,11 +210,11 @@ class PartMaker:
         is_missing = np.zeros(self._pending_rows, bool)
         whole = None if order is None else np.empty((self._pending_rows, len(self._role.features)), self._raw)
         at = 0
-        for batch, _ in self._pending:
-            rows = slice(at, at + len(batch.time))
+        for chunk, _ in self._pending:
+            rows = slice(at, at + len(chunk.time))
             # Rows that stay in their order go through one small buffer, which stays in cache.
-            values = self._buffer(len(batch.time)) if whole is None else whole[rows]
-            columns = [self._as_raw(batch.numbers(name)) for name in self._role.features]
+            values = self._buffer(len(chunk.time)) if whole is None else whole[rows]
+            columns = [self._as_raw(chunk.numbers(name)) for name in self._role.features]
             if not turn_columns(columns, values):
                 is_missing[rows] = self._note_missing(values)
             if whole is None:
@@ -266,17 +277,6 @@ class PartMaker:
                         "give it with --features or --categorical", source=self._source.file.path,
                     )  # fmt: skip
                 self._static[entity][k] = value
-
-
-def turn_columns(columns: list[Array], rows: Array) -> bool:
-    """Fills rows from columns; says whether all values are finite."""
-    if core is not None:
-        return bool(core.rows_of(columns, rows))
-    for first in range(0, len(rows), TURN_ROWS):
-        block = rows[first : first + TURN_ROWS]
-        for k, column in enumerate(columns):
-            block[:, k] = column[first : first + TURN_ROWS]
-    return bool(np.isfinite(rows).all())
 
 
 def _with_nan(codes: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Pass 1, in the parent: which parts there are, which of them an earlier attempt finished, and the rest to be read.
+"""Pass 1, in the parent: lists the parts, keeps those an earlier attempt finished, and has the others read.
 
-A part is known by what it is made of: its files (path, size, time of change, hash of both ends), the row groups of
-them, the schema and how rows are read. So an attempt with other files finds the parts of those that stayed the same.
+The key of a part covers its files (path, size, time of change, hash of both ends), their row groups, the schema and the
+options of reading. So an attempt with other files still finds the parts of unchanged ones.
 """
 
 from __future__ import annotations
@@ -16,48 +16,45 @@ import xxhash
 from millrace.prepare.functions import source_digest
 from millrace.prepare.parts import part_folder, read_done
 from millrace.prepare.table.options import READING, TableOptions
-from millrace.prepare.table.read.chunks import NO_KEY
+from millrace.prepare.table.read.chunks import BAD_TIME, NO_KEY
 from millrace.prepare.table.read.part import PartDone, PartTask, with_seal
-from millrace.prepare.table.read.sources import RowGroups, Survey
+from millrace.prepare.table.read.sources import Survey
+from millrace.prepare.table.read.table_file import TableSource
 from millrace.prepare.table.settle.results import digest_of
 
 
-def part_tasks(folder: Path, options: TableOptions, found: Survey) -> list[PartTask]:
+def part_tasks(folder: Path, options: TableOptions, survey: Survey) -> list[PartTask]:
     """The parts of all sources, in their order."""
-    schema = found.schema
+    schema = survey.schema
     how = {
         "options": {name: getattr(options, name) for name in (*READING, "time_format")},
         "transform": options.transform and source_digest(options.transform, "--transform"),
         "schema": msgspec.structs.replace(schema, role=msgspec.structs.replace(schema.role, known_future=())),
     }
-    return [
-        PartTask(
-            number, _key(how, found, units), units, tuple(found.sources[unit.source] for unit in units), options, schema,
-            str(folder),
-        )
-        for number, units in enumerate(found.parts)
-    ]  # fmt: skip
+    tasks = []
+    for number, pieces in enumerate(survey.parts):
+        sources = tuple(survey.sources[piece.source] for piece in pieces)
+        groups = tuple(piece.groups for piece in pieces)
+        tasks.append(PartTask(number, _key(how, sources, groups), groups, sources, options, schema, str(folder)))
+    return tasks
 
 
-def _key(how: Mapping[str, object], found: Survey, units: Sequence[RowGroups]) -> int:
-    sources = [found.sources[unit.source] for unit in units]
-    # Not by its location: that may hold bytes that are no text. The path shows it too.
-    files = [
-        msgspec.structs.replace(source, file=msgspec.structs.replace(source.file, location="")) for source in sources
-    ]
-    made_of = [(file, unit.groups) for file, unit in zip(files, units, strict=True)]
-    return xxhash.xxh3_64_intdigest(msgspec.json.encode((how, made_of))) >> 1  # it has to fit in an int64
+def _key(how: Mapping[str, object], sources: Sequence[TableSource], groups: Sequence[tuple[int, ...]]) -> int:
+    """What a part is made of, as one number that fits in an int64."""
+    # Without its location, which may hold bytes that are no text. The path shows it too.
+    files = [msgspec.structs.replace(one, file=msgspec.structs.replace(one.file, location="")) for one in sources]
+    return xxhash.xxh3_64_intdigest(msgspec.json.encode((how, list(zip(files, groups, strict=True))))) >> 1
 
 
 def finished_part(task: PartTask) -> PartDone | None:
-    """The part as an earlier attempt left it; None where it is not there, was damaged, or skipped rows that now stop."""
+    """The part of an earlier attempt; None where there is none, it is damaged, or it skipped rows that must now stop."""
     done = None
-    with contextlib.suppress(ValueError):  # of bytes that are no text
+    with contextlib.suppress(ValueError):  # its bytes may be no text
         done = read_done(task.folder, task.key, PartDone)
     if done is None or done.key != task.key or done != with_seal(msgspec.structs.replace(done, seal="")):
         return None
-    if task.options.on_error == "stop" and done.dropped.get(NO_KEY):
+    if task.options.on_error == "stop" and (NO_KEY in done.dropped or BAD_TIME in done.dropped):
         return None
     folder = part_folder(task.folder, task.key)
-    is_whole = all(digest_of(folder / name) == found for name, found in done.digests.items())
+    is_whole = all(digest_of(folder / name) == digest for name, digest in done.digests.items())
     return done if is_whole else None

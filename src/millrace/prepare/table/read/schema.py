@@ -1,32 +1,32 @@
-"""What the files of a table hold, looked at before any work: all footers are read, columns found, types agreed.
+"""One schema for all files of a table: columns found, types agreed, roles given, before any work.
 
-Columns are compared by what they mean here: a dictionary is its values, a large string a string, an all-null column
-anything. Files that differ in the type of a column that is used are reported, grouped, with their names.
+Types are compared by what they mean: a dictionary is its values, a large string a string, an all-null column anything.
+Files whose types do not fit together are reported in groups, with their names.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from millrace.errors import ConfigError, SourceError
-from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.time_format import time_type
 from millrace.prepare.table.read.where import columns_of
 
 UNITS = ("s", "ms", "us", "ns")
-PANDAS_INDEX = re.compile(
-    r"__index_level_\d+__"
-)  # row numbers that pandas writes along: nobody means them as a feature
+# Row numbers that pandas writes along: nobody means them as a feature. In CSV files they have no name.
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+CSV_INDEX = ("", "Unnamed: 0")
 MAX_NAMED = 10  # files shown of each group
 
 
 class Role(msgspec.Struct, frozen=True):
-    """What the preparation does with the columns it reads."""
+    """The columns that are read, by what they are for."""
 
     features: tuple[str, ...]  # the columns of ``values`` that come from the files, in order
     inputs: tuple[str, ...]  # those a model is given
@@ -50,7 +50,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 def logical(kind: Any) -> Any:
-    """The type a column has, whatever way it is stored in the file."""
+    """The type of a column's values, however the file stores them."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(kind):
@@ -79,7 +79,7 @@ def type_of(text: str) -> Any:
 
 
 def without_null_types(schema: Any, types: Mapping[str, Any]) -> Any:
-    """A schema whose columns without any value have the type that other files give them."""
+    """A schema in which all-null columns have the type that other files give them."""
     import pyarrow
 
     for k, field in enumerate(schema):
@@ -91,13 +91,11 @@ def without_null_types(schema: Any, types: Mapping[str, Any]) -> Any:
 def is_number(kind: Any) -> bool:
     import pyarrow
 
-    return bool(
-        pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind)
-    )  # fmt: skip
+    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind))
 
 
 def _is_label(kind: Any) -> bool:
-    """Whether values of this type can be told apart by a text."""
+    """Whether values of this type can be written as a text."""
     from pyarrow import types as t
 
     return bool(
@@ -105,38 +103,28 @@ def _is_label(kind: Any) -> bool:
     )  # fmt: skip
 
 
-def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: Iterable[str]) -> Schema:
-    """One schema for all files, each given as (name, pyarrow schema); refused where they do not fit together."""
+def agree(
+    files: Sequence[tuple[str, Any]], options: TableOptions, partitions: Iterable[str], guessed: Collection[str] = ()
+) -> Schema:
+    """One schema for all files, each given as (name, pyarrow schema); refused where they do not fit together.
+
+    Types of the ``guessed`` files, which are CSV, give way to a wider type. Those of other files do so with ``--widen``.
+    """
     import pyarrow
 
-    found = _types_by_column(files)
-    role = _roles(found, options, partitions)
+    kinds = _types_by_column(files)
+    everywhere = set.intersection(*(set(schema.names) for _, schema in files))
+    role = _roles(kinds, options, partitions, everywhere)
     _refuse_missing(files, role)
-    types: dict[str, Any] = {}
-    for name in role.needed:
-        kinds = [kind for kind in found[name] if not pyarrow.types.is_null(kind)]
-        types[name] = kinds[0] if len(kinds) == 1 else _widened(kinds) if kinds else pyarrow.null()
-    drifted = [name for name in role.needed if len([k for k in found[name] if not pyarrow.types.is_null(k)]) > 1]
-    impossible = [name for name in drifted if types[name] is None]
+    stated = _types_by_column([file for file in files if file[0] not in guessed])
+    types = {
+        name: _common_type(_one_form(name, kinds[name], stated.get(name, ()), options, role)) for name in role.needed
+    }
+    drifted = [name for name in role.needed if len(stated.get(name, ())) > 1]
+    impossible = [name for name in role.needed if types[name] is None]
     if impossible or (drifted and not options.widen):
-        raise _drift(files, drifted, impossible, types)
-    for name in (*role.features, *role.static):
-        if not (is_number(types[name]) or pyarrow.types.is_boolean(types[name]) or pyarrow.types.is_null(types[name])):
-            what = "--target" if name in options.target else "column"
-            numbers = [column for column in role.features if column not in options.target and is_number(types[column])]
-            another = f"choose another ({', '.join(numbers)}), " if numbers else ""
-            raise ConfigError(
-                f"{what} {name!r} is {types[name]}; a {what.removeprefix('--').replace('column', 'feature')} is a number: "
-                + (f"{another}give --decimal ',' if that is its decimal sign, or make it a number with --transform"
-                   if what == "--target" else "leave it out, or give it as --categorical")
-            )  # fmt: skip
-    entity = () if FILE_NAME in options.entity else options.entity
-    for what, names in (("entity", entity), ("categorical", role.categorical), ("static", role.static_categorical)):
-        for name in names:
-            if not _is_label(types[name]):
-                raise ConfigError(
-                    f"--{what} {name!r} is {types[name]}; expected texts or numbers: make one with --transform"
-                )
+        raise _drift(files, list(dict.fromkeys((*drifted, *impossible))), impossible, types, guessed)
+    _check_types(types, role, options)
     when = types[options.time]
     if options.time_format is not None and (pyarrow.types.is_string(when) or pyarrow.types.is_integer(when)):
         when = time_type(options.time_format)
@@ -145,51 +133,97 @@ def agree(files: Sequence[tuple[str, Any]], options: TableOptions, partitions: I
     return Schema(role, {name: str(kind) for name, kind in types.items()}, unit, dtype, zone, raw)
 
 
-def _types_by_column(files: Sequence[tuple[str, Any]]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    seen: set[Any] = set()
-    for name, schema in files:
-        if schema in seen:
+def _one_form(
+    name: str, kinds: Sequence[Any], stated: Sequence[Any], options: TableOptions, role: Role
+) -> Sequence[Any]:
+    """The types of a column as it is read: times parsed by ``--time-format``, labels of CSV files as text."""
+    import pyarrow
+
+    t = pyarrow.types
+    if len(kinds) < 2:
+        return kinds
+    if name == options.time and options.time_format is not None:
+        form = time_type(options.time_format)
+        return list(dict.fromkeys(form if t.is_string(kind) or t.is_integer(kind) else kind for kind in kinds))
+    is_label = name in (*options.entity, *role.categorical, *role.static_categorical)
+    if is_label and len(stated) == 1 and (t.is_string(stated[0]) or t.is_integer(stated[0])):
+        return [pyarrow.string()]
+    return kinds
+
+
+def _check_types(types: Mapping[str, Any], role: Role, options: TableOptions) -> None:
+    """Refuses columns whose type does not fit their role."""
+    import pyarrow
+
+    for name in (*role.features, *role.static):
+        if is_number(types[name]) or pyarrow.types.is_boolean(types[name]) or pyarrow.types.is_null(types[name]):
             continue
-        seen.add(schema)
+        if name in options.target:
+            numbers = [column for column in role.features if column not in options.target and is_number(types[column])]
+            another = f"choose another ({', '.join(numbers)}), " if numbers else ""
+            raise ConfigError(
+                f"--target {name!r} is {types[name]}; a target is a number: {another}give --decimal ',' if that is its decimal "
+                "sign, or make it a number with --transform"
+            )
+        raise ConfigError(
+            f"column {name!r} is {types[name]}; a feature is a number: leave it out, or give it as --categorical"
+        )
+    labels = {"entity": options.entity_columns, "categorical": role.categorical, "static": role.static_categorical}
+    for what, names in labels.items():
+        for name in names:
+            if not _is_label(types[name]):
+                raise ConfigError(
+                    f"--{what} {name!r} is {types[name]}; expected texts or numbers: make one with --transform"
+                )
+
+
+def _types_by_column(files: Sequence[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """The types that each column has in some file, all-null ones aside; without a type it is null in all."""
+    import pyarrow
+
+    first: dict[Any, str] = {}
+    for name, schema in files:
+        first.setdefault(schema, name)
+    found: dict[str, list[Any]] = {}
+    for schema, name in first.items():
         for field in schema:
             if schema.names.count(field.name) > 1:
                 raise SourceError(f"{name!r} has two columns named {field.name!r}; rename one", source=name)
-            kinds = found.setdefault(field.name, [])
-            if (kind := logical(field.type)) not in kinds:
+            kinds, kind = found.setdefault(field.name, []), logical(field.type)
+            if kind not in kinds and not pyarrow.types.is_null(kind):
                 kinds.append(kind)
     return found
 
 
-def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: Iterable[str]) -> Role:
-    import pyarrow
-
-    def check(names: Iterable[str], what: str) -> None:
+def _roles(
+    found: Mapping[str, list[Any]], options: TableOptions, partitions: Iterable[str], everywhere: Collection[str]
+) -> Role:
+    """What each column is for; ``everywhere`` are the columns that all files have."""
+    entity, where = options.entity_columns, columns_of(options.where) if options.where else []
+    named = {
+        "entity": entity, "time": [options.time], "features": options.features or (), "target": options.target,
+        "static": options.static, "categorical": options.categorical, "where": where,
+    }  # fmt: skip
+    for what, names in named.items():
         for name in names:
             if name not in found:
-                raise ConfigError(f"--{what} {name!r} is no column; {_meant(name, found)}there are {', '.join(found)}")
-
-    entity = () if FILE_NAME in options.entity else options.entity
-    where = columns_of(options.where) if options.where else []
-    check(entity, "entity")
-    check([options.time], "time")
-    for what in ("features", "target", "static", "categorical"):
-        check(getattr(options, what) or (), what.replace("_", "-"))
-    check(where, "where")
+                raise ConfigError(
+                    f"--{what} {name!r} is no column; {_suggestion(name, found)}there are {', '.join(found)}"
+                )
     taken = {*entity, options.time, *options.static, *options.categorical, *partitions}
     if options.features is not None:
         inputs = options.features
     else:
         numeric = [name for name, kinds in found.items() if any(is_number(kind) for kind in kinds)]
-        inputs = tuple(name for name in numeric if name not in taken and not PANDAS_INDEX.fullmatch(name))
+        indexes = {name for name in numeric if PANDAS_INDEX.fullmatch(name)} | {*CSV_INDEX}.difference(everywhere)
+        inputs = tuple(name for name in numeric if name not in taken | indexes)
     features = (*inputs, *(name for name in options.target if name not in inputs))
     if not features:
-        raise ConfigError(f"no numeric columns are left for --features; there are {', '.join(found)}")
-
-    def is_text(name: str) -> bool:
-        return any(not is_number(kind) and not pyarrow.types.is_null(kind) for kind in found[name])
-
-    static = tuple(name for name in options.static if not is_text(name))
+        raise ConfigError(
+            f"no numeric columns are left for --features; there are {', '.join(found)}: give --decimal ',' if that is the "
+            "decimal sign of the numbers"
+        )
+    static = tuple(name for name in options.static if all(is_number(kind) for kind in found[name]))
     for name in options.nulls:
         if name not in (*features, "*"):
             raise ConfigError(f"--nulls names {name!r}, which is no feature; there are {', '.join(features)}")
@@ -207,8 +241,8 @@ def _roles(found: Mapping[str, list[Any]], options: TableOptions, partitions: It
     )  # fmt: skip
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    """The column that may have been meant."""
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """The column that the user may mean."""
     plain = {column.casefold().strip(): column for column in known}
     near = difflib.get_close_matches(name.casefold().strip(), plain, n=1, cutoff=0.7)
     return f"did you mean {plain[near[0]]!r}? " if near else ""
@@ -221,51 +255,61 @@ def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
         if missing:
             groups.setdefault(missing, []).append(name)
     if groups:
-        told = " | ".join(
-            f"{_named(names)} {'lacks' if len(names) == 1 else 'lack'} {', '.join(missing)}"
+        missing_in = " | ".join(
+            f"{_list_files(names)} {'lacks' if len(names) == 1 else 'lack'} {', '.join(missing)}"
             for missing, names in groups.items()
         )
         raise SourceError(
-            f"columns are missing in {sum(map(len, groups.values()))} of {len(files)} files: {told}; "
+            f"columns are missing in {sum(map(len, groups.values()))} of {len(files)} files: {missing_in}; "
             "leave those columns out, or those files: --exclude, or --on-error skip where the column was named"
         )
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_files(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:MAX_NAMED])
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{len(names)} file{'s' * (len(names) > 1)} ({shown}{more})"
 
 
 def _drift(
-    files: Sequence[tuple[str, Any]], drifted: Sequence[str], impossible: Sequence[str], types: Mapping[str, Any]
+    files: Sequence[tuple[str, Any]],
+    drifted: Sequence[str],
+    impossible: Sequence[str],
+    types: Mapping[str, Any],
+    guessed: Collection[str],
 ) -> SourceError:
-    """The difference between files, grouped by schema, with what could be done about it."""
+    """The error for types that differ between files, grouped by type, with the remedy."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, schema in files:
         groups.setdefault(tuple(str(logical(schema.field(column).type)) for column in drifted), []).append(name)
-    told = " | ".join(
-        f"{_named(names)}: {', '.join(f'{c} {k}' for c, k in zip(drifted, kinds, strict=True))}"
+    shown = " | ".join(
+        f"{_list_files(names)}: {', '.join(f'{c} {k}' for c, k in zip(drifted, kinds, strict=True))}"
         for kinds, names in sorted(groups.items(), key=lambda item: -len(item[1]))
     )
     if impossible:
         remedy = f"{', '.join(impossible)} cannot be one type: fix those files, or leave the column out"
+        remedy += "; if CSV files are written differently, prepare one kind and add the others with --append" * bool(
+            guessed
+        )
     else:
         safe = ", ".join(f"{name} as {types[name]}" for name in drifted)
         remedy = f"--widen takes {safe}, which loses nothing"
-    return SourceError(f"the files differ in the types of {', '.join(drifted)}: {told}; {remedy}")
+    return SourceError(f"the files differ in the types of {', '.join(drifted)}: {shown}; {remedy}")
 
 
-def _widened(kinds: Sequence[Any]) -> Any:
-    """A type that holds the values of all of them; None where there is none."""
+def _common_type(kinds: Sequence[Any]) -> Any:
+    """A type that holds the values of all types; None where there is none."""
     import pyarrow
 
     t = pyarrow.types
-    if all(t.is_timestamp(kind) for kind in kinds):
-        if len({kind.tz is None for kind in kinds}) > 1:
+    if len(kinds) < 2:
+        return kinds[0] if kinds else pyarrow.null()
+    if all(t.is_timestamp(kind) or t.is_date(kind) for kind in kinds):
+        zones = [getattr(kind, "tz", None) for kind in kinds]
+        if len({zone is None for zone in zones}) > 1:
             return None  # a local time and an instant cannot be put in one order
-        unit = max((kind.unit for kind in kinds), key=UNITS.index)
-        return pyarrow.timestamp(unit, None if kinds[0].tz is None else "UTC")
+        unit = max((kind.unit if t.is_timestamp(kind) else "s" for kind in kinds), key=UNITS.index)
+        return pyarrow.timestamp(unit, None if zones[0] is None else "UTC")
     if all(t.is_integer(kind) for kind in kinds):
         return None if pyarrow.uint64() in kinds else pyarrow.int64()
     if all(is_number(kind) for kind in kinds):

@@ -1,8 +1,10 @@
-"""The files of a table and how they are cut into parts: whole small files together, large ones by row groups."""
+"""The files of a table, and how they are cut into parts: small files together, large ones by row groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import functools
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from millrace.prepare.functions import load_function
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.read.csv_files import csv_schema
-from millrace.prepare.table.read.outlines import Outline, look_at_all, skipped_note
+from millrace.prepare.table.read.outlines import Outline, outline_files, skipped_note
 from millrace.prepare.table.read.schema import Schema, agree, type_of, without_null_types
 from millrace.prepare.table.read.table_file import (
     TableSource,
@@ -31,26 +33,26 @@ LARGE_GROUP_BYTES = 128 << 20  # row groups above this are named: reading one ne
 
 
 class Inputs(NamedTuple):
-    """What was given to read: files, folders and patterns, and patterns of what is left out."""
+    """Files, folders and patterns to read, and patterns of files to leave out."""
 
     paths: Sequence[str]
     exclude: Sequence[str] = ()
 
 
 class RowGroups(msgspec.Struct, frozen=True):
-    """Some row groups of one Parquet file, or a whole CSV file (none)."""
+    """Some row groups of one Parquet file, or a whole CSV file (without groups)."""
 
     source: int
     groups: tuple[int, ...] = ()
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What was found before any work."""
+    """What is known of all files before any work."""
 
     sources: tuple[TableSource, ...]
     schema: Schema
     parts: tuple[tuple[RowGroups, ...], ...]
-    num_rows: int  # that the footers state; CSV files state none
+    num_rows: int  # as the footers state; CSV files state none
     pruned: int  # rows of row groups that cannot hold what --where asks for
     notes: tuple[str, ...]
     skipped: int = 0  # files that cannot be used
@@ -69,47 +71,36 @@ def survey(found: Found, options: TableOptions) -> Survey:
     sources = with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
-    sources, looks, skipped = look_at_all(sources, options)
+    outlines, skipped = outline_files(sources, options)
     transform = load_function(options.transform, "--transform")
-    if not any(look.has_rows for look in looks):
-        which = "the only file," if len(sources) == 1 else f"each of the {len(sources)} files, such as"
-        raise SourceError(f"{which} {sources[0].file.path!r}, holds no rows; give files with rows")
+    if not any(outline.has_rows for outline in outlines):
+        which = "the only file," if len(outlines) == 1 else f"each of the {len(outlines)} files, such as"
+        raise SourceError(f"{which} {outlines[0].source.file.path!r}, holds no rows; give files with rows")
     if transform is None:
-        _type_csv(sources, looks, options)
-    schemas = [
-        (source.file.path, _after(look.schema, source, transform, options.transform))
-        for source, look in zip(sources, looks, strict=True)
-        if look.schema is not None
-    ]
-    schema = agree(schemas, options, {name for source in sources for name, _ in source.partition})
-    types = {name: type_of(text) for name, text in schema.types.items()}
-    pruned = 0
+        _type_csv(outlines, options)
+    known = [outline for outline in outlines if outline.schema is not None]
+    schemas = {outline.source.file.path: _full_schema(outline, transform, options.transform) for outline in known}
+    partitions = {name for outline in outlines for name, _ in outline.source.partition}
+    guessed = {outline.source.file.path for outline in known if transform is None and outline.source.format == "csv"}
+    schema = agree(list(schemas.items()), options, partitions, guessed)
+    rows = sum(rows for outline in outlines for _, rows, _ in outline.groups)
     if options.where:
-        for kind in {kind for _, kind in schemas}:
-            check(options.where, without_null_types(kind, types))
-        if transform is None:
-            named = {path: without_null_types(kind, types) for path, kind in schemas}
-            for source, look in zip(sources, looks, strict=True):
-                if look.groups:
-                    pruned += _prune(source, look, options.where, named[source.file.path])
-                elif source.format == "csv" and look.has_rows and source.partition:
-                    look.is_wanted = _may_hold(source, options.where, named[source.file.path])
-    columns = None if transform is not None else set(schema.role.needed)
-    parts, notes = _cut(sources, looks, columns)
+        _select(outlines, schemas, schema, options)
+    left = sum(rows for outline in outlines for _, rows, _ in outline.groups)
+    parts, notes = _cut(outlines, None if transform is not None else set(schema.role.needed))
     if skipped:
         notes.append(skipped_note(skipped))
-    if options.features is None and (told := unused_note([kind for _, kind in schemas], schema.role)):
-        notes.append(told)
-    empty = [source.file.path for source, look in zip(sources, looks, strict=True) if not look.has_rows]
-    if empty:
-        told = f"{len(empty)} files hold no rows, such as {empty[0]!r}"
+    if options.features is None and (note := unused_note(schemas.values(), schema.role)):
+        notes.append(note)
+    if empty := [outline.source.file.path for outline in outlines if not outline.has_rows]:
+        note = f"{len(empty)} files hold no rows, such as {empty[0]!r}"
         if options.strict:
-            raise SourceError(f"{told}; remove them, or leave --strict out", source=empty[0])
-        notes.append(told)
-    if unread := sum(not look.is_wanted for look in looks):
+            raise SourceError(f"{note}; remove them, or leave --strict out", source=empty[0])
+        notes.append(note)
+    if unread := sum(not outline.is_wanted for outline in outlines):
         notes.append(f"CSV files not read, since --where rules out their paths: {unread:,}")
-    rows = sum(rows for look in looks for _, rows, _ in look.groups)
-    return Survey(tuple(sources), schema, parts, rows, pruned, (*found.notes, *notes), len(skipped))
+    used = tuple(outline.source for outline in outlines)
+    return Survey(used, schema, parts, left, rows - left, (*found.notes, *notes), len(skipped))
 
 
 def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
@@ -123,18 +114,19 @@ def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
         known[source.stem] = source.file.path
 
 
-def _type_csv(sources: Sequence[TableSource], looks: Sequence[Outline], options: TableOptions) -> None:
+def _type_csv(outlines: Sequence[Outline], options: TableOptions) -> None:
     pyarrow = arrow()
-    both = [(source.format, look) for source, look in zip(sources, looks, strict=True) if look.schema is not None]
-    fields = (field for form, look in both if form != "csv" for field in look.schema)
+    known = [outline for outline in outlines if outline.schema is not None]
+    fields = (field for outline in known if outline.source.format != "csv" for field in outline.schema)
     whole = {field.name: field.type for field in fields if pyarrow.types.is_integer(field.type)}
-    for form, look in both:
-        if form == "csv":
-            look.schema = csv_schema(look.schema, options, whole)
+    for outline in known:
+        if outline.source.format == "csv":
+            outline.schema = csv_schema(outline.schema, options, whole)
 
 
-def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
-    """The schema with the columns of the path, behind the user's function."""
+def _full_schema(outline: Outline, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
+    """The schema with the columns of the path, after the user's function."""
+    source, schema = outline.source, outline.schema
     pyarrow = arrow()
     schema = schema.remove_metadata()
     for name, value in source.partition:
@@ -157,44 +149,52 @@ def _after(schema: Any, source: TableSource, transform: Callable[[Any], Any] | N
     return made.schema.remove_metadata()
 
 
-def _said_by_path(source: TableSource) -> Any:
+def _path_expression(source: TableSource) -> Any:
     """What the path says of every row of the file, as an expression; None where it says nothing."""
     from pyarrow import compute
 
     field: Any = compute.field
-    known: Any = None
-    for name, value in source.partition:
-        says = field(name).is_null() if value is None else field(name) == value
-        known = says if known is None else known & says
-    return known
+    equals = (field(name).is_null() if value is None else field(name) == value for name, value in source.partition)
+    return functools.reduce(operator.and_, equals) if source.partition else None
 
 
-def _prune(source: TableSource, look: Outline, where: str, schema: Any) -> int:
-    """Drops the row groups whose statistics, or the file's path, say that no row of them is asked for; returns their rows."""
+def _select(outlines: Sequence[Outline], schemas: Mapping[str, Any], schema: Schema, options: TableOptions) -> None:
+    """Leaves out row groups and CSV files in which ``--where`` can find no row."""
+    assert options.where is not None
+    types = {name: type_of(text) for name, text in schema.types.items()}
+    plain = {path: without_null_types(kind, types) for path, kind in schemas.items()}
+    for kind in set(plain.values()):
+        check(options.where, kind)
+    for outline in outlines if options.transform is None else ():
+        source = outline.source
+        if outline.groups:
+            outline.groups = _matching_groups(outline, options.where, plain[source.file.path])
+        elif source.format == "csv" and outline.has_rows and source.partition:
+            outline.is_wanted = _may_match(source, options.where, plain[source.file.path])
+
+
+def _matching_groups(outline: Outline, where: str, schema: Any) -> list[tuple[int, int, int]]:
+    """The row groups that may hold a row that is asked for, by their statistics and by the file's path."""
     from pyarrow import dataset
 
     wanted = expression(where, {column.name: column.type for column in schema})
-    with native(source) as raw:
-        fragment = dataset.ParquetFileFormat().make_fragment(raw, partition_expression=_said_by_path(source))
-        kept = {group.id for piece in fragment.split_by_row_group(wanted, schema) for group in piece.row_groups}
-    look.pruned = sum(rows for k, rows, _ in look.groups if k not in kept)
-    look.groups = [group for group in look.groups if group[0] in kept]
-    return look.pruned
+    with native(outline.source) as raw:
+        fragment = dataset.ParquetFileFormat().make_fragment(raw, partition_expression=_path_expression(outline.source))
+        numbers = {group.id for piece in fragment.split_by_row_group(wanted, schema) for group in piece.row_groups}
+    return [group for group in outline.groups if group[0] in numbers]
 
 
-def _may_hold(source: TableSource, where: str, schema: Any) -> bool:
-    """Whether the path of a CSV file, which states no statistics, leaves rows to ask for."""
+def _may_match(source: TableSource, where: str, schema: Any) -> bool:
+    """Whether a CSV file may hold a row that is asked for, by its path alone: it states no statistics."""
     from pyarrow import dataset, fs
 
     form, here = dataset.CsvFileFormat(), fs.LocalFileSystem()
-    fragment = form.make_fragment("never open_index", here, partition_expression=_said_by_path(source))
+    fragment = form.make_fragment("never opened", here, partition_expression=_path_expression(source))
     wanted = expression(where, {column.name: column.type for column in schema})
     return any(True for _ in dataset.FileSystemDataset([fragment], schema, form, here).get_fragments(filter=wanted))
 
 
-def _cut(
-    sources: Sequence[TableSource], looks: Sequence[Outline], columns: set[str] | None
-) -> tuple[tuple[tuple[RowGroups, ...], ...], list[str]]:
+def _cut(outlines: Sequence[Outline], columns: set[str] | None) -> tuple[tuple[tuple[RowGroups, ...], ...], list[str]]:
     """Parts of about equal size, in the order of the sources; notes on row groups that need much memory."""
     parts: list[tuple[RowGroups, ...]] = []
     units: list[RowGroups] = []
@@ -207,10 +207,11 @@ def _cut(
             units.clear()
         weight = 0
 
-    for number, (source, look) in enumerate(zip(sources, looks, strict=True)):
-        width = 0 if look.schema is None else _row_bytes(look.schema, columns)
-        pieces: list[tuple[tuple[int, ...], int]] = [((k,), rows * width) for k, rows, _ in look.groups if rows]
-        if source.format == "csv" and look.has_rows and look.is_wanted:
+    for number, outline in enumerate(outlines):
+        source, schema = outline.source, outline.schema
+        width = 0 if schema is None else _row_bytes(schema, columns)
+        pieces: list[tuple[tuple[int, ...], int]] = [((k,), rows * width) for k, rows, _ in outline.groups if rows]
+        if source.format == "csv" and outline.has_rows and outline.is_wanted:
             pieces = [((), source.file.size)]
         if _begins_part(source, sum(num_bytes for _, num_bytes in pieces)):
             close()
@@ -237,13 +238,13 @@ def _cut(
 def _begins_part(source: TableSource, num_bytes: int) -> bool:
     """Whether a part is cut before a file, by a hash of the file: the larger it is, the more likely.
 
-    So files that are added or removed change the parts around them, and no others.
+    So a file that is added or removed changes only the parts around it.
     """
     return int(source.file.ends[:12], 16) % PART_BYTES < num_bytes
 
 
 def _row_bytes(schema: Any, columns: set[str] | None) -> int:
-    """Bytes of a decoded row, about: a footer knows only what its columns take when they are encoded."""
+    """Bytes of a decoded row, about: a footer states only the size of encoded columns."""
     sizes = [_item_bytes(field.type) for field in schema if columns is None or field.name in columns]
     return max(1, sum(sizes))
 

@@ -24,7 +24,7 @@ class TableSource(msgspec.Struct, frozen=True):
     file: InputFile
     format: str
     partition: tuple[tuple[str, str | int | None], ...] = ()
-    delimiter: str | None = None  # of a CSV file, where it was given
+    delimiter: str | None = None  # of a CSV file; None: a comma, in .tsv files a tab
     encoding: str | None = None
     decimal: str = "."
 
@@ -48,7 +48,7 @@ def arrow() -> Any:
 
 
 def native(source: TableSource) -> Any:
-    """A file opened by pyarrow, whose names need not be utf-8 only as bytes."""
+    """A file opened by pyarrow; its name goes as bytes, since it need not be UTF-8."""
     return arrow().OSFile(os.fsencode(source.file.location))
 
 
@@ -61,11 +61,11 @@ def format_of(path: str) -> str | None:
 
 
 def check_form(delimiter: str | None, encoding: str | None, decimal: str) -> None:
-    """Refuses ways to write CSV files that are none."""
+    """Refuses a delimiter, an encoding or a decimal sign that cannot be."""
     if decimal not in (".", ","):
         raise ConfigError(f"--decimal {decimal!r}; expected '.' or ','")
-    if decimal == (delimiter or ","):
-        raise ConfigError(f"--decimal {decimal!r} is also the delimiter; give --delimiter too, such as ';'")
+    if decimal == delimiter:
+        raise ConfigError(f"--decimal {decimal!r} is also the delimiter; give another --delimiter, such as ';'")
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
         raise ConfigError(f"--delimiter {delimiter!r}; expected one character, such as ';', or \\t for a tab")
     try:
@@ -77,7 +77,7 @@ def check_form(delimiter: str | None, encoding: str | None, decimal: str) -> Non
 def with_partitions(
     files: Sequence[InputFile], delimiter: str | None = None, encoding: str | None = None, decimal: str = "."
 ) -> list[TableSource]:
-    """Sources with the columns of their paths; a column is of integers where every value of it is one."""
+    """Sources with the columns of their paths; a column holds integers where every value of it is one."""
     raw = []
     for file in files:
         if (kind := format_of(file.path)) is None:
@@ -88,14 +88,12 @@ def with_partitions(
             )
         pairs = [part.partition("=")[::2] for part in file.folders if "=" in part]
         raw.append((file, kind, {unquote(name): unquote(value) for name, value in pairs if name}))
-    values: dict[str, set[str]] = {}
-    for _, _, found_pairs in raw:
-        for name, value in found_pairs.items():
-            values.setdefault(name, set()).add(value)
-    whole = {name for name, found in values.items() if all(_is_integer(value) for value in found - {NO_VALUE})}
+    texts = {
+        name for _, _, pairs in raw for name, value in pairs.items() if value != NO_VALUE and not _is_integer(value)
+    }
 
     def typed(name: str, value: str) -> str | int | None:
-        return None if value == NO_VALUE else int(value) if name in whole else value
+        return None if value == NO_VALUE else value if name in texts else int(value)
 
     return [
         TableSource(
@@ -111,6 +109,6 @@ def _is_integer(text: str) -> bool:
 
 
 def partition_type(value: str | int | None) -> Any:
-    """The type of a column of the path, as far as one file tells it."""
+    """The type of a column of the path, as far as one file shows it."""
     pyarrow = arrow()
     return pyarrow.null() if value is None else pyarrow.int64() if isinstance(value, int) else pyarrow.string()

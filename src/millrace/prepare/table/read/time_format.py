@@ -1,4 +1,4 @@
-"""Times that are written as text: ``--time-format`` reads them, and of those that are no ISO times it is guessed."""
+"""Times that are written as text: parsed by ``--time-format``, or its guess where they are not ISO 8601."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def codes(form: str) -> set[str]:
 
 
 def check_format(form: str) -> None:
-    """Refuses what is no pattern of ``strptime``."""
+    """Refuses a format that ``strptime`` does not know, or that has no day."""
     example = datetime(2020, 12, 31, 23, 59, 58, 123456, UTC)
     try:
         datetime.strptime(example.strftime(form), form)
@@ -39,7 +39,7 @@ def check_format(form: str) -> None:
 
 
 def time_type(form: str) -> Any:
-    """The type of times that are written so."""
+    """The type of times in a format."""
     import pyarrow
 
     if not codes(form) & CLOCK:
@@ -48,9 +48,9 @@ def time_type(form: str) -> Any:
 
 
 def parse_times(texts: Any, form: str) -> Any:
-    """Texts as times, null where one is not written so.
+    """Texts as times, null where one is in another format.
 
-    Arrow is fast and lax (it takes 31 February): what it reads must give the same text again, else Python reads it.
+    Arrow is fast and lax: it takes 31 February. Where its time does not give the same text again, Python reads the text.
     """
     import pyarrow
     from pyarrow import compute
@@ -76,6 +76,21 @@ def _parsed(text: str, form: str) -> Any:
     return found.date() if not codes(form) & CLOCK else found
 
 
+def check_format_fits(path: str, column: str, texts: Sequence[str | None], form: str) -> None:
+    """Refuses a format that fits none of the first times of a file: it is wrong, or meant for other files."""
+    import pyarrow
+
+    some = [text for text in texts if text][:MAX_GUESSED_FROM]
+    if not some or parse_times(pyarrow.array(some), form).null_count < len(some):
+        return
+    others = guess_formats(some)
+    remedy = f"give --time-format {others[0]!r}" if others else "name another column, or their format"
+    raise ConfigError(
+        f"{path!r}: --time {column!r} holds {some[0][:80]!r}, and none of its first {len(some):,} times is in --time-format "
+        f"{form!r}; {remedy}. If files differ, prepare those of one format and add the others with --append"
+    )
+
+
 def guess_formats(texts: Sequence[str]) -> list[str]:
     """The formats in which all of the texts are written."""
     some = list(dict.fromkeys(texts))[:MAX_GUESSED_FROM]
@@ -84,7 +99,7 @@ def guess_formats(texts: Sequence[str]) -> list[str]:
 
 
 def first_odd(texts: Sequence[str | None]) -> int | None:
-    """The first that is no ISO time, as CSV files are read."""
+    """The place of the first that is no ISO time, as CSV files are read."""
     import pyarrow
 
     for k, text in enumerate(texts):

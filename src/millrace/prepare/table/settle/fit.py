@@ -20,7 +20,7 @@ from millrace.prepare.table.settle.splits import last_rows
 from millrace.prepare.table.settle.time_steps import Steps
 from millrace.ragged import Array, Int64s, concatenated_ranges
 from millrace.scaling.moments import Moments, merge_all
-from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quantiles_of
+from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quartiles_of
 
 GROUP_ROWS = 1 << 19  # rows of the entities measured by one task, about
 SEARCHED = 32  # features whose quartiles are searched together: a pass holds up to 3 MiB of counts for each
@@ -205,10 +205,10 @@ class _Fit:
         if int(self._index.runs_of(entity)["rows"].sum()) <= slice_rows(self._features):
             parts = list(self._train_values(entity, cuts))
             values = np.concatenate(parts) if parts else np.zeros((0, self._features))
-            return np.array([quantiles_of(values[:, k]) for k in range(self._features)])
+            return np.array([quartiles_of(values[:, k]) for k in range(self._features)])
         found = []
         for first in range(0, self._features, SEARCHED):
-            search = QuantileSearch(min(SEARCHED, self._features - first), dtypes=self._task.schema.raw_dtype)
+            search = QuantileSearch(min(SEARCHED, self._features - first), self._task.schema.raw_dtype)
             while (targets := search.next_pass()) is not None:
                 search.update(_counts(self._train_values(entity, cuts), first, targets))
             found.append(search.result())

@@ -23,7 +23,7 @@ from millrace.prepare.table.settle.index import Index
 from millrace.prepare.table.settle.splits import cut_times, entity_splits
 from millrace.ragged import Array, Int64s
 from millrace.scaling.moments import Moments
-from millrace.scaling.quantiles import QuantileSearch, quantiles_of
+from millrace.scaling.quantiles import QuantileSearch, quartiles_of
 from millrace.scaling.scaler import Scaling, center_and_scale
 
 
@@ -118,7 +118,7 @@ class Measuring:
         """Of all train rows, in passes over what was kept aside."""
         features, parts, passes = len(self._found.schema.role.features), [], 0
         for first in range(0, features, fit.SEARCHED):
-            search = QuantileSearch(min(fit.SEARCHED, features - first), dtypes=self._found.schema.raw_dtype)
+            search = QuantileSearch(min(fit.SEARCHED, features - first), self._found.schema.raw_dtype)
             while (targets := search.next_pass()) is not None:
                 plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
                 asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]
@@ -135,19 +135,11 @@ class Measuring:
     def _scaling(self, moments: Moments, quartiles: Array | None, rows: int) -> Scaling:
         """For all features, measured over so many rows; the calendar behind them stays as it is."""
         options, features = self._options, self._found.schema.role.features
-        nulls = rows - moments.count
         fitted = Scaling.fit(
             options.scale, features, moments, quartiles, dtype=options.dtype, fit_on=options.fit_on,
-            per_entity=options.per_entity, nulls=nulls.tolist(),
+            per_entity=options.per_entity, nulls=(rows - moments.count).tolist(),
         )  # fmt: skip
-        waves = calendar_names(options.calendar)
-        if not waves:
-            return fitted
-        return Scaling(
-            fitted.method, (*features, *waves), np.append(fitted.center, np.zeros(len(waves))),
-            np.append(fitted.scale, np.ones(len(waves))), fitted.dtype, fitted.fit_on, fitted.per_entity, fitted.constant,
-            fitted.empty, {key: [*values, *([None] * len(waves))] for key, values in fitted.statistics.items()},
-        )  # fmt: skip
+        return fitted.with_waves(calendar_names(options.calendar))
 
     def _each(self, fitted: Sequence[fit.FitDone], whole: Scaling, rows: Int64s) -> tuple[Array, int]:
         """Center and scale of every entity; one with fewer than 2 train values takes those of all, and is counted."""
@@ -171,7 +163,7 @@ def scale_static(values: Array, train: Array, method: str) -> tuple[Array, dict[
     if not values.shape[1]:
         return np.zeros((len(values), 0), np.float32), None
     columns = [values[train, k] for k in range(values.shape[1])]
-    quartiles = np.array([quantiles_of(column) for column in columns]) if method == "robust" else None
+    quartiles = np.array([quartiles_of(column) for column in columns]) if method == "robust" else None
     names = [str(k) for k in range(len(columns))]
     fitted = Scaling.fit(method, names, Moments.of(columns), quartiles)
     scaled = np.nan_to_num((values - fitted.center) / fitted.scale).astype(np.float32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from millrace.errors import ConfigError
@@ -28,13 +26,7 @@ def refit_scaling(old: Scaling, moments: Moments, rows: int) -> Scaling:
     low, high = np.where(count > 0, low, np.inf), np.where(count > 0, high, -np.inf)
     before = Moments(count, mean, std**2 * count, low, high, np.zeros(width))
     nulls = np.array([value or 0 for value in old.statistics["nulls"][:width]]) + rows - moments.count
-    fitted = Scaling.fit(
+    return Scaling.fit(
         old.method, old.features[:width], Moments.merge(before, moments), dtype=old.dtype, fit_on=old.fit_on,
         nulls=nulls.tolist(),
-    )  # fmt: skip
-    waves = len(old.features) - width
-    return dataclasses.replace(
-        fitted, features=old.features, center=np.append(fitted.center, np.zeros(waves)),
-        scale=np.append(fitted.scale, np.ones(waves)),
-        statistics={key: [*values, *([None] * waves)] for key, values in fitted.statistics.items()},
-    )  # fmt: skip
+    ).with_waves(old.features[width:])  # fmt: skip

@@ -249,7 +249,7 @@ class ShardMaker:
         edges = offsets if len(apart) == len(entities) else offsets[[0, -1]]
         for entity, (first, last) in zip(apart, pairwise(edges.tolist()), strict=True):
             center, scale = self._of(entity)
-            self._scaling.rows_into(values[first:last], out[first:last, :width], center[:width], scale[:width])
+            self._scaling.scale_into(values[first:last], out[first:last, :width], center[:width], scale[:width])
         if self._options.calendar:
             assert self._schema.time_unit is not None
             at = np.ascontiguousarray(time)
