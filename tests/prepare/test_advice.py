@@ -174,4 +174,4 @@ def test_notes_too_are_told_so_and_the_store_keeps_them_as_they_were(tmp_path, c
     assert "exclude='b*' matches no file; check the pattern" in told
     source = str(tmp_path / "a.csv")
     assert run(["prepare", "table", source, "--out", str(tmp_path / "o3"), "--time", "t", "--entity", "name"]) == 0
-    assert "--categorical word takes them" in capsys.readouterr().out
+    assert "--categorical word takes them" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Advice in the caller's own terms: a message is written once, with flags; a Python call hears of arguments.
+"""Advice in the caller's own terms. Messages are written once, with flags; a Python call gets arguments instead.
 
-``prepare_text`` and ``prepare_table`` are wrapped by ``in_python``: ``--on-error skip`` becomes ``on_error="skip"`` in their
-errors and notes. The commands call what is inside, ``with_flags(prepare_text)``.
+``in_python`` wraps ``prepare_text`` and ``prepare_table``: ``--on-error skip`` becomes ``on_error="skip"`` in their errors
+and notes. The commands call the function inside, ``with_flags(prepare_text)``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from millrace.prepare.progress import default_progress
 Given = ParamSpec("Given")
 Report = TypeVar("Report", bound=msgspec.Struct)
 
-NAMES = {"stall": "stall_s"}  # of flags that are not called like their argument
+NAMES = {"stall": "stall_s"}  # flags that are not called like their argument
 INVERTED = {"no-normalize": "normalize=False", "no-dedup": 'dedup="none"'}
-# Words that go on with the sentence: any other word behind a flag is its value.
+# These words continue the sentence; any other word after a flag is its value.
 NO_VALUES = {"a", "and", "gave", "if", "is", "left", "must", "names", "needs", "or", "rules", "too", "with"}
 WORDS = re.compile(
     r"""(?<![\w/.-])millrace\ (?:prepare|train|gc|explain|head|info|verify)\b[^;)]*  # a command stays as it is
@@ -36,7 +36,7 @@ WORDS = re.compile(
 def in_python(
     *structs: type[msgspec.Struct], **more: Any
 ) -> Callable[[Callable[Given, Report]], Callable[Given, Report]]:
-    """Lets a preparation, whose options are those of ``structs`` and ``more``, speak of arguments rather than flags."""
+    """Lets a preparation name arguments, not flags. Its options are the fields of ``structs`` and ``more``."""
 
     def wrap(prepare: Callable[Given, Report]) -> Callable[Given, Report]:
         defaults = {name: argument.default for name, argument in inspect.signature(prepare).parameters.items()}
@@ -65,13 +65,13 @@ def in_python(
 
 
 def with_flags(prepare: Callable[Given, Report]) -> Callable[Given, Report]:
-    """The same preparation for a command, whose user gives flags."""
+    """The same preparation for a command, with flags in its messages."""
     inside: Callable[Given, Report] = inspect.unwrap(prepare)
     return inside
 
 
 def python_terms(message: str, defaults: Mapping[str, Any]) -> str:
-    """A message with the flags that stand for arguments written as those; ``defaults`` knows them by name.
+    """A message with flags written as arguments; ``defaults`` has the arguments by name.
 
     >>> python_terms("fix it, or go on with --on-error skip or --restart", {"on_error": "stop", "restart": False})
     'fix it, or go on with on_error="skip" or restart=True'

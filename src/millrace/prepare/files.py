@@ -1,7 +1,7 @@
 """Finds input files and knows them again: order, identity, and what has changed since a plan was made.
 
-The order is that of the arguments, and of names by their bytes within a folder or pattern. What a folder holds
-besides is left out and told, never a reason to stop: links to folders, links that lead nowhere, a file met twice.
+Files come in the order of the arguments; within a folder or pattern, by the bytes of their names. A note names what
+was left out of a folder: links to folders, links that lead nowhere, a file met twice. None of these stops a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import xxhash
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.exclude import Exclude
 
-ENDS = 64 << 10  # bytes of either end that stand for a file's contents in a plan
+ENDS = 64 << 10  # bytes of either end; their hash stands for the contents in a plan
 PACKED = frozenset((".gz", ".zst", ".bz2", ".xz"))  # endings that stand behind another
 MAX_ENDINGS = 6  # named in a note
 
@@ -34,13 +34,12 @@ class InputFile(msgspec.Struct, frozen=True):
     mtime_ns: int
     ends: str
     location: str  # as the system knows it
-    folders: tuple[
-        str, ...
-    ] = ()  # between it and what was given: a folder, the first * of a pattern, what all files share
+    # Between the file and what was given: a folder, the first * of a pattern, the folder that all files share.
+    folders: tuple[str, ...] = ()
 
 
 class Found(NamedTuple):
-    """The files of a call, in their order, and what was left out, a note for each kind of it."""
+    """The files of a call in their order, and notes on what was left out."""
 
     files: list[InputFile]
     notes: list[str]
@@ -55,10 +54,10 @@ def find_files(
     given: Mapping[str, InputFile] | None = None,
     exclude: Sequence[str] = (),
 ) -> Found:
-    """Every file of the arguments, looked at before any work is done; in folders those that ``is_known``.
+    """Every file of the arguments, before any work is done; from folders, those that ``is_known``.
 
-    ``avoid``: folders (real paths) that hold no input, such as the output. ``given``: arguments that are known already.
-    ``exclude``: patterns of files and folders that are left out (``exclude.py``).
+    ``avoid``: folders (real paths) without input, such as the output. ``given``: files that stand for an argument.
+    ``exclude``: patterns of files and folders to leave out (``exclude.py``).
     """
     finder = _Finder(is_known, expected, avoid, Exclude(exclude))
     given = given or {}
@@ -82,14 +81,14 @@ def printable(path: str) -> str:
 
 
 def ending(path: str) -> str:
-    """What a file name ends in, lower case, with the ending before that of its compression."""
+    """The ending of a file name in lower case; ``.txt.gz`` where it is compressed."""
     name = Path(path)
     last = name.suffix.lower()
     return Path(name.stem).suffix.lower() + last if last in PACKED else last
 
 
 def _depth(argument: str, shared: int) -> int:
-    """How many parts of a path are what was given, and no finding."""
+    """How many parts of a path were given; the others were found."""
     parts = Path(argument).parts
     if os.path.isdir(argument):
         return len(parts)
@@ -164,7 +163,7 @@ class _Finder:
         return list(paths)
 
     def _matches(self, pattern: str) -> Iterator[str]:
-        """As glob has it, but ``**`` goes into no link, which could be a loop."""
+        """As ``glob.glob``, but ``**`` follows no links, which could be a loop."""
         parts = pattern.split(os.sep)
         if "**" not in parts:
             yield from glob.glob(pattern)
@@ -175,7 +174,7 @@ class _Finder:
         for top in tops if not glob.has_magic(above) else [top for top in tops if self._mode(top) is not None]:
             for folder in self._folders(top):
                 found = self._matches(os.path.join(glob.escape(folder), *(parts[k + 1 :] or ["*"])))
-                # At its end ** stands for files: it comes to those of each folder by itself.
+                # At the end of a pattern ** stands for files: folders come by themselves.
                 yield from found if parts[k + 1 :] else (path for path in found if not os.path.isdir(path))
 
     def _folders(self, folder: str) -> Iterator[str]:
@@ -192,7 +191,7 @@ class _Finder:
         return any(place == folder or place.startswith(folder + os.sep) for folder in self._avoid)
 
     def _is_source(self, folder: str, place: str) -> bool:
-        """Whether a folder that was not named itself is looked into."""
+        """Whether to look into a folder that was not named itself."""
         if self._is_avoided(place) or self._is_excluded(folder, is_folder=True):
             return False
         if os.path.exists(os.path.join(folder, "store.json")) and os.path.isdir(os.path.join(folder, "snapshots")):
@@ -279,7 +278,7 @@ def describe(path: str, expected: str) -> InputFile:
 
 
 def check_unchanged(file: InputFile) -> None:
-    """A source must be what it was when the plan was made."""
+    """Refuses a source that is not what it was when the plan was made."""
     try:
         status = os.stat(file.location)
     except OSError as error:
@@ -288,11 +287,8 @@ def check_unchanged(file: InputFile) -> None:
             source=file.path,
         ) from error
     if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-        what = (
-            f"{status.st_size:,} bytes, planned {file.size:,}"
-            if status.st_size != file.size
-            else "it was written again"
-        )
+        is_as_large = status.st_size == file.size
+        what = "it was written again" if is_as_large else f"{status.st_size:,} bytes, planned {file.size:,}"
         raise SourceError(
             f"{file.path!r} changed while it was prepared: {what}; run the same command again", source=file.path
         )

@@ -15,7 +15,7 @@ from millrace.errors import ConfigError
 
 
 def load_function(name: str | None, option: str) -> Callable[..., Any] | None:
-    """The function; modules of the current folder are found too."""
+    """The function of this name; modules in the current folder count too."""
     if name is None:
         return None
     module, _, attribute = name.partition(":")
@@ -33,7 +33,7 @@ def load_function(name: str | None, option: str) -> Callable[..., Any] | None:
 
 
 def source_digest(name: str, option: str) -> str | None:
-    """Of the file a function is written in: by it one that was changed is known as another. None: there is no such file."""
+    """The hash of the file that a function is written in, which shows changes; None if there is no such file."""
     function = load_function(name, option)
     module = sys.modules.get(getattr(function, "__module__", None) or name.partition(":")[0])
     try:

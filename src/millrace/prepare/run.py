@@ -141,11 +141,11 @@ class Run:
         self._remove(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*.tmp"))  # of workers that died
         kind.begin()
         tasks = kind.settle(self._make_parts())
-        if tasks is None:
+        if tasks is None and self.base is not None:
+            report = self._report(kind.product(), self.base.manifest.fingerprint, is_new=False)
             self.partial.close(remove=True)
-            assert self.base is not None
-            return self._report(kind.product(), self.base.manifest.fingerprint, is_new=False)
-        self._write_shards(tasks)
+            return report
+        self._write_shards(tasks or ())
         self.engine.stop()
         product = kind.product()
         self.note(*product.report.get("notes", ()))
@@ -201,23 +201,18 @@ class Run:
     def _finished_parts(self, tasks: Sequence[Any]) -> dict[int, Any]:
         """By number. Damaged parts are removed; parts of other sources stay, which may be asked for again."""
         there = [number for number, task in enumerate(tasks) if part_folder(self.folder, task.key).exists()]
-        found = {
-            there[k]: part for k, part in self.engine.run(self.kind.find_part, [tasks[number] for number in there])
-        }
-        damaged = [part_folder("", tasks[number].key) for number, part in found.items() if part is None]
-        self._remove(map(str, damaged))
-        return {number: part for number, part in found.items() if part is not None}
+        parts = dict(self.engine.run(self.kind.find_part, [tasks[number] for number in there]))
+        self._remove(str(part_folder("", tasks[there[k]].key)) for k, part in parts.items() if part is None)
+        return {there[k]: part for k, part in parts.items() if part is not None}
 
     def _write_shards(self, tasks: Sequence[Any]) -> None:
         kind, partial = self.kind, self.partial
         partial.begin(kind.part_plan, Layout(kind.columns), self.base, resume=True)
         if self.base is not None:
             gc.sweep(self.out, spare=partial.entries)
-        names = [shard_name(task.split, task.number) for task in tasks]
+        entries = partial.entries
         missing = [
-            task
-            for name, task in zip(names, tasks, strict=True)
-            if name not in partial.entries or not kind.has_shard(task)
+            task for task in tasks if shard_name(task.split, task.number) not in entries or not kind.has_shard(task)
         ]
         kind.begin_shards(missing)
         entry: ShardEntry

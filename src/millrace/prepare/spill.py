@@ -19,9 +19,9 @@ SMALL_BYTES = 1 << 16  # from here on a copy costs more than a call
 
 
 class Spill:
-    """Arrays and bytes one after the other, by writes of a megabyte or so; ``size`` is what was given.
+    """A file of arrays and bytes one after the other, written by the megabyte; ``size`` is their bytes so far.
 
-    One that is not ``durable`` need not outlive the machine.
+    If it is not ``durable``, it need not survive a crash of the machine.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -32,7 +32,7 @@ class Spill:
 
     @property
     def hash(self) -> str:
-        """Of what the finished file holds."""
+        """The hash of the finished file."""
         return file_hash(self._path) if self._is_revised else self._hash.hexdigest()
 
     def write(self, array: Array) -> None:
@@ -57,15 +57,14 @@ class Spill:
             self._waiting.clear()
 
     def revise(self, start: int, stop: int, dtype: np.dtype[Any], change: Callable[[Array, int], None]) -> None:
-        """Items [start, stop) that were written are changed by ``change(items, number of the first)``, some at a time."""
+        """Changes items [start, stop) that were written, by ``change(items, number of the first)``, some at a time."""
         self._flush()
         self._is_revised = True
         with open(self._path, "r+b", buffering=0) as file:
             for first in range(start, stop, REVISED):
                 file.seek(first * dtype.itemsize)
-                items = np.frombuffer(
-                    bytearray(file.read((min(stop, first + REVISED) - first) * dtype.itemsize)), dtype
-                )
+                count = min(stop, first + REVISED) - first
+                items = np.frombuffer(bytearray(file.read(count * dtype.itemsize)), dtype)
                 change(items, first)
                 file.seek(first * dtype.itemsize)
                 platform.write(file.fileno(), items.data, self._path)
@@ -84,7 +83,7 @@ class Spill:
 
 
 def file_hash(path: Path) -> str:
-    """As ``Spill.hash``."""
+    """The hash of a file, as ``Spill.hash``."""
     found = xxhash.xxh3_64()
     with open(path, "rb") as file:
         while block := file.read(BUFFER_BYTES):

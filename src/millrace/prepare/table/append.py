@@ -21,7 +21,7 @@ from millrace.prepare.run import Run
 from millrace.prepare.table.options import TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone
 from millrace.prepare.table.read.sources import Inputs, Survey
-from millrace.prepare.table.recipe import Made, read_made
+from millrace.prepare.table.recipe import read_run
 from millrace.prepare.table.report import TableReport, merge_reports
 from millrace.prepare.table.settle.clean import calendar_names
 from millrace.prepare.table.settle.index import Index, build_index
@@ -49,22 +49,18 @@ def append_table(run: Run, inputs: Inputs, given: Mapping[str, Any]) -> TableRep
     """Adds rows to a store. Its own options hold; those given (not None) may only repeat them."""
     asked = {name: value for name, value in given.items() if value is not None}
     refit = bool(asked.pop("refit", False))
-    made = _made(run.out)
-    options, notes = _options(run.out, made.options, asked)
+    if open_store(run.out).kind != "series":
+        raise ConfigError(f"{run.out} was not made by prepare table; only such a store can be appended to")
+    first = read_run(
+        run.out, 0, "an append reads the options of the store there: bring it back, or prepare the table again"
+    )
+    stored = msgspec.convert(first.plan["options"], TableOptions)
+    options, notes = _options(run.out, stored, asked)
     function = options.transform
-    is_same = function is not None and function == made.options.transform
-    if is_same and source_digest(str(function), "--transform") != made.plan.get("transform"):
+    is_same = function is not None and function == stored.transform
+    if is_same and source_digest(str(function), "--transform") != first.plan.get("transform"):
         notes.append(f"--transform {function} has changed since the store was made")
     return run.make(TableAppend(run, inputs, options, refit, notes))  # type: ignore[no-any-return]
-
-
-def _made(out: Path) -> Made:
-    """What the first preparation of a store wrote down."""
-    if open_store(out).kind != "series":
-        raise ConfigError(f"{out} was not made by prepare table; only such a store can be appended to")
-    return read_made(
-        out, 0, "an append reads the options of the store there: bring it back, or prepare the table again"
-    )
 
 
 def _options(out: Path, stored: TableOptions, given: Mapping[str, Any]) -> tuple[TableOptions, list[str]]:

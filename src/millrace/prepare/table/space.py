@@ -8,7 +8,7 @@ from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.sources import Survey
 from millrace.prepare.table.write.shards import layout_columns, needs_mask
 
-CELL_BYTES = 8  # of a number in a CSV file with what parts it from the next, about
+CELL_BYTES = 8  # of a number in a CSV file with its separator, about
 EXPANSION = 4  # of compressed CSV files, about
 
 

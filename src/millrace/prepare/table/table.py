@@ -24,7 +24,7 @@ from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.read.parts import finished_part, part_tasks
 from millrace.prepare.table.read.sources import Inputs, find_tables, survey
-from millrace.prepare.table.recipe import read_made
+from millrace.prepare.table.recipe import read_run
 from millrace.prepare.table.report import TableReport
 from millrace.prepare.table.settle.clean import grid_step, local_times
 from millrace.prepare.table.settle.index import Index, build_index
@@ -114,8 +114,7 @@ class Table(Kind):
         return make_plan(PLAN_VERSION, self._options, files, functions)
 
     def earlier(self, line: int) -> Earlier:
-        made = read_made(self._run.out, line, "choose another --out, add rows with --append, or remove it yourself")
-        return Earlier(made.report.fingerprint, made.plan, made.report)
+        return read_run(self._run.out, line, "choose another --out, add rows with --append, or remove it yourself")
 
     def allow(self, old: Any, new: Any) -> Any:
         """Sources may change, and all options but those of reading: each part is known by what it is made of."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part import QUARANTINE
-from millrace.prepare.text.recipe import CUT, NAMES, OPTIONS, check_is_text, runs
+from millrace.prepare.text.recipe import CUT, NAMES, OPTIONS, check_is_text, read_runs
 from millrace.prepare.text.shards.columns import LINES, check_continues
 from millrace.ragged import Array
 from millrace.store.folder import Folder
@@ -29,12 +29,12 @@ class Existing:
 
     def made(self) -> dict[str, Any]:
         """What the run that made this snapshot wrote down. A killed append may have written more."""
-        mine = [run for run in runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
+        mine = [run for run in read_runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
         return mine[-1] if mine else {}
 
     def root(self) -> str | None:
         """The folder that the names of its sources count from, by its first run."""
-        found: str | None = next((run.get("root") for run in runs(self._out)), None)
+        found: str | None = next((run.get("root") for run in read_runs(self._out)), None)
         return found
 
     def quarantine_bytes(self) -> int:

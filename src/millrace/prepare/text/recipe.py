@@ -1,7 +1,7 @@
-"""How the documents of a store were made: in the ``meta`` of its manifest, and in ``provenance.json`` of earlier versions.
+"""How the documents of a store were made: in the ``meta`` of its manifest; earlier versions used ``provenance.json``.
 
-An append makes its documents in the same way. Each option that decides what a document is, or where it goes, is the
-store's own; one that says something else is refused.
+An append makes documents in the same way. The store decides every option that says what a document is or where it
+goes; another value is refused.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from millrace.store.plain_file import read_plain
 from millrace.store.reader import read_base
 from millrace.text.load import tokenizer_by_name
 
-# An append must have the first, and takes the second where they are left out: files may name their fields otherwise.
+# An append must have the first. The second are defaults for it: its files may name their fields otherwise.
 FIXED = ("document", "html", "normalize", "min_chars", "filter", "dedup", "dedup_unit", "val", "test", "val_tail")
 TAKEN = ("format", "text_field", "mask_field")
-CUT = ("max_document", "long_documents")  # fixed where documents were cut, or would be that the store has whole
+CUT = (
+    "max_document",
+    "long_documents",
+)  # fixed if documents were cut, or if some that the store has whole would now be cut
 OPTIONS, NAMES, FILTER = "options", "names", "filter source"  # in the meta of a manifest
-FROM_ROOT = (
-    "from root"  # how sources are named: from the folder that they share; in earlier versions as they were given
-)
+FROM_ROOT = "from root"  # sources are named from the folder that they share; in earlier versions, as they were given
 
 
-def described(reading: ReadOptions, cutting: ShardOptions) -> dict[str, Any]:
-    """What the manifest of a new store says of how its documents were made."""
+def options_for_meta(reading: ReadOptions, cutting: ShardOptions) -> dict[str, Any]:
+    """How documents are made, for the manifest of a new store."""
     options = {**msgspec.to_builtins(reading), **msgspec.to_builtins(cutting)}
-    found = {name: options[name] for name in (*FIXED, *TAKEN, *CUT)}
+    kept = {name: options[name] for name in (*FIXED, *TAKEN, *CUT)}
     if reading.filter is not None:
-        found[FILTER] = source_digest(reading.filter, "--filter")
-    return {OPTIONS: found, NAMES: FROM_ROOT}
+        kept[FILTER] = source_digest(reading.filter, "--filter")
+    return {OPTIONS: kept, NAMES: FROM_ROOT}
 
 
-def runs(out: Path) -> list[dict[str, Any]]:
-    """What the first run and every append said of themselves; the last line may be of one that was killed."""
+def read_runs(out: Path) -> list[dict[str, Any]]:
+    """The lines of ``provenance.json``: the first run and every append. The last one may have been killed."""
     path = out / "provenance.json"
     found = []
     for number, line in enumerate(read_plain(str(path)).splitlines() if os.path.lexists(path) else (), start=1):
@@ -58,7 +59,7 @@ def runs(out: Path) -> list[dict[str, Any]]:
 
 
 class _Plan(msgspec.Struct):
-    """Of a run, as far as it is read again."""
+    """What is read again of the plan of a run."""
 
     options: dict[str, Any] = {}
     shards: dict[str, Any] = {}
@@ -80,9 +81,9 @@ def check_is_text(out: Path, manifest: Manifest) -> None:
 
 
 def options_of_append(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an append: what was given, and else the store's own; a contradiction is refused, also by a default."""
+    """The options of an append: those given, else those of the store. A contradiction is refused."""
     if not os.path.exists(out / "store.json"):
-        return dict(given)  # which is refused when the store is opened
+        return dict(given)  # refused when the store is opened
     manifest = read_base(out).manifest
     check_is_text(out, manifest)
     stored, has_cut = _stored(out, manifest)
@@ -99,7 +100,7 @@ def options_of_append(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_filter(manifest: Manifest, reading: ReadOptions) -> list[str]:
-    """A note where the function that chooses documents is not what it was when the store was made."""
+    """A note if the function that chooses documents has changed since the store was made."""
     options = manifest.meta.get(OPTIONS, {})
     if reading.filter is None or FILTER not in options or options[FILTER] == source_digest(reading.filter, "--filter"):
         return []
@@ -116,11 +117,11 @@ def _refused(out: Path, name: str, stored: Any, given: Any) -> ConfigError:
 
 
 def _stored(out: Path, manifest: Manifest) -> tuple[dict[str, Any], bool]:
-    """The options that a store was made with, and whether long documents were cut."""
+    """The options of a store, and whether long documents were cut."""
     if OPTIONS in manifest.meta:
         stored = _checked(manifest.meta[OPTIONS], out / "store.json")
         return stored, stored.get("long_documents") == "split"
-    plans = [plan for run in runs(out) if (plan := run.get("plan")) and plan.get("options")]
+    plans = [plan for run in read_runs(out) if (plan := run.get("plan")) and plan.get("options")]
     if not plans:
         raise ConfigError(
             f"{out} does not say how its documents were made: an earlier version wrote that to provenance.json, which is "
@@ -134,7 +135,7 @@ def _stored(out: Path, manifest: Manifest) -> tuple[dict[str, Any], bool]:
 
 
 def _checked(options: Any, path: Path) -> dict[str, Any]:
-    """Options that have the types they are declared with; unknown ones are of another version."""
+    """Options with the types they are declared with; unknown ones come from another version."""
     try:
         if not isinstance(options, dict):
             raise ValueError(f"options are a {type(options).__name__}")
@@ -146,7 +147,7 @@ def _checked(options: Any, path: Path) -> dict[str, Any]:
 
 
 def _is_tokenizer(given: str, stored: Mapping[str, Any]) -> bool:
-    """Whether this names the tokenizer of a store: by its name, or by a file that holds the same."""
+    """Whether this names the tokenizer of a store: by its name, or by a file with the same contents."""
     if Path(given).is_file():
         return bool(tokenizer_by_name(given).describe()["hash"] == stored.get("hash"))
     return given == stored.get("name")

@@ -32,7 +32,7 @@ from millrace.prepare.text.read.names import names_in_store
 from millrace.prepare.text.read.sources import STDIN, cut_parts, find_sources
 from millrace.prepare.text.read.spool import read_through, spool
 from millrace.prepare.text.read.unpack import unpack, unpack_tasks, unpacked
-from millrace.prepare.text.recipe import changed_filter, described, options_of_append, runs
+from millrace.prepare.text.recipe import changed_filter, options_for_meta, options_of_append, read_runs
 from millrace.prepare.text.report import Tally, TextReport, joined, reported, summary
 from millrace.prepare.text.shards import shards as sharding
 from millrace.prepare.text.shards.assignment import SPLITS, Assignment
@@ -128,7 +128,7 @@ class Text(Kind):
         return part_plan(self._reading, self._sources, self._existing)
 
     def earlier(self, line: int) -> Earlier:
-        found = runs(self._run.out)
+        found = read_runs(self._run.out)
         if not found:
             return Earlier(None, {}, None)
         made, fingerprint = found[line], found[line].get("fingerprint")
@@ -251,7 +251,7 @@ class Text(Kind):
         report = summary(self._done, assignment, self._planned, tokenizer)
         splits = tuple(split for split in SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
-        meta = described(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
+        meta = options_for_meta(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
         fields = {
             "kind": "text", "columns": self.columns, "splits": tuple(dict.fromkeys((*known, *splits))),
             "tokenizer": tokenizer.describe(), "meta": {"report": joined(before, report), **meta},
