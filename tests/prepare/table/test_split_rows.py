@@ -53,6 +53,13 @@ def test_a_split_by_entity_without_an_entity_is_refused(tmp_path, source, split)
         prepare(source, tmp_path / "out", split=split)
 
 
+@pytest.mark.parametrize(("at", "said"), [(0, "'train' .* at or before the first"), (11, "'val' .* after the last")])
+def test_a_cut_at_an_end_of_the_times_is_refused_with_their_range(tmp_path, source, at, said):
+    with pytest.raises(mr.ConfigError, match=f"split {said} row, as times run from 0 to 10"):
+        prepare(source, tmp_path / "out", split=f"time:{at}")
+    assert prepare(source, tmp_path / "out", split="time:10").rows == {"train": 25, "val": 1}
+
+
 def test_a_category_may_have_so_many_values_and_no_more(tmp_path, source, monkeypatch):
     assert index.MAX_CATEGORIES == 100_000
     monkeypatch.setattr(index, "MAX_CATEGORIES", 4)

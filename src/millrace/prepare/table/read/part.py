@@ -24,7 +24,7 @@ from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.chunks import Chunk, Reader
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource
-from millrace.prepare.table.settle.results import digest_of
+from millrace.prepare.table.results import digest_of
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 

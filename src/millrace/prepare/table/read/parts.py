@@ -21,8 +21,8 @@ from millrace.prepare.table.read.chunks import BAD_TIME, NO_KEY
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part, with_seal
 from millrace.prepare.table.read.sources import Survey
 from millrace.prepare.table.read.table_file import TableSource
+from millrace.prepare.table.results import digest_of
 from millrace.prepare.table.settle.measure import Engine, Progress
-from millrace.prepare.table.settle.results import digest_of
 from millrace.store import platform
 
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
+from millrace.prepare.table.results import read_result, write_result
 from millrace.prepare.table.settle.clean import Cleaner
 from millrace.prepare.table.settle.index import BLOCK_ROWS, Slice, block_bounds, slice_rows
 from millrace.prepare.table.settle.index_files import open_index
-from millrace.prepare.table.settle.results import read_result, write_result
 from millrace.prepare.table.settle.splits import last_rows
 from millrace.prepare.table.settle.time_steps import Steps
 from millrace.ragged import Array, Int64s, concatenated_ranges

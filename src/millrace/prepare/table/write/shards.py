@@ -13,10 +13,10 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
+from millrace.prepare.table.results import read_result, write_result
 from millrace.prepare.table.settle.clean import Cleaner, calendar
 from millrace.prepare.table.settle.index import Block, Slice, block_bounds
 from millrace.prepare.table.settle.index_files import IndexReader, open_index
-from millrace.prepare.table.settle.results import read_result, write_result
 from millrace.prepare.table.write.fill import Filler, fill_block
 from millrace.prepare.table.write.old_rows import OldRows
 from millrace.ragged import Array, Int64s
