@@ -68,7 +68,7 @@ def peak(source: Path, out: Path, *arguments: str, workers: int = 2) -> int:
     """The most anonymous and shared bytes the command and its workers had together."""
     command = [
         sys.executable, "-m", "millrace", "prepare", "table", str(source), "--out", str(out), "--entity", "entity",
-        "--time", "time", "--categorical", "kind", "--val-last", "0.1", "--workers", str(workers), *arguments,
+        "--time", "time", "--categorical", "kind", "--split", "tail:0.1", "--workers", str(workers), *arguments,
     ]  # fmt: skip
     most = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:

@@ -271,12 +271,12 @@ def test_times_of_every_kind_cut_where_they_say(twin, tmp_path, time, cut, rows)
         (
             "timestamp[ms]",
             "2019-01-01",
-            r"split 'train' would be empty: val begins at .*, before all .* run from 2020-01-01T00:01.* to 2020-01-01T02.*; move",
+            r"split 'train' would be empty: .* at or before the first row, .* run from 2020-01-01T00:01.* to 2020-01-01T02.*; move",
         ),
         (
             "timestamp[ms]",
             "2029-01-01",
-            r"split 'val' would be empty: .* whose times run from 2020-01-01T00:01.* to .*; move .*what was read is kept",
+            r"split 'val' would be empty: .* as times run from 2020-01-01T00:01.* to .*; move .*what was read is kept",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a preparation of a table says of itself when it is done."""
+"""The report of a preparation of a table."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-COUNTS = ("nulls", "infinite", "filled", "leading")  # of a column's report: they add up over appends
+COUNTS = ("nulls", "infinite", "filled", "leading")  # in the report of a column, these add up over appends
 
 
 class TableReport(msgspec.Struct, frozen=True):
-    """Counts for people and machines; everything that was dropped or filled is in it.
+    """Counts for people and machines, with everything that was dropped or filled.
 
-    Of an append: entities, rows, columns, shards and bytes are those of the store as it is now, all else is of the append.
+    After an append, entities, rows, columns, shards and bytes count the whole store; all else counts the append.
     """
 
     path: str
@@ -30,20 +30,20 @@ class TableReport(msgspec.Struct, frozen=True):
     bytes: int
     notes: list[str]
     seconds: float
-    missing: dict[str, int] = {}  # of categories and static columns: rows, or entities, without a value
-    added: dict[str, int] = {}  # of an append: rows, entities of the store that got some, new entities
-    rows_kept: int = 0  # of those read, how many by an earlier attempt
-    rewritten: dict[str, int] = {}  # of an append: bytes that were copied, bytes that are new
+    missing: dict[str, int] = {}  # by category or static column: rows, or entities, without a value
+    added: dict[str, int] = {}  # by an append: rows, entities of the store that got some, new entities
+    rows_kept: int = 0  # how many of the rows an earlier attempt read
+    rewritten: dict[str, int] = {}  # by an append: bytes that were copied, bytes that are new
 
     def open(self) -> Any:
-        """The store that was made."""
+        """Opens the store."""
         from millrace.store.open import open_store
 
         return open_store(self.path)
 
 
 def merge_reports(before: Mapping[str, Any], report: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The report of an append, with the columns of the whole store; and what the store says of all that was put into it."""
+    """The report of an append, with the columns of the whole store; and the report of the whole store."""
     columns = {
         name: {key: value + before["columns"][name][key] if key in COUNTS else value for key, value in column.items()}
         for name, column in report["columns"].items()

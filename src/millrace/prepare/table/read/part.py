@@ -1,7 +1,7 @@
-"""Pass 1, in workers: a part of the table decoded once and kept aside as rows sorted by entity and time.
+"""Pass 1, in workers: a part of the table decoded once, and written aside as rows sorted by entity and time.
 
-Rows are gathered into chunks of bounded size. A chunk whose entities follow each other in order of time is written as
-it came; any other is sorted first. What a part holds is known by its runs: rows of one entity, rising in time.
+Chunks of rows wait until they fill the memory for sorting. Rows that are already in order are written as they came;
+others are sorted first. The runs of a part say what it holds: rows of one entity, rising in time.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.chunks import Chunk, Reader
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource
-from millrace.prepare.table.settle.results import digest_of
+from millrace.prepare.table.results import digest_of
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
-SORT_BYTES = 64 << 20  # of memory for the rows that are sorted at once, in each worker
-IS_DURABLE = platform.boot_id() is None  # else a part need not outlive the machine: it is known to be of this start
+SORT_BYTES = 64 << 20  # memory for the rows that are sorted at once, in each worker
+IS_DURABLE = platform.boot_id() is None  # else a part names the start of the machine that made it, and no other uses it
 TURN_ROWS = 2048  # turned from columns to rows at a time: the block stays in cache
 
 
 def run_dtype(time_dtype: str) -> np.dtype[Any]:
-    """A run: its entity (of the part), whether values are missing in it, its rows and its first and last time."""
+    """A run: its entity in the part, whether values are missing, its rows, its first and its last time."""
     time = np.dtype(time_dtype).newbyteorder("<").str
     return np.dtype([("entity", "<i4"), ("gaps", "<i4"), ("rows", "<i8"), ("first", time), ("last", time)])
 
 
 class PartTask(msgspec.Struct, frozen=True):
-    """What a worker is told."""
+    """A part to read."""
 
     number: int  # in the order of the sources
-    key: int  # what it is made of, as one number: the name of its folder
+    key: int  # a hash of what it is made of, and the name of its folder
     row_groups: tuple[tuple[int, ...], ...]  # of each source; none of a CSV file
     sources: tuple[TableSource, ...]
     options: TableOptions
@@ -68,13 +68,13 @@ class PartDone(msgspec.Struct, frozen=True):
     infinite: tuple[int, ...]
     unlabelled: tuple[int, ...]  # rows without a value, by category
     sizes: dict[str, int]
-    digests: dict[str, str]  # of its files: one that was damaged is made again
-    boot: str | None = None  # parts are not synced: one of an earlier start of the machine is made again
-    seal: str = ""  # digest of all of the above
+    digests: dict[str, str]  # of its files: a damaged part is made again
+    boot: str | None = None  # parts are not synced: a part of an earlier start of the machine is made again
+    seal: str = ""  # a digest of all of the above
 
 
 class PartNames(msgspec.Struct, frozen=True):
-    """The names a part numbers: its entities, the values of its categories, and what is static of each entity."""
+    """The names that a part numbers: entities and values of categories; and the static values of each entity."""
 
     entities: tuple[str, ...]
     categories: dict[str, tuple[str, ...]]
@@ -82,7 +82,7 @@ class PartNames(msgspec.Struct, frozen=True):
 
 
 def prepare_part(task: PartTask) -> PartDone:
-    """Makes one part, unless it is there already."""
+    """Makes one part, unless it is there."""
 
     def make(folder: Path) -> PartDone:
         with contextlib.closing(PartMaker(task, folder)) as maker:
@@ -108,6 +108,8 @@ turn_columns = turn_columns_numpy if core is None else core.rows_of
 
 
 class PartMaker:
+    """Reads the rows of one part and writes them into its folder."""
+
     def __init__(self, task: PartTask, folder: Path) -> None:
         role = task.schema.role
         self._task, self._folder, self._role = task, folder, role
@@ -115,7 +117,7 @@ class PartMaker:
         self._raw = np.dtype(task.schema.raw_dtype)
         numbers = len(role.static) + len(role.static_categorical)
         row_bytes = self._raw.itemsize * len(role.features) + 8 + 4 * len(role.categorical) + 8 * numbers
-        # As decoded, as rows, and once more where they are sorted; the order and the entities of the rows beside.
+        # Rows are in memory as decoded, as rows, and once more when sorted; with them their order and entities.
         self._room = max(1, SORT_BYTES // (3 * row_bytes + 24))
         self._files = {
             name: Spill(folder / f"{name}.bin", durable=IS_DURABLE) for name in ("values", "time", "categorical")
@@ -166,7 +168,7 @@ class PartMaker:
             file.close()
 
     def _entity_codes(self, chunk: Chunk) -> Array:
-        """The part's number of each row's entity."""
+        """The number of each row's entity in the part."""
         known = self._entities
         numbers = np.array([known.setdefault(name, len(known)) for name in chunk.names], np.int32)
         count = len(self._role.static) + len(self._role.static_categorical)
@@ -177,12 +179,12 @@ class PartMaker:
     def _codes(self, column: str) -> Array:
         """The part's codes of a category over the pending rows; -1 for null."""
         known = self._labels[column]
-        found = []
+        parts = []
         for chunk, _ in self._pending:
             labels, codes = chunk.labels(column)
             numbers = np.array([known.setdefault(label, len(known)) for label in labels] + [-1], np.int32)
-            found.append(numbers[codes])
-        return np.concatenate(found)
+            parts.append(numbers[codes])
+        return np.concatenate(parts)
 
     def _write_pending(self) -> None:
         codes = np.concatenate([codes for _, codes in self._pending])
@@ -206,7 +208,7 @@ class PartMaker:
         self._rows += len(time)
 
     def _write_values(self, order: Int64s | None) -> Array:
-        """Writes the features of the pending rows, row after row; says in which of them one is missing."""
+        """Writes the features of the pending rows; says which rows lack a value."""
         is_missing = np.zeros(self._pending_rows, bool)
         whole = None if order is None else np.empty((self._pending_rows, len(self._role.features)), self._raw)
         at = 0
@@ -235,7 +237,7 @@ class PartMaker:
         return column if is_float and column.flags.c_contiguous else np.ascontiguousarray(column, self._raw)
 
     def _note_missing(self, values: Array) -> Array:
-        """Of each row, whether values are missing; what is infinite counts as missing from here on."""
+        """For each row, whether values are missing; infinite ones count as missing from here on."""
         finite = np.isfinite(values)
         infinite = np.isinf(values)
         counts = infinite.sum(axis=0)
@@ -262,13 +264,13 @@ class PartMaker:
             self._runs.append(runs)
 
     def _note_static(self, entities: Array, starts: Int64s, columns: list[Array]) -> None:
-        """One value per entity: nulls aside, all its rows must agree."""
+        """Notes one value per entity: all its rows must agree, nulls aside."""
         names = (*self._role.static, *self._role.static_categorical)
         for k, column in enumerate(columns):
             low, high = np.fmin.reduceat(column, starts), np.fmax.reduceat(column, starts)
             for entity, value, other in zip(entities.tolist(), low.tolist(), high.tolist(), strict=True):
                 if not math.isfinite(value) or not math.isfinite(other):
-                    continue  # missing, and counted where the entities are joined
+                    continue  # missing; the index counts such entities
                 known = self._static[entity][k]
                 if value != other or (known is not None and known != value):
                     name = list(self._entities)[entity]
@@ -284,7 +286,7 @@ def _with_nan(codes: Array) -> Array:
 
 
 def _order(codes: Array, time: Array) -> tuple[Int64s | None, Int64s]:
-    """How to sort rows by entity and time (None: each entity is in one place, rising in time), and where each begins."""
+    """The order by entity and time, None where rows are in order already; and the start of each entity in it."""
     changes = np.flatnonzero(codes[1:] != codes[:-1]) + 1
     starts = np.concatenate(([0], changes))
     falls = time[1:] < time[:-1]

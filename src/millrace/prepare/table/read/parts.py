@@ -20,7 +20,7 @@ from millrace.prepare.table.read.chunks import BAD_TIME, NO_KEY
 from millrace.prepare.table.read.part import PartDone, PartTask, with_seal
 from millrace.prepare.table.read.sources import Survey
 from millrace.prepare.table.read.table_file import TableSource
-from millrace.prepare.table.settle.results import digest_of
+from millrace.prepare.table.results import digest_of
 
 
 def part_tasks(folder: Path, options: TableOptions, survey: Survey) -> list[PartTask]:

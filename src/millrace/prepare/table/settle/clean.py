@@ -1,6 +1,6 @@
-"""What is done to an entity's rows once they are in order: repeated times, rows that go, a regular grid, calendar.
+"""Cleans an entity's rows once they are in order of time: repeated times, rows to drop, a regular grid, the calendar.
 
-Missing values stay NaN here, so that statistics see only what was observed; fill.py fills them when they are written.
+Missing values stay NaN here, so that statistics see only observed ones; fill.py fills them when rows are written.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from millrace.prepare.table.settle.index import Block, Slice, slice_rows
 from millrace.ragged import Array, Int64s
 
 MAX_GRID = 1000  # rows of a grid for each row that was read; more is a wrong step, or a wrong time
-CYCLES = {"minute": 60, "hour": 24, "dayofweek": 7, "dayofmonth": 31, "dayofyear": 366, "month": 12}
+# The length of each cycle, its unit, and the unit in which it begins.
+CYCLES = {
+    "minute": (60, "m", "h"), "hour": (24, "h", "D"), "dayofweek": (7, "D", "W"), "dayofmonth": (31, "D", "M"),
+    "dayofyear": (366, "D", "Y"), "month": (12, "M", "Y"),
+}  # fmt: skip
 
 
 class Cleaner:
-    """Cleans entities by the options; counts what it does."""
+    """Cleans entities by the options; counts the rows it drops and adds."""
 
     def __init__(self, options: TableOptions, schema: Schema) -> None:
         self._options, self._schema = options, schema
@@ -31,12 +35,13 @@ class Cleaner:
         self.dropped: Counter[str] = Counter()
 
     def rows(self, name: str, slices: Iterable[Slice], after: Any = None) -> Iterator[Slice]:
-        """The rows that stay, in order of time, each time once; ``after`` is the last time the store has of the entity."""
-        rows = (kept for kept in map(self._dropped, (self._unique(name, part) for part in slices)) if len(kept.time))
+        """The rows that stay, in order of time, each time once; ``after`` is the last time of the entity in the store."""
+        clean = (self._without_nulls(self._unique(name, part)) for part in slices)
+        rows = (part for part in clean if len(part.time))
         return rows if self._step is None else self._grid(name, rows, self._step, after)
 
     def plain(self, block: Block) -> Array:
-        """Of each entity of a block, whether its rows stay just as they are; there is no grid."""
+        """For each entity of a block, whether its rows stay as they are; without a grid."""
         repeats = block.time[1:] == block.time[:-1]
         repeats[block.offsets[1:-1] - 1] = False
         is_plain = ~block.gaps if self._drop.any() else np.ones(len(block.gaps), bool)
@@ -58,11 +63,10 @@ class Cleaner:
         starts = np.flatnonzero(np.concatenate(([True], ~repeats)))
         if how == "mean":
             return self._averaged(rows, starts)
-        kept = starts if how == "first" else np.append(starts[1:], len(rows.time)) - 1
-        return Slice(rows.time[kept], rows.values[kept], rows.categorical[kept], rows.has_gaps)
+        return rows.take(starts if how == "first" else np.append(starts[1:], len(rows.time)) - 1)
 
     def _averaged(self, rows: Slice, starts: Int64s) -> Slice:
-        """The mean of what was observed at each time; categories of the first row."""
+        """The mean of the observed values at each time; categories of the first row."""
         observed = ~np.isnan(rows.values)
         counts = np.add.reduceat(observed, starts, axis=0, dtype=np.int64)
         known = np.where(observed, rows.values, 0).astype(np.float64)
@@ -72,19 +76,18 @@ class Cleaner:
             shares = known / np.repeat(np.maximum(counts, 1), np.diff([*starts, len(known)]), axis=0)
             low, high = (reduce.reduceat(known, starts, axis=0) for reduce in (np.minimum, np.maximum))
             means = np.where(np.isinf(means), np.clip(np.add.reduceat(shares, starts, axis=0), low, high), means)
-        means = means.astype(rows.values.dtype)
-        return Slice(rows.time[starts], means, rows.categorical[starts], rows.has_gaps)
+        return rows.take(starts)._replace(values=means.astype(rows.values.dtype))
 
-    def _dropped(self, rows: Slice) -> Slice:
+    def _without_nulls(self, rows: Slice) -> Slice:
         if not rows.has_gaps or not self._drop.any():
             return rows
-        kept = ~np.isnan(rows.values[:, self._drop]).any(axis=1)
-        self.dropped["null"] += int((~kept).sum())
-        return Slice(rows.time[kept], rows.values[kept], rows.categorical[kept], rows.has_gaps)
+        is_null = np.asarray(np.isnan(rows.values[:, self._drop]).any(axis=1))
+        self.dropped["null"] += int(is_null.sum())
+        return rows.take(~is_null)
 
     def _grid(self, name: str, slices: Iterable[Slice], step: int, after: Any) -> Iterator[Slice]:
-        """Every step from the first time (or the one after the store's last) to the last; what was not there is missing."""
-        origin, done, seen = (None, 0, 0) if after is None else (int(after), 1, 0)
+        """Every step from the first time (or the one after the store's last) to the last; new rows are all missing."""
+        origin, done, num_read = (None, 0, 0) if after is None else (int(after), 1, 0)
         for rows in slices:
             if origin is None:
                 origin = int(rows.time[0])
@@ -96,12 +99,12 @@ class Cleaner:
                     f"entity {name!r} has {when}, which is not on the grid of {self._options.freq} from {start}; "
                     "round the times with --transform, or choose another --freq"
                 )
-            seen += len(places)
+            num_read += len(places)
             total = int(places[-1]) + 1
-            if total > MAX_GRID * seen + MAX_GRID:
+            if total > MAX_GRID * num_read + MAX_GRID:
                 raise SourceError(
-                    f"entity {name!r} would have {total:,} rows on the grid of {self._options.freq} for {seen:,} that were read; "
-                    "choose a coarser --freq, or look at its times"
+                    f"entity {name!r} would have {total:,} rows on the grid of {self._options.freq} for {num_read:,} that were read"
+                    "; choose a coarser --freq, or look at its times"
                 )
             yield from self._filled_grid(rows, places, range(done, total), origin, step)
             done = total
@@ -140,17 +143,15 @@ def calendar_names(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def local_times(time: Array, unit: str, zone: str | None) -> Array:
-    """What clocks of the zone show at times that are stored in UTC; times without a zone stay as they are."""
+    """The local time in the zone of times that are stored in UTC; times without a zone stay as they are."""
     if zone is None:
         return time
     import pyarrow
     from pyarrow import compute
 
     try:
-        shown: Array = (
-            compute.local_timestamp(pyarrow.array(time, pyarrow.timestamp(unit, zone))).to_numpy().view(np.int64)
-        )
-        return shown
+        local: Array = compute.local_timestamp(pyarrow.array(time, pyarrow.timestamp(unit, zone))).to_numpy()
+        return local.view(np.int64)
     except pyarrow.ArrowException as error:
         raise ConfigError(
             f"--calendar: zone {zone!r} of the times is unknown here ({error}); install tzdata"
@@ -158,33 +159,25 @@ def local_times(time: Array, unit: str, zone: str | None) -> Array:
 
 
 def calendar(time: Array, unit: str, parts: Iterable[str], zone: str | None = None) -> Array:
-    """Where in its cycles each time lies, as sine and cosine, so that the end of one meets its beginning.
+    """The place of each time in its cycles, as sine and cosine, so that the end of a cycle meets its beginning.
 
-    Hours and days are those of the zone of the times.
+    Hours and days are those of the zone of the times. A week begins on Monday.
     """
     when = local_times(time, unit, zone).view(f"datetime64[{unit}]")
-    days, months = when.astype("datetime64[D]"), when.astype("datetime64[M]")
-    found: list[Array] = []
+    waves: list[Array] = []
     for part in parts:
-        if part == "minute":
-            phase: Any = (when.astype("datetime64[m]") - when.astype("datetime64[h]")).astype(np.int64)
-        elif part == "hour":
-            phase = (when.astype("datetime64[h]") - days).astype(np.int64)
-        elif part == "dayofweek":
-            phase = (days.astype(np.int64) + 3) % 7  # 1 January 1970 was a Thursday; Monday is 0
-        elif part == "dayofmonth":
-            phase = (days - months).astype(np.int64)
-        elif part == "dayofyear":
-            phase = (days - when.astype("datetime64[Y]")).astype(np.int64)
+        length, step, cycle = CYCLES[part]
+        if cycle == "W":  # 1 January 1970 was a Thursday; Monday is 0
+            phase = (when.astype("datetime64[D]").astype(np.int64) + 3) % 7
         else:
-            phase = months.astype(np.int64) % 12
-        angle = phase * (2 * np.pi / CYCLES[part])
-        found += [np.sin(angle), np.cos(angle)]
-    return np.stack(found, axis=1)
+            counted = when.astype(f"datetime64[{step}]")
+            phase = (counted - counted.astype(f"datetime64[{cycle}]")).astype(np.int64)
+        angle = phase * (2 * np.pi / length)
+        waves += [np.sin(angle), np.cos(angle)]
+    return np.stack(waves, axis=1)
 
 
 def show_time(value: Any, unit: Any) -> str:
     """A stored time for people."""
-    return (
-        str(value.item() if hasattr(value, "item") else value) if unit is None else str(np.datetime64(int(value), unit))
-    )
+    plain = value.item() if hasattr(value, "item") else value
+    return str(plain) if unit is None else str(np.datetime64(int(plain), unit))

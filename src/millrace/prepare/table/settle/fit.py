@@ -1,4 +1,4 @@
-"""Between the passes, in workers: counts the rows each entity keeps, finds its cuts, and measures its train rows."""
+"""Between the passes, in workers: counts the rows of each entity, finds its cuts, and measures its train rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
+from millrace.prepare.table.results import read_result, write_result
 from millrace.prepare.table.settle.clean import Cleaner
 from millrace.prepare.table.settle.index import BLOCK_ROWS, Slice, block_bounds, slice_rows
 from millrace.prepare.table.settle.index_files import open_index
-from millrace.prepare.table.settle.results import read_result, write_result
 from millrace.prepare.table.settle.splits import last_rows
 from millrace.prepare.table.settle.time_steps import Steps
 from millrace.ragged import Array, Int64s, concatenated_ranges
@@ -24,7 +24,6 @@ from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quarti
 
 GROUP_ROWS = 1 << 19  # rows of the entities measured by one task, about
 SEARCHED = 32  # features whose quartiles are searched together: a pass holds up to 3 MiB of counts for each
-FIELDS = ("count", "mean", "m2", "low", "high", "rest")
 
 
 class FitTask(msgspec.Struct, frozen=True):
@@ -37,24 +36,24 @@ class FitTask(msgspec.Struct, frozen=True):
     options: TableOptions
     schema: Schema
     cut_times: tuple[Any, ...] | None
-    train: bytes  # of each of them, whether its rows may be measured
-    after: dict[int, Any] = {}  # the last time the store has of an entity that is appended to
+    train: bytes  # bool: for each of them, whether its rows may be measured
+    after: dict[int, Any] = {}  # the last time in the store of an entity that is appended to
 
     def __str__(self) -> str:
         return f"entities {self.first} to {self.last - 1}"
 
 
 class FitDone(msgspec.Struct, frozen=True):
-    """What was found: arrays over the entities, as bytes."""
+    """What was measured: arrays over the entities, as bytes."""
 
     rows: bytes  # int64
     cuts: bytes  # int64 (entities, cuts)
     moments: bytes  # float64 (6, features): of all train rows
-    each: bytes  # float64 (entities, 6, features), where every entity is scaled by its own
-    quartiles: bytes  # float64 (entities, features, 3), where these are robust
-    seen: bytes  # bool: the codes of all categories, one after the other, that train rows have
+    each: bytes  # float64 (entities, 6, features), where every entity has its own scaling
+    quartiles: bytes  # float64 (entities, features, 3), where that scaling is robust
+    train_codes: bytes  # bool: for the codes of all categories, one after the other, whether train rows have them
     dropped: dict[str, int]
-    steps: dict[int, int] = {}  # between the times of rows, most common ones: how often; see steps.py
+    steps: dict[int, int] = {}  # how often each step in time occurs; see time_steps.py
 
 
 class HistogramTask(msgspec.Struct, frozen=True):
@@ -70,7 +69,7 @@ class HistogramTask(msgspec.Struct, frozen=True):
 
 
 def groups(rows: Int64s) -> list[tuple[int, int]]:
-    """Entities cut into tasks by their rows alone."""
+    """Entities [first, last) of each task, by their rows alone."""
     if not len(rows):
         return []
     numbers = (np.cumsum(rows) - rows) // GROUP_ROWS
@@ -79,16 +78,18 @@ def groups(rows: Int64s) -> list[tuple[int, int]]:
 
 
 def fit_entities(task: FitTask) -> FitDone:
-    """Measures some entities; their result is kept, so that a restart need not."""
+    """Measures some entities; a restart finds the result on disk."""
     path = Path(task.folder) / "fit" / f"{task.number:06d}.bin"
-    if (kept := read_result(path)) is not None:
-        return msgspec.msgpack.decode(kept, type=FitDone)
-    done = _Fit(task).run()
+    if (result := read_result(path)) is not None:
+        return msgspec.msgpack.decode(result, type=FitDone)
+    done = _Meter(task).run()
     write_result(path, msgspec.msgpack.encode(done))
     return done
 
 
-class _Fit:
+class _Meter:
+    """Measures the entities of one task."""
+
     def __init__(self, task: FitTask) -> None:
         self._task, self._options = task, task.options
         self._index = open_index(task.folder, task.schema)
@@ -97,16 +98,14 @@ class _Fit:
         self._train = np.frombuffer(task.train, bool)
         sizes = [len(self._index.categories[name]) + 1 for name in task.schema.role.categorical]
         self._first_codes = np.cumsum([0, *sizes])[:-1]
-        self._seen = np.zeros(sum(sizes), bool)
-        count, times = task.last - task.first, task.cut_times
-        if times is None and self._options.has_time_split:
-            self._cuts = np.zeros((count, len(last_rows(0, self._options))), np.int64)
-        else:
-            self._cuts = np.zeros((count, len(times or ())), np.int64)
+        self._train_codes = np.zeros(sum(sizes), bool)
+        count = task.last - task.first
+        num_cuts = len(task.options.time_splits) - 1 if task.options.has_time_split else 0
+        self._cuts = np.zeros((count, num_cuts), np.int64)
         self._rows = np.zeros(count, np.int64)
         # A grid is regular, and floats that are alike are seldom equal.
         self._steps = None if task.options.freq is not None or task.schema.time_dtype != "int64" else Steps()
-        self._moments = np.empty((count, len(FIELDS), self._features))
+        self._moments = np.empty((count, 6, self._features))
 
     def run(self) -> FitDone:
         first, last = self._task.first, self._task.last
@@ -120,19 +119,15 @@ class _Fit:
         if self._options.per_entity and self._options.scale == "robust":
             each = [self._quartiles(first + k, cuts) for k, cuts in enumerate(self._cuts.tolist())]
             quartiles = np.array(each).tobytes()
+        merged = pack(unpack(self._moments.tobytes(), self._features).merged)
         return FitDone(
-            self._rows.tobytes(),
-            self._cuts.tobytes(),
-            pack(unpack(self._moments.tobytes(), self._features).merged),
-            self._moments.tobytes() if self._options.per_entity else b"",
-            quartiles,
-            self._seen.tobytes(),
-            dict(self._cleaner.dropped),
-            {} if self._steps is None else dict(self._steps.counts),
-        )
+            self._rows.tobytes(), self._cuts.tobytes(), merged.tobytes(),
+            self._moments.tobytes() if self._options.per_entity else b"", quartiles,
+            self._train_codes.tobytes(), dict(self._cleaner.dropped), {} if self._steps is None else dict(self._steps.counts),
+        )  # fmt: skip
 
     def _block(self, low: int, high: int) -> None:
-        """Rows, cuts and moments of small entities, together; those that need cleaning one by one."""
+        """Rows, cuts and moments of small entities, all at once; those that need cleaning one by one."""
         first, options = self._task.first, self._options
         block = self._index.block(np.arange(first + low, first + high))
         is_plain = self._cleaner.plain(block)
@@ -146,9 +141,8 @@ class _Fit:
             cuts[:] = np.array([last_rows(rows, options) for rows in distinct.tolist()])[places]
         is_known = np.array([first + k in self._task.after for k in range(low, high)])
         is_short = (lengths < options.min_rows) & ~is_known
-        if gone := int((is_short & is_plain).sum()):
-            self._cleaner.dropped["entity with too few rows"] += gone
-            self._cleaner.dropped["row of an entity with too few"] += int(lengths[is_short & is_plain].sum())
+        if (is_short & is_plain).any():
+            self._drop_entities(lengths[is_short & is_plain])
         self._rows[low:high] = np.where(is_short, 0, lengths)
         cuts[is_short] = 0
         if self._steps is not None:
@@ -158,11 +152,16 @@ class _Fit:
         train = cuts[:, 0] if cuts.shape[1] and options.fit_on == "train" else lengths
         train = np.where(is_plain & ~is_short & self._train[low:high], train, 0)
         starts = block.offsets[:-1]
-        self._moments[low:high] = packed(Moments.of_spans(block.values, starts, starts + train))
-        if len(self._seen):
-            self._seen[block.categorical[concatenated_ranges(starts, train)] + self._first_codes] = True
+        self._moments[low:high] = pack(Moments.of_spans(block.values, starts, starts + train))
+        if len(self._train_codes):
+            self._train_codes[block.categorical[concatenated_ranges(starts, train)] + self._first_codes] = True
         for k in np.flatnonzero(~is_plain).tolist():
             self._entity(low + k)
+
+    def _drop_entities(self, rows: Int64s) -> None:
+        """Counts entities that have too few rows."""
+        self._cleaner.dropped["entity with too few rows"] += len(rows)
+        self._cleaner.dropped["row of an entity with too few"] += int(rows.sum())
 
     def _entity(self, k: int) -> None:
         """Rows, cuts and moments of one entity."""
@@ -172,9 +171,8 @@ class _Fit:
         cuts: list[int] | None = None
         if self._options.has_time_split and times is None:  # by shares of the rows, which must be counted first
             counting = Cleaner(self._options, self._task.schema)
-            cuts = last_rows(
-                sum(len(part.time) for part in counting.rows(name, self._index.slices(entity), after)), self._options
-            )
+            rows_of = counting.rows(name, self._index.slices(entity), after)
+            cuts = last_rows(sum(len(part.time) for part in rows_of), self._options)
         rows, found, parts, labels = 0, [0] * len(times or ()), [Moments.empty(self._features)], []
         steps, last = Steps(), np.zeros(0, np.int64)
         for part in self._cleaner.rows(name, self._index.slices(entity), after):
@@ -189,17 +187,16 @@ class _Fit:
                 last = part.time[-1:]
         self._rows[k], self._cuts[k] = rows, cuts or found
         if rows < self._options.min_rows and after is None:
-            self._cleaner.dropped["entity with too few rows"] += 1
-            self._cleaner.dropped["row of an entity with too few"] += rows
+            self._drop_entities(np.array([rows]))
             self._rows[k], self._cuts[k], parts, labels = 0, 0, parts[:1], []
         elif self._steps is not None:
-            self._steps.join(steps)
-        self._moments[k] = packed(merge_all(parts[1:] or parts))
+            self._steps.merge(steps)
+        self._moments[k] = pack(merge_all(parts[1:] or parts))
         for codes in labels:
-            self._seen[codes] = True
+            self._train_codes[codes] = True
 
     def _quartiles(self, entity: int, cuts: Sequence[int]) -> Array:
-        """Of one entity's train rows: at once where they are few, else in passes."""
+        """Quartiles of one entity's train rows: at once where they are few, else in passes."""
         if not self._train[entity - self._task.first]:
             return np.full((self._features, 3), np.nan)
         if int(self._index.runs_of(entity)["rows"].sum()) <= slice_rows(self._features):
@@ -214,8 +211,13 @@ class _Fit:
             found.append(search.result())
         return np.concatenate(found)
 
+    def all_train_values(self, rows: Int64s, cuts: Int64s) -> Iterator[Array]:
+        """The train rows of all entities that have rows, slice by slice."""
+        for k in np.flatnonzero((rows > 0) & self._train).tolist():
+            yield from self._train_values(self._task.first + k, cuts[k].tolist())
+
     def _train_values(self, entity: int, cuts: Sequence[int]) -> Iterator[Array]:
-        silent = Cleaner(self._options, self._task.schema)
+        silent = Cleaner(self._options, self._task.schema)  # its rows are counted already
         first = 0
         limit = cuts[0] if len(cuts) and self._options.fit_on == "train" else None
         for part in silent.rows(self._index.names[entity], self._index.slices(entity), self._task.after.get(entity)):
@@ -227,7 +229,7 @@ class _Fit:
 def train_rows(
     part: Slice, first: int, cuts: Sequence[int] | None, times: Sequence[Any] | None, options: TableOptions
 ) -> int:
-    """How many of a slice's rows statistics may see."""
+    """How many rows of a slice are train rows, which statistics may see."""
     if options.fit_on == "all":
         return len(part.time)
     if times:
@@ -237,21 +239,15 @@ def train_rows(
 
 def count_values(task: HistogramTask) -> bytes:
     """One pass of the search over some features of some entities."""
-    fit = _Fit(task.task)
     rows = np.frombuffer(task.fitted.rows, np.int64)
     cuts = np.frombuffer(task.fitted.cuts, np.int64).reshape(len(rows), -1)
+    parts = _Meter(task.task).all_train_values(rows, cuts)
     targets = [Target(*target) for target in task.targets]
-    is_train = (rows > 0) & fit._train
-    parts = (
-        part
-        for k in np.flatnonzero(is_train).tolist()
-        for part in fit._train_values(task.task.first + k, cuts[k].tolist())
-    )
-    return np.concatenate(_counts(_joined(parts), task.first, targets)).tobytes()
+    return np.concatenate(_counts(_concatenate_small(parts), task.first, targets)).tobytes()
 
 
-def _joined(parts: Iterable[Array]) -> Iterator[Array]:
-    """Rows of small entities together: counting starts with 65,536 zeros."""
+def _concatenate_small(parts: Iterable[Array]) -> Iterator[Array]:
+    """Rows of small entities together: every count starts with 65,536 zeros."""
     waiting: list[Array] = []
     rows = 0
     for part in parts:
@@ -273,17 +269,13 @@ def _counts(parts: Iterator[Array], first: int, targets: Sequence[Target]) -> li
     return total
 
 
-def packed(moments: Moments) -> Array:
-    """float64 (fields, features), or (entities, fields, features) where the moments are of several."""
-    found = np.array([getattr(moments, name) for name in FIELDS], np.float64)
-    return found if found.ndim == 2 else np.moveaxis(found, -1, 0)
-
-
-def pack(moments: Moments) -> bytes:
-    return packed(moments).tobytes()
+def pack(moments: Moments) -> Array:
+    """float64 (fields, features), or (entities, fields, features) where fields are (features, entities)."""
+    fields = np.array(moments.arrays, np.float64)
+    return fields if fields.ndim == 2 else np.moveaxis(fields, -1, 0)
 
 
 def unpack(data: bytes, features: int) -> Moments:
-    """Fields of (features, entities)."""
-    count, *others = np.moveaxis(np.frombuffer(data, np.float64).reshape(-1, len(FIELDS), features), 0, -1)
+    """Moments whose fields are (features, entities)."""
+    count, *others = np.moveaxis(np.frombuffer(data, np.float64).reshape(-1, 6, features), 0, -1)
     return Moments(count.astype(np.int64), *others)

@@ -1,7 +1,7 @@
-"""Which rows of which parts are whose, and an entity's rows in order of time, in slices of bounded size.
+"""The index of all parts: the runs of every entity; and its rows in order of time, in slices of bounded size.
 
-Rows of one entity that lie in several parts are merged by time; rows of equal time stay in the order of the sources,
-and in one slice. A slice depends on the parts alone, never on who reads it.
+Rows of one entity from several parts are merged by time. Rows of equal time keep the order of the sources, in one slice.
+A slice depends on the parts alone, never on the worker that reads it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from millrace.prepare.table.read.part import PartDone, PartNames, run_dtype
 from millrace.prepare.table.read.schema import Role, Schema
 from millrace.ragged import Array, Int64s
 
-SLICE_BYTES = 16 << 20  # of float64 values looked at in one go
-BLOCK_ROWS = 1 << 15  # rows of small entities that are looked at in one go, about: 2 MiB of 16 float32 features
+SLICE_BYTES = 16 << 20  # of float64 values worked on at once
+BLOCK_ROWS = 1 << 15  # rows of small entities worked on at once, about: 2 MiB of 16 float32 features
 MAX_CATEGORIES = 100_000
 
 
 class Index(NamedTuple):
-    """All runs by entity, then by source; ``offsets`` says which are whose. Entities are numbered by name."""
+    """All runs by entity, then by source; ``offsets`` are those of each entity. Entities are numbered by name."""
 
     names: list[str]
     categories: dict[str, tuple[str, ...]]
@@ -45,23 +45,14 @@ class Index(NamedTuple):
 
 def index_dtype(time_dtype: str) -> np.dtype[Any]:
     time = np.dtype(time_dtype).newbyteorder("<").str
-    return np.dtype(
-        [
-            ("entity", "<i8"),
-            ("part", "<i8"),
-            ("start", "<i8"),
-            ("rows", "<i8"),
-            ("gaps", "<i8"),
-            ("first", time),
-            ("last", time),
-        ]
-    )
+    counts = [(name, "<i8") for name in ("entity", "part", "start", "rows", "gaps")]
+    return np.dtype([*counts, ("first", time), ("last", time)])
 
 
 def build_index(
     folder: Path, parts: Sequence[PartDone], schema: Schema, known: Mapping[str, Sequence[str]] | None = None
 ) -> Index:
-    """Joins the parts' runs; entities get their numbers by the bytes of their names.
+    """The runs of all parts; entities are numbered in the order of their names' bytes.
 
     ``known`` are the categories of a store that is appended to: they keep their codes, new ones follow.
     """
@@ -70,13 +61,13 @@ def build_index(
     numbers = {name: k for k, name in enumerate(names)}
     categories = _categories(read, schema.role, known or {})
     runs = [_runs(folder, part, found, numbers, schema.time_dtype) for part, found in zip(parts, read, strict=True)]
-    joined = np.concatenate(runs) if runs else np.zeros(0, index_dtype(schema.time_dtype))
-    joined = joined[np.argsort(joined["entity"], kind="stable")]
-    used = np.unique(joined["entity"])  # an entity all of whose rows were left out has none
-    joined["entity"] = np.searchsorted(used, joined["entity"])
-    offsets = np.searchsorted(joined["entity"], np.arange(len(used) + 1))
+    every = np.concatenate(runs) if runs else np.zeros(0, index_dtype(schema.time_dtype))
+    every = every[np.argsort(every["entity"], kind="stable")]
+    used = np.unique(every["entity"])  # an entity all of whose rows were left out has none
+    every["entity"] = np.searchsorted(used, every["entity"])
+    offsets = np.searchsorted(every["entity"], np.arange(len(used) + 1))
     static = _static(read, schema.role, numbers, categories)[used]
-    return Index([names[k] for k in used], categories, static, joined, offsets, tuple(part.key for part in parts))
+    return Index([names[k] for k in used], categories, static, every, offsets, tuple(part.key for part in parts))
 
 
 def _names(folder: Path, number: int) -> PartNames:
@@ -101,8 +92,8 @@ def _categories(
     found = {}
     for column in (*role.categorical, *role.static_categorical):
         before = known.get(column, ())
-        met = {value for part in read for value in part.categories[column]}
-        values = [*before, *sorted(met.difference(before), key=str.encode)]
+        new = {value for part in read for value in part.categories[column]}.difference(before)
+        values = [*before, *sorted(new, key=str.encode)]
         if len(values) > MAX_CATEGORIES:
             raise ConfigError(
                 f"column {column!r} has {len(values):,} different values; a category may have {MAX_CATEGORIES:,}: "
@@ -153,6 +144,10 @@ class Slice(NamedTuple):
     categorical: Array
     has_gaps: bool
 
+    def take(self, rows: Array) -> Slice:
+        """Some of the rows."""
+        return Slice(self.time[rows], self.values[rows], self.categorical[rows], self.has_gaps)
+
 
 class Block(NamedTuple):
     """All rows of some entities, those of each in order of time."""
@@ -161,7 +156,7 @@ class Block(NamedTuple):
     values: Array
     categorical: Array
     offsets: Int64s
-    gaps: Array  # of each entity, whether values are missing
+    gaps: Array  # for each entity, whether values are missing
 
     def slice(self, first: int, last: int) -> Slice:
         """The rows of some of the entities, one after the other."""
@@ -170,16 +165,16 @@ class Block(NamedTuple):
 
 
 def block_bounds(rows: Int64s, features: int, is_alone: Array | None = None) -> list[tuple[int, int]]:
-    """Entities [first, last) that make a block, by the rows each has; one that is larger than a slice is alone."""
+    """Entities [first, last) of each block, by the rows each has; an entity larger than a slice is a block of its own."""
     room = slice_rows(features)
     numbers = (np.cumsum(rows) - rows) // min(BLOCK_ROWS, room)
-    alone = rows > room if is_alone is None else is_alone | (rows > room)
-    is_edge = (np.diff(numbers) > 0) | alone[1:] | alone[:-1]
+    is_single = rows > room if is_alone is None else is_alone | (rows > room)
+    is_edge = (np.diff(numbers) > 0) | is_single[1:] | is_single[:-1]
     return list(pairwise([0, *(np.flatnonzero(is_edge) + 1).tolist(), len(rows)]))
 
 
 class EntityRows:
-    """Reads the rows of entities out of the parts."""
+    """Reads the rows of entities from the parts."""
 
     def __init__(self, folder: str, schema: Schema, categories: dict[str, tuple[str, ...]]) -> None:
         self._folder, self._schema, self._categories = folder, schema, categories
@@ -187,7 +182,7 @@ class EntityRows:
         self.part = lru_cache(maxsize=512)(self._part)
 
     def _part(self, number: int) -> tuple[Array, Array, Array, list[Array]]:
-        """Times, values and categories of a part, and what its codes are in the store."""
+        """Times, values and categories of a part, and the store's codes for its own."""
         path, role = part_folder(self._folder, number), self._schema.role
         time = mapped(path / "time.bin", self._schema.time_dtype)
         values = mapped(path / "values.bin", self._schema.raw_dtype).reshape(len(time), len(role.features))
@@ -198,10 +193,9 @@ class EntityRows:
         return time, values, mapped(path / "categorical.bin", "int32").reshape(len(time), len(codes)), codes
 
     def slices(self, runs: Array) -> Iterator[Slice]:
-        """The rows of one entity, whose runs these are."""
+        """The rows of one entity, given its runs."""
         if int(runs["rows"].sum()) <= self._room:
-            bounds = [(0, int(run["rows"])) for run in runs]
-            yield self._slice(runs, bounds)
+            yield self._slice(runs, [(0, int(run["rows"])) for run in runs])
             return
         splitters = self._splitters(runs)
         edges = np.array(
@@ -223,18 +217,19 @@ class EntityRows:
 
     def _slice(self, runs: Array, bounds: list[tuple[int, int]]) -> Slice:
         pieces = [(run, first, last) for run, (first, last) in zip(runs, bounds, strict=True) if last > first]
-        found = [
-            self._piece(int(run["part"]), int(run["start"]) + first, int(run["start"]) + last)
-            for run, first, last in pieces
-        ]
-        gaps = any(bool(run["gaps"]) for run, _, _ in pieces)
-        if len(found) == 1:
-            return Slice(*found[0], gaps)
-        time, values, categorical = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        if (time[1:] < time[:-1]).any():
-            order = np.argsort(time, kind="stable")
-            time, values, categorical = time[order], values[order], categorical[order]
-        return Slice(time, values, categorical, gaps)
+        starts = [int(run["start"]) for run, _, _ in pieces]
+        places = [(int(run["part"]), k + first, k + last) for k, (run, first, last) in zip(starts, pieces, strict=True)]
+        rows = Slice(*self._read(places), any(bool(run["gaps"]) for run, _, _ in pieces))
+        is_sorted = len(pieces) == 1 or not (rows.time[1:] < rows.time[:-1]).any()
+        return rows if is_sorted else rows.take(np.argsort(rows.time, kind="stable"))
+
+    def _read(self, places: list[tuple[int, int, int]]) -> tuple[Array, Array, Array]:
+        """Times, values and categories at some places, one after the other."""
+        pieces = [self._piece(*place) for place in places]
+        if len(pieces) == 1:
+            return pieces[0]
+        time, values, categorical = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        return time, values, categorical
 
     def _piece(self, part: int, start: int, stop: int) -> tuple[Array, Array, Array]:
         time, values, categorical, codes = self.part(part)
@@ -244,15 +239,12 @@ class EntityRows:
         return time[start:stop], values[start:stop], labels
 
     def block(self, runs: Array, counts: Int64s) -> Block:
-        """All rows of entities that have so many of the runs each; rows that lie together are read together."""
+        """All rows of entities that have so many of the runs each; neighbouring rows are read together."""
         part, start, stop = runs["part"], runs["start"], runs["start"] + runs["rows"]
         firsts = np.flatnonzero(np.concatenate(([True], (part[1:] != part[:-1]) | (start[1:] != stop[:-1]))))
         lasts = np.append(firsts[1:], len(runs)) - 1
-        pieces = zip(part[firsts].tolist(), start[firsts].tolist(), stop[lasts].tolist(), strict=True)
-        found = [self._piece(*piece) for piece in pieces]
-        time, values, categorical = (
-            found[0] if len(found) == 1 else (np.concatenate(parts) for parts in zip(*found, strict=True))
-        )
+        places = zip(part[firsts].tolist(), start[firsts].tolist(), stop[lasts].tolist(), strict=True)
+        time, values, categorical = self._read(list(places))
         edges = np.cumsum(counts) - counts
         gaps = np.logical_or.reduceat(runs["gaps"] != 0, edges)
         rows = np.add.reduceat(runs["rows"], edges)

@@ -1,4 +1,4 @@
-"""The index of all parts on disk, as workers read it; each process opens it once."""
+"""The index of all parts on disk. Each worker opens it once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millrace.store import platform
 
 
 def save_index(folder: Path, index: Index) -> None:
-    """What workers need to know of all parts; every run saves its own, so that it need not be durable."""
+    """Saves the index for workers. It need not be durable: every run saves its own."""
     names = msgspec.json.encode({"names": index.names, "categories": index.categories})
     offsets = index.offsets.astype("<i8").tobytes()
     with platform.writing(folder):
@@ -30,7 +30,7 @@ def save_index(folder: Path, index: Index) -> None:
 
 
 class IndexReader:
-    """The index as a worker sees it."""
+    """The index in a worker, and the rows of its entities."""
 
     def __init__(self, folder: str, schema: Schema) -> None:
         path = Path(folder) / "index"
@@ -40,7 +40,6 @@ class IndexReader:
         self.names: list[str] = body["names"]
         self.categories = {name: tuple(values) for name, values in body["categories"].items()}
         self._rows = EntityRows(folder, schema, self.categories)
-
         self.rows = np.add.reduceat(self.runs["rows"], self.offsets[:-1])  # of each entity, as they were read
 
     def runs_of(self, entity: int) -> Array:
@@ -67,5 +66,5 @@ def open_index(folder: str, schema: Schema) -> IndexReader:
 
 
 def close_index() -> None:
-    """Lets go of the parts, whose memory maps would keep their space on the disk."""
+    """Closes the memory maps of the parts, which keep their disk space in use."""
     _open_index.cache_clear()

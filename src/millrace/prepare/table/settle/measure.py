@@ -1,4 +1,4 @@
-"""Between the passes, in the parent: cuts, statistics and scalings of all entities, out of what workers measured."""
+"""Between the passes, in the parent: cuts, statistics and scalings of all entities, from what workers measured."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Fitted(msgspec.Struct):
     scaling: Scaling
     each: Any  # float64 (entities, 2, features), or None
     dropped: Counter[str]
-    seen: Any  # bool: the codes of all categories that train rows have
-    is_train: Any  # bool (entities,): those with a row that may be measured
+    train_codes: Any  # bool: for the codes of all categories, whether train rows have them
+    is_train: Any  # bool (entities,): those with a train row
     times: Any = None  # at which the splits are cut; None: by rows of each entity, or not at all
-    steps: Any = None  # between times, how often: see steps.py
+    steps: Any = None  # how often each step in time occurs; see time_steps.py
     borrowed: int = 0  # entities that take the scaling of all for some feature
 
 
 class Measuring:
     """Measures the train rows of an index, once its parts are read."""
 
-    def __init__(self, folder: Path, options: TableOptions, found: Survey, pool: Engine, progress: Progress) -> None:
-        self._folder, self._options, self._found, self._pool, self._progress = folder, options, found, pool, progress
+    def __init__(self, folder: Path, options: TableOptions, survey: Survey, pool: Engine, progress: Progress) -> None:
+        self._folder, self._options, self._survey, self._pool, self._progress = folder, options, survey, pool, progress
 
     def run(
         self,
@@ -58,23 +58,21 @@ class Measuring:
     ) -> Fitted:
         """Rows, cuts, splits and scaling of every entity.
 
-        Of a store that is appended to: the ``times`` of its cuts, the last time (``after``) it has of each entity, and
-        its scaling (``kept``).
+        An append gives the ``times`` of its store's cuts, the last time of each entity there (``after``), and a
+        function that gives the scaling (``kept``).
         """
-        options, features = self._options, len(self._found.schema.role.features)
+        options, features = self._options, len(self._survey.schema.role.features)
         if times is None:
             ends = index.runs["first"].min().item(), index.runs["last"].max().item()
-            times = cut_times(options, self._found.schema, *ends)
+            times = cut_times(options, self._survey.schema, *ends)
         splits = entity_splits(index.names, options)
         train = (splits == 0) | (options.fit_on == "all")
         known = after or {}
         if times is None and options.has_time_split and options.fit_on == "train":
-            train[list(known)] = (
-                False  # cut by shares of rows, an entity the store has gets more rows of its last split
-            )
+            train[list(known)] = False  # cut by shares of rows: the new rows of a known entity are of its last split
         tasks = [
             fit.FitTask(
-                number, first, last, str(self._folder), options, self._found.schema, None if times is None else tuple(times),
+                number, first, last, str(self._folder), options, self._survey.schema, None if times is None else tuple(times),
                 train[first:last].tobytes(), {entity: known[entity] for entity in range(first, last) if entity in known},
             )
             for number, (first, last) in enumerate(fit.groups(index.rows))
@@ -97,28 +95,28 @@ class Measuring:
         each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
         steps = sum((Counter(part.steps) for part in ordered), Counter[int]())
-        seen = np.logical_or.reduce([np.frombuffer(part.seen, bool) for part in ordered])
+        codes = np.logical_or.reduce([np.frombuffer(part.train_codes, bool) for part in ordered])
         is_train = train & (measured > 0)
-        return Fitted(rows, cuts, splits, scaling, each, dropped, seen, is_train, times, steps, borrowed)
+        return Fitted(rows, cuts, splits, scaling, each, dropped, codes, is_train, times, steps, borrowed)
 
     def _with_files(self, error: SourceError, index: Index) -> SourceError:
-        """The error with the files that hold the time of an entity it speaks of."""
+        """The error with the files that hold the entity and time it names."""
         name, at = getattr(error, "entity", None), getattr(error, "at", None)
         if name is None or at is None:
             return error
         entity = index.names.index(name)
         runs = index.runs[index.offsets[entity] : index.offsets[entity + 1]]
         parts = dict.fromkeys(runs["part"][(runs["first"] <= at) & (runs["last"] >= at)].tolist())
-        units = [unit for part in parts for unit in self._found.parts[index.parts.index(part)]]
-        files = list(dict.fromkeys(self._found.sources[unit.source].file.path for unit in units))
+        pieces = [piece for part in parts for piece in self._survey.parts[index.parts.index(part)]]
+        files = list(dict.fromkeys(self._survey.sources[piece.source].file.path for piece in pieces))
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         return SourceError(f"{error} (look in {files[0]!r}{more})", source=files[0], entity=name, at=at)
 
     def _quartiles(self, tasks: Sequence[fit.FitTask], fitted: Sequence[fit.FitDone]) -> Array:
-        """Of all train rows, in passes over what was kept aside."""
-        features, parts, passes = len(self._found.schema.role.features), [], 0
+        """Quartiles of all train rows, in passes over the parts."""
+        features, parts, passes = len(self._survey.schema.role.features), [], 0
         for first in range(0, features, fit.SEARCHED):
-            search = QuantileSearch(min(fit.SEARCHED, features - first), self._found.schema.raw_dtype)
+            search = QuantileSearch(min(fit.SEARCHED, features - first), self._survey.schema.raw_dtype)
             while (targets := search.next_pass()) is not None:
                 plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
                 asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]
@@ -133,8 +131,8 @@ class Measuring:
         return np.concatenate(parts)
 
     def _scaling(self, moments: Moments, quartiles: Array | None, rows: int) -> Scaling:
-        """For all features, measured over so many rows; the calendar behind them stays as it is."""
-        options, features = self._options, self._found.schema.role.features
+        """The scaling of all features, measured over so many rows; calendar features stay as they are."""
+        options, features = self._options, self._survey.schema.role.features
         fitted = Scaling.fit(
             options.scale, features, moments, quartiles, dtype=options.dtype, fit_on=options.fit_on,
             per_entity=options.per_entity, nulls=(rows - moments.count).tolist(),
@@ -142,8 +140,8 @@ class Measuring:
         return fitted.with_waves(calendar_names(options.calendar))
 
     def _each(self, fitted: Sequence[fit.FitDone], whole: Scaling, rows: Int64s) -> tuple[Array, int]:
-        """Center and scale of every entity; one with fewer than 2 train values takes those of all, and is counted."""
-        features = self._found.schema.role.features
+        """Center and scale of every entity; those of all where it has fewer than 2 train values, and how many do so."""
+        features = self._survey.schema.role.features
         moments = fit.unpack(b"".join(part.each for part in fitted), len(features))
         quartiles = None
         if self._options.scale == "robust":
@@ -159,7 +157,7 @@ class Measuring:
 
 
 def scale_static(values: Array, train: Array, method: str) -> tuple[Array, dict[str, Any] | None]:
-    """Static numbers scaled over the train entities, each counted once; a missing one is the centre, 0."""
+    """Static numbers scaled over the train entities, each counted once; a missing one becomes the centre, 0."""
     if not values.shape[1]:
         return np.zeros((len(values), 0), np.float32), None
     columns = [values[train, k] for k in range(values.shape[1])]
@@ -171,23 +169,21 @@ def scale_static(values: Array, train: Array, method: str) -> tuple[Array, dict[
 
 
 def train_first(index: Index, fitted: Fitted, role: Role) -> Index:
-    """The index with the categories of train rows numbered first, so that no later row changes a code of theirs."""
+    """The index with the categories of train rows numbered first, so that no later row changes their codes."""
     categories, static = dict(index.categories), index.static.copy()
     first = 0
     for name in role.categorical:
         values = index.categories[name]
-        categories[name] = _seen_first(values, fitted.seen[first + 1 : first + 1 + len(values)])
+        categories[name] = _move_first(values, fitted.train_codes[first + 1 : first + 1 + len(values)])
         first += len(values) + 1
     for k, name in enumerate(role.static_categorical, start=len(role.static)):
         values, codes = index.categories[name], index.static[:, k]
-        is_seen = np.isin(np.arange(1, len(values) + 1), codes[fitted.is_train])
-        categories[name] = _seen_first(values, is_seen)
+        categories[name] = _move_first(values, np.isin(np.arange(1, len(values) + 1), codes[fitted.is_train]))
         places = {value: number + 1 for number, value in enumerate(categories[name])}
         known = np.isfinite(codes)
         static[known, k] = np.array([0, *(places[value] for value in values)])[codes[known].astype(np.int64)]
     return index._replace(categories=categories, static=static)
 
 
-def _seen_first(values: Sequence[str], is_seen: Array) -> tuple[str, ...]:
-    order = np.argsort(~is_seen, kind="stable")
-    return tuple(values[k] for k in order.tolist())
+def _move_first(values: Sequence[str], is_first: Array) -> tuple[str, ...]:
+    return tuple(values[k] for k in np.argsort(~is_first, kind="stable").tolist())

@@ -10,13 +10,13 @@ from millrace.scaling.scaler import Scaling
 
 
 def check_refit(scaling: Scaling) -> None:
-    """Refuses what cannot be fitted from statistics alone."""
+    """Refuses a scaling that cannot be fitted from statistics alone."""
     if scaling.method == "robust" or scaling.per_entity:
         raise ConfigError("--refit needs all rows for quartiles or a scaling per entity; prepare the whole table again")
 
 
 def refit_scaling(old: Scaling, moments: Moments, rows: int) -> Scaling:
-    """Fitted on the train rows of the store and so many new ones; the calendar behind the features stays as it is."""
+    """Fitted on the train rows of the store and so many new ones; the calendar features stay as they are."""
     width = len(moments)
     count = np.array(old.statistics["count"][:width], np.int64)
     mean, std, low, high = (

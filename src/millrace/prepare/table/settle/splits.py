@@ -48,8 +48,8 @@ def _outside(options: TableOptions, schema: Schema, split: str, time: Any, ends:
     empty = split if is_late else options.time_splits[options.time_splits.index(split) - 1]
     at, low, high = (show_time(end, schema.time_unit) for end in (time, *ends))
     return ConfigError(
-        f"split {empty!r} would be empty: {split} begins at {at}, {'after' if is_late else 'before'} all rows, whose times run "
-        f"from {low} to {high}; {REMEDIES['time']}; what was read is kept"
+        f"split {empty!r} would be empty: {split} begins at {at}, {'after the last' if is_late else 'at or before the first'} row, "
+        f"as times run from {low} to {high}; {REMEDIES['time']}; what was read is kept"
     )
 
 

@@ -1,4 +1,4 @@
-"""How far apart in time the rows of entities are: the most common step, and how many others there are."""
+"""The steps in time between the rows of entities: the most common one, and how many differ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from millrace.prepare.table.options import STEPS_NS
 from millrace.ragged import Array
 
-KEPT = 1024  # of the different steps, the most common ones
-ALL = 0  # stands for all steps; none is 0, since no time is there twice
+MAX_STEPS = 1024  # different steps that are counted, the most common ones
+ALL = 0  # the key of the number of all steps; no step is 0, since no time occurs twice
 
 
 class Steps:
@@ -21,13 +21,13 @@ class Steps:
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
 
-    def join(self, other: Steps) -> None:
+    def merge(self, other: Steps) -> None:
         self.counts.update(other.counts)
         self._prune()
 
     def _prune(self) -> None:
-        if len(self.counts) > 2 * KEPT:
-            self.counts = Counter(dict(self.counts.most_common(KEPT)))
+        if len(self.counts) > 2 * MAX_STEPS:
+            self.counts = Counter(dict(self.counts.most_common(MAX_STEPS)))
 
     def add(self, steps: Array) -> None:
         if not len(steps):
@@ -37,13 +37,13 @@ class Steps:
             self.counts[int(steps[0])] += len(steps)
         else:
             values, numbers = np.unique(steps, return_counts=True)
-            most = np.argsort(-numbers, kind="stable")[:KEPT]
+            most = np.argsort(-numbers, kind="stable")[:MAX_STEPS]
             self.counts.update(dict(zip(values[most].tolist(), numbers[most].tolist(), strict=True)))
         self._prune()
 
 
 def irregular_note(counts: Mapping[int, int], unit: str | None) -> str | None:
-    """What is said where not all steps are the same."""
+    """The note on times that are not all one step apart."""
     if not counts:
         return None
     step, number = min(((step, n) for step, n in counts.items() if step != ALL), key=lambda pair: (-pair[1], pair[0]))

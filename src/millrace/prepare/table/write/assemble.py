@@ -1,4 +1,4 @@
-"""What a preparation hands on: the shards to write, what the store says of itself, and the report."""
+"""From measured entities to the tasks of shards, the store's metadata, and the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.prepare.table.notes import sparse_note
+from millrace.prepare.table.notes import list_names, sparse_note
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.part import PartDone
 from millrace.prepare.table.read.sources import Survey
@@ -27,36 +27,26 @@ def split_rows(options: TableOptions, fitted: Fitted) -> dict[str, int]:
     """Rows of each split that was asked for."""
     if options.has_time_split:
         return rows_by_split(fitted.cuts, fitted.rows, options.time_splits)
-    if options.split_by == "entity":
-        asked = [
-            True,
-            bool(options.val or options.val_entities),
-            bool(options.test or options.test_entities),
-        ]
-        return {
-            split: int(fitted.rows[fitted.splits == k].sum())
-            for k, (split, is_asked) in enumerate(zip(SPLITS, asked, strict=True))
-            if is_asked
-        }
-    return {"train": int(fitted.rows.sum())}
+    asked = (True, options.val or options.val_entities, options.test or options.test_entities)
+    return {split: int(fitted.rows[fitted.splits == k].sum()) for k, split in enumerate(SPLITS) if asked[k]}
 
 
 def shard_tasks(
     folder: Path,
     options: TableOptions,
-    found: Survey,
+    survey: Survey,
     index: Index,
     fitted: Fitted,
     columns: Mapping[str, Column],
     static: Array,
     first_numbers: Mapping[str, int],
 ) -> list[shards.ShardTask]:
-    """The shards of all entities that have rows; numbers of a split begin at the first that is free."""
+    """The shards of all entities that have rows; ``first_numbers`` are the first free ones of each split."""
     plain = {name: (column.dtype, column.shape, column.per) for name, column in columns.items()}
     scaling = fitted.scaling.to_manifest()
     row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
     names, rows, cuts, numbers = index.names, fitted.rows.tolist(), fitted.cuts.tolist(), static.tolist()
-    codes = np.nan_to_num(index.static[:, len(found.schema.role.static) :]).astype(int).tolist()
+    codes = np.nan_to_num(index.static[:, len(survey.schema.role.static) :]).astype(int).tolist()
     tasks = []
     for k, split in enumerate(SPLITS):
         mine = np.flatnonzero((fitted.splits == k) & (fitted.rows > 0))
@@ -69,13 +59,13 @@ def shard_tasks(
                 )
                 for entity in mine[first:last].tolist()
             )  # fmt: skip
-            tasks.append(shards.ShardTask(split, number, entities, str(folder), options, found.schema, scaling, plain))
+            tasks.append(shards.ShardTask(split, number, entities, str(folder), options, survey.schema, scaling, plain))
     return tasks
 
 
-def missing_labels(found: Survey, index: Index, done: Sequence[PartDone]) -> dict[str, int]:
-    """Rows without a category, and entities without a static value, by column; those without any are left out."""
-    role = found.schema.role
+def missing_labels(survey: Survey, index: Index, done: Sequence[PartDone]) -> dict[str, int]:
+    """Rows without a category, and entities without a static value, by column; columns without any are left out."""
+    role = survey.schema.role
     rows: Any = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64).tolist()
     entities: list[int] = (~np.isfinite(index.static)).sum(axis=0).tolist()
     names = (*role.categorical, *role.static, *role.static_categorical)
@@ -84,7 +74,7 @@ def missing_labels(found: Survey, index: Index, done: Sequence[PartDone]) -> dic
 
 def make_report(
     options: TableOptions,
-    found: Survey,
+    survey: Survey,
     index: Index,
     done: Sequence[PartDone],
     fitted: Fitted,
@@ -92,12 +82,12 @@ def make_report(
     num_shards: int,
     columns: Mapping[str, Column],
 ) -> dict[str, Any]:
-    """The report of a run, but for its time."""
+    """The report of a run, without its duration."""
     dropped = sum((Counter(part.dropped) for part in done), Counter(fitted.dropped))
-    if found.skipped:
-        dropped["files that cannot be used"] = found.skipped
-    if found.pruned:
-        dropped["where, by row group"] += found.pruned
+    if survey.skipped:
+        dropped["files that cannot be used"] = survey.skipped
+    if survey.pruned:
+        dropped["where, by row group"] += survey.pruned
     nulls, infinite = (np.sum([getattr(part, what) for part in done], axis=0) for what in ("nulls", "infinite"))
     statistics = fitted.scaling.statistics
     described = {
@@ -105,26 +95,21 @@ def make_report(
             **{key: statistics[key][k] for key in ("mean", "std", "min", "max")},
             "nulls": int(nulls[k]), "infinite": int(infinite[k]), "filled": int(filled[0][k]), "leading": int(filled[1][k]),
         }
-        for k, name in enumerate(found.schema.role.features)
+        for k, name in enumerate(survey.schema.role.features)
     }  # fmt: skip
     row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
-    notes = list(found.notes)
-    if told := irregular_note(fitted.steps or {}, found.schema.time_unit):
-        notes.append(told)
-    shares = {
-        name: (nulls[k] + infinite[k]) / max(1, sum(part.rows for part in done)) for k, name in enumerate(described)
-    }
-    if told := sparse_note(shares):
-        notes.append(told)
+    notes = list(survey.notes)
+    rows = max(1, sum(part.rows for part in done))
+    notes += filter(None, (
+        irregular_note(fitted.steps or {}, survey.schema.time_unit),
+        sparse_note({name: (nulls[k] + infinite[k]) / rows for k, name in enumerate(described)}),
+    ))  # fmt: skip
     if options.fit_on == "all":
         notes.append("the scaling was fitted on all rows (--fit-on all), val and test too")
-    for names, what, rule in (
-        (fitted.scaling.constant, "one value", "less that value, not divided"),
-        (fitted.scaling.empty, "no value", "0 where missing, else as they are"),
-    ):
-        if names:
-            told = ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            notes.append(f"{what} in the train rows: {told}; stored {rule}")
+    if names := list(map(repr, fitted.scaling.constant)):
+        notes.append(f"one value in the train rows: {list_names(names)}; stored less that value, not divided")
+    if names := list(map(repr, fitted.scaling.empty)):
+        notes.append(f"no value in the train rows: {list_names(names)}; stored 0 where missing, else as they are")
     if fitted.borrowed:
         notes.append(
             f"{fitted.borrowed} entities have a feature with fewer than 2 train values: scaled there as all are"
@@ -132,11 +117,11 @@ def make_report(
     return {
         "entities": int((fitted.rows > 0).sum()),
         "rows": split_rows(options, fitted),
-        "rows_read": sum(part.rows_read for part in done) + found.pruned,
+        "rows_read": sum(part.rows_read for part in done) + survey.pruned,
         "rows_sorted": sum(part.rows_sorted for part in done),
         "dropped": dict(sorted(dropped.items())),
         "columns": described,
-        "missing": missing_labels(found, index, done),
+        "missing": missing_labels(survey, index, done),
         "shards": num_shards,
         "bytes": int(fitted.rows.sum()) * row_bytes,
         "notes": notes,
@@ -145,7 +130,7 @@ def make_report(
 
 def make_meta(
     options: TableOptions,
-    found: Survey,
+    survey: Survey,
     index: Index,
     fitted: Fitted,
     static_scaling: dict[str, Any] | None,
@@ -153,16 +138,15 @@ def make_meta(
 ) -> dict[str, Any]:
     """What the store says of its columns.
 
-    ``time`` says how to read the column of that name: int64 counts of ``unit`` (D, s, ms, us or ns) since 1970-01-01 UTC,
-    for the whole store; where ``zone`` is None the times have no zone, and their clock is counted as if it were UTC's.
-    The unit is that of the source: of Parquet its own, of CSV s, D for dates alone. Without a ``unit`` times are the plain
-    numbers of the source, int64 or float64.
+    ``time`` says how to read the column of that name: as int64 counts of ``unit`` (D, s, ms, us or ns) since 1970-01-01
+    UTC. The unit is one for the whole store: that of Parquet files; for CSV files s, or D for dates alone. Without a
+    ``zone`` local times are counted as if they were UTC. Without a ``unit`` times are the plain numbers of the source.
     """
-    role = found.schema.role
+    role = survey.schema.role
     waves = calendar_names(options.calendar)
     meta: dict[str, Any] = {
         "features": [*role.features, *waves],
-        "time": {"column": options.time, "unit": found.schema.time_unit, "zone": found.schema.time_zone},
+        "time": {"column": options.time, "unit": survey.schema.time_unit, "zone": survey.schema.time_zone},
         **({} if fitted.times is None else {"cut_times": list(fitted.times)}),
         "entity": list(options.entity),
         "report": report,

@@ -1,4 +1,4 @@
-"""What a store that is appended to has of its records, and what follows from that for the new rows of them."""
+"""The records of a store that is appended to, and what they mean for new rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Existing:
         self._splits = options.time_splits if options.has_time_split else None
 
     def records(self, index: Index) -> Int64s:
-        """The store's record of each entity, -1 for a new one; new rows must lie behind those it has."""
+        """The store's record of each entity, -1 for a new one; new rows must be later than those it has."""
         known = {name: k for k, name in enumerate(self._store.columns["name"][:].tolist())}
         records = np.array([known.get(name, -1) for name in index.names], np.int64)
         firsts = np.minimum.reduceat(index.runs["first"], index.offsets[:-1])
@@ -47,11 +47,10 @@ class Existing:
         return int(self._store.offsets[record + 1] - self._store.offsets[record]) if record >= 0 else 0
 
     def cuts(self, record: int, new: Int64s) -> Int64s:
-        """Where a longer record is cut: a split that had begun keeps its first row."""
+        """The cuts of a longer record: a split that had begun keeps its first row."""
         if self._splits is None:
             return new
-        rows = int(np.diff(self._store.offsets[record : record + 2])[0])
-        old = np.asarray(self._store.columns["cuts"][record])
+        rows, old = self.rows(record), np.asarray(self._store.columns["cuts"][record])
         return old if "cut_times" not in self._store.meta else np.where(old < rows, old, rows + new)
 
     def rows_after(self, fitted: Fitted, records: Int64s) -> dict[str, int]:
@@ -74,7 +73,7 @@ class Existing:
         return rows_by_split(*both, self._splits)
 
     def entity(self, record: int, number: int, fitted: Fitted) -> shards.Entity:
-        """A record of the store with what its record columns hold now."""
+        """A record of the store, with what its record columns will hold."""
         stored = self._store.columns
 
         def values(name: str) -> tuple[Any, ...]:
@@ -83,36 +82,23 @@ class Existing:
         new_rows = 0 if number < 0 else int(fitted.rows[number])
         cuts = values("cuts") if number < 0 else tuple(fitted.cuts[number].tolist())
         own = np.asarray(stored["scaling"][record]).tobytes() if "scaling" in self._store.layout.columns else b""
-        return shards.Entity(
-            number,
-            str(stored["name"][record]),
-            new_rows,
-            cuts,
-            values("static"),
-            values("static_categorical"),
-            own,
-            record,
-        )
+        static, codes = values("static"), values("static_categorical")
+        return shards.Entity(number, str(stored["name"][record]), new_rows, cuts, static, codes, own, record)
 
     def static(self, index: Index, count: int) -> Array:
         """Static numbers in the store's scaling, NaN where there is none."""
         if not count:
             return np.zeros((len(index.names), 0))
-        kept = self._store.meta["static_scaling"]
-        scaled: Array = (index.static[:, :count] - np.array(kept["center"])) / np.array(kept["scale"])
+        own = self._store.meta["static_scaling"]
+        scaled: Array = (index.static[:, :count] - np.array(own["center"])) / np.array(own["scale"])
         return scaled
 
     def check_static(self, index: Index, records: Int64s, role: Role) -> None:
-        """What is static of a known entity must be what the store has of it."""
+        """Refuses static values of a known entity that differ from those in the store."""
         count = len(role.static)
-        found = {
-            "static": self.static(index, count).astype(np.float32),
-            "static_categorical": index.static[:, count:],
-        }
-        for column, values in found.items():
-            if not values.shape[1]:
-                continue
-            for k in np.flatnonzero(records >= 0).tolist():
+        numbers, codes = self.static(index, count).astype(np.float32), index.static[:, count:]
+        for column, values in (("static", numbers), ("static_categorical", codes)):
+            for k in np.flatnonzero(records >= 0).tolist() if values.shape[1] else ():
                 stored = np.asarray(self._store.columns[column][int(records[k])])
                 differ = np.flatnonzero(~np.isnan(values[k]) & (values[k] != stored))
                 if len(differ):

@@ -1,8 +1,8 @@
-"""Fills what is missing in an entity's rows, by the policy of each column; what was observed never changes.
+"""Fills missing values of an entity's rows, by the policy of each column; observed values never change.
 
-``ffill`` repeats the last observation. ``interpolate`` draws a line to the next one, which looks ahead, though never
-across a cut between splits: there it repeats. ``mask`` and the rows before the first observation take the centre of
-the scaling, which is 0 when scaled.
+``ffill`` repeats the last observation. ``interpolate`` draws a line to the next one, which looks ahead, but never across
+a cut between splits: there it repeats. ``mask``, and the rows before the first observation, take the centre of the
+scaling, which is 0 when scaled.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Filler:
         self.leading = np.zeros(len(policies), np.int64)
 
     def carry(self, rows: int, time: Any, values: Array) -> None:
-        """The rows the entity has in the store, and what the last of them held."""
+        """Continues after the rows that the entity has in the store, of which the last held these values."""
         self._row = rows
         self._last = [(rows - 1, time, float(value)) for value in values[: len(self._policies)]]
 
     def look_ahead(self, slices: Iterable[Slice]) -> None:
-        """Notes where each slice first observes each column: interpolation needs it before it comes."""
+        """Notes the first observation of each column in each slice: interpolation needs it in advance."""
         row = self._row
         for rows in slices:
             observed = ~np.isnan(rows.values)
@@ -50,20 +50,19 @@ class Filler:
         return any(kind == "interpolate" for kind, _ in self._policies)
 
     def fill(self, number: int, rows: Slice, values: Array) -> Array:
-        """Fills ``values``, the float64 copy of a slice's; returns what was observed as 0 and 1."""
+        """Fills ``values``, the float64 copy of a slice's values; returns 1 where they were observed, else 0."""
         observed = ~np.isnan(values)
         for k in np.flatnonzero(~observed.all(axis=0)).tolist():
             self._column(number, k, rows, values[:, k], observed[:, k])
         for k in range(values.shape[1]):
-            seen = np.flatnonzero(observed[:, k])[-1:]
-            if len(seen):
-                at = int(seen[0])
+            if len(places := np.flatnonzero(observed[:, k])):
+                at = int(places[-1])
                 self._last[k] = (self._row + at, rows.time[at], float(values[at, k]))
         self._row += len(values)
         return observed.astype(np.uint8)
 
     def skip(self, rows: Slice, values: Array) -> None:
-        """A slice in which nothing is missing."""
+        """Passes a slice in which nothing is missing."""
         last = len(values) - 1
         self._last = [(self._row + last, rows.time[last], float(value)) for value in values[last]]
         self._row += len(values)
@@ -97,18 +96,18 @@ class Filler:
         ends = [point for point in (self._last[k], later) if point is not None]
         shift = int(self._last[k] is not None)  # observations before those of this slice
 
-        def joined(j: int, own: Array) -> Array:
+        def with_ends(j: int, own: Array) -> Array:
             outer = np.array([point[j] for point in ends], own.dtype)
             return np.concatenate((outer[:shift], own, outer[shift:]))
 
-        row, time, value = joined(0, self._row + known), joined(1, rows.time[known]), joined(2, column[known])
+        row, time = with_ends(0, self._row + known), with_ends(1, rows.time[known])
+        value = with_ends(2, column[known])
         left = before + shift
-        kept = left + 1 < len(row)
-        gaps, left = gaps[kept], left[kept]
+        has_next = left + 1 < len(row)
+        gaps, left = gaps[has_next], left[has_next]
         right = left + 1
-        crossed = np.searchsorted(self._cuts, row[left], side="right") != np.searchsorted(
-            self._cuts, row[right], side="right"
-        )
+        split = np.searchsorted(self._cuts, row, side="right")
+        crossed = split[left] != split[right]
         share = (rows.time[gaps] - time[left]) / (time[right] - time[left])
         line = value[left] + share * (value[right] - value[left])
         column[gaps[~crossed]] = line[~crossed]
@@ -117,9 +116,9 @@ class Filler:
 def fill_block(
     policies: Sequence[tuple[str, float]], values: Array, offsets: Int64s, centers: Array
 ) -> tuple[Array, Int64s, Int64s]:
-    """What ``Filler`` does to each of some whole entities, all at once; no policy is to interpolate.
+    """Fills some whole entities at once, as ``Filler`` does; no policy may interpolate.
 
-    ``values`` are filled; returns what was observed as 0 and 1, and how many were filled and leading in each column.
+    Fills ``values``; returns 1 where they were observed, else 0, and the filled and the leading cells of each column.
     ``centers`` are those of each entity, or one for all.
     """
     observed = ~np.isnan(values)

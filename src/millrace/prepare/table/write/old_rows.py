@@ -16,7 +16,7 @@ COPY_ROWS = 1 << 16
 
 
 class OldRows:
-    """Records of one snapshot of a store, as they are stored, or rescaled."""
+    """The records of one snapshot of a store, as they are stored, or rescaled."""
 
     def __init__(self, store: tuple[str, str], rescale: dict[str, Any] | None, dtype: str) -> None:
         self._store = open_store(store[0], snapshot=store[1])
@@ -53,7 +53,7 @@ class OldRows:
         return self._store.columns["time"][self._bounds(record)[1] - 1]
 
     def end(self, record: int, center: Array, scale: Array) -> tuple[int, Any, Array]:
-        """How many rows a record has, the time of the last, and its values before they were scaled."""
+        """The number of rows of a record, the time of the last, and its unscaled values."""
         start, stop = self._bounds(record)
         last = np.asarray(self._store.columns["values"][stop - 1 : stop], np.float64)[0]
         unscaled = last * scale + center if self._old is None else self._old.inverse(last)

@@ -13,10 +13,10 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
+from millrace.prepare.table.results import read_result, write_result
 from millrace.prepare.table.settle.clean import Cleaner, calendar
 from millrace.prepare.table.settle.index import Block, Slice, block_bounds
 from millrace.prepare.table.settle.index_files import IndexReader, open_index
-from millrace.prepare.table.settle.results import read_result, write_result
 from millrace.prepare.table.write.fill import Filler, fill_block
 from millrace.prepare.table.write.old_rows import OldRows
 from millrace.ragged import Array, Int64s
@@ -24,7 +24,7 @@ from millrace.scaling.scaler import Scaling
 from millrace.store.layout import Column, Layout, bfloat16_bits
 from millrace.store.shard import ShardEntry, ShardWriter, shard_name
 
-MIN_SHARD, SHARDS = 8 << 20, 32  # without a wish: this many shards, none smaller than this or larger than the option
+MIN_SHARD, SHARDS = 8 << 20, 32  # about this many shards, none smaller than this or larger than the option
 
 
 class Entity(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ def needs_mask(options: TableOptions, schema: Schema) -> bool:
 
 
 def cut_shards(rows: Int64s, row_bytes: int, limit: int) -> list[tuple[int, int]]:
-    """Entities [first, last) of each shard: cut before the one that would pass the limit."""
+    """Entities [first, last) of each shard: it ends before the entity that would pass the limit."""
     room = max(1, min(limit, max(MIN_SHARD, int(rows.sum()) * row_bytes // SHARDS)) // row_bytes)
     edges, filled = [0], 0
     for k, count in enumerate(rows.tolist()):
@@ -98,7 +98,7 @@ def cut_shards(rows: Int64s, row_bytes: int, limit: int) -> list[tuple[int, int]
 
 
 def write_shard(task: ShardTask) -> ShardEntry:
-    """Writes one shard, and beside it what was filled in it."""
+    """Writes one shard, and beside it the counts of filled cells."""
     maker = ShardMaker(task)
     columns = {name: Column(dtype, shape, per=per) for name, (dtype, shape, per) in task.columns.items()}
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
@@ -112,7 +112,7 @@ def _filled_path(task: ShardTask) -> Path:
 
 
 def has_counts(task: ShardTask, out: Path) -> bool:
-    """Whether what was filled in a finished shard is known; where it is not, the shard is written again."""
+    """Whether the counts of filled cells of a finished shard are there; without them it is written again."""
     path = _filled_path(task)
     if read_result(path) is not None:
         return True
@@ -123,13 +123,13 @@ def has_counts(task: ShardTask, out: Path) -> bool:
 
 def filled_cells(tasks: Sequence[ShardTask]) -> Int64s:
     """(2, features): cells that were filled in all shards, and those of them before the first observation."""
-    found: Int64s = np.sum(
-        [msgspec.json.decode(read_result(_filled_path(task)) or b"") for task in tasks], axis=0, dtype=np.int64
-    )
-    return found
+    counts = [msgspec.json.decode(read_result(_filled_path(task)) or b"") for task in tasks]
+    return np.asarray(np.sum(counts, axis=0, dtype=np.int64))
 
 
 class ShardMaker:
+    """Writes the entities of one task; counts the cells it fills."""
+
     def __init__(self, task: ShardTask) -> None:
         self._task, self._options, self._schema = task, task.options, task.schema
         self._index: IndexReader = open_index(task.folder, task.schema)
@@ -143,7 +143,7 @@ class ShardMaker:
         self._old_rows = None if task.store is None else OldRows(task.store, task.rescale, task.options.dtype)
 
     def write(self, writer: ShardWriter) -> None:
-        """All entities of the shard; small ones whose rows need nothing but scaling many at a time."""
+        """Writes all entities of the shard; small ones that need no cleaning many at a time."""
         entities = self._task.entities
         is_alone = np.array([entity.record >= 0 or self._options.freq is not None for entity in entities])
         numbers = np.array([entity.number for entity in entities])
@@ -172,7 +172,7 @@ class ShardMaker:
             part, mask = block.slice(first, last), None
             if part.has_gaps:
                 part = part._replace(values=part.values.astype(np.float64))
-                centers = np.array([self._of(entity)[0] for entity in self._scaled_apart(entities[first:last])])
+                centers = np.array([self._scale_of(entity)[0] for entity in self._scaled_apart(entities[first:last])])
                 mask, filled, leading = fill_block(self._policies, part.values, offsets, centers)
                 self.filled += filled
                 self.leading += leading
@@ -185,14 +185,14 @@ class ShardMaker:
         return entities if entities[0].scaling else entities[:1]
 
     def _rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
-        """The row columns of an entity, slice by slice: those it has in the store, then the new ones."""
+        """The row columns of an entity, slice by slice: its rows in the store, then the new ones."""
         if entity.record >= 0 and self._old_rows is not None:
             yield from self._old_rows.rows(entity.record, self._scaling)
         if entity.number >= 0:
             yield from self._new_rows(entity)
 
     def _new_rows(self, entity: Entity) -> Iterator[dict[str, Array]]:
-        center, scale = self._of(entity)
+        center, scale = self._scale_of(entity)
         has_gaps = self._options.freq is not None or bool(self._index.runs_of(entity.number)["gaps"].any())
         filler = Filler(self._policies, center, entity.cuts) if has_gaps else None
         if filler is not None and entity.record >= 0 and self._old_rows is not None:
@@ -211,7 +211,7 @@ class ShardMaker:
             self.filled += filler.filled
             self.leading += filler.leading
 
-    def _of(self, entity: Entity) -> tuple[Array, Array]:
+    def _scale_of(self, entity: Entity) -> tuple[Array, Array]:
         """Center and scale of an entity."""
         if not entity.scaling:
             return self._scaling.center, self._scaling.scale
@@ -225,7 +225,7 @@ class ShardMaker:
     def _columns(
         self, part: Slice, mask: Array | None, entities: Sequence[Entity], offsets: Int64s
     ) -> dict[str, Array]:
-        """The row columns of a slice, in which the entities have the rows between the offsets."""
+        """The row columns of a slice; ``offsets`` are those of the entities in it."""
         columns = {
             "values": self._scaled(part.values, part.time, entities, offsets),
             "time": np.ascontiguousarray(part.time, part.time.dtype.newbyteorder("<")),
@@ -239,7 +239,7 @@ class ShardMaker:
         return columns
 
     def _scaled(self, values: Array, time: Array, entities: Sequence[Entity], offsets: Int64s) -> Array:
-        """Scaled in float64 and cast, with the calendar behind."""
+        """Values scaled in float64 and cast, followed by the calendar."""
         width = self._width
         is_bits = self._options.dtype == "bfloat16"
         out = np.empty(
@@ -248,7 +248,7 @@ class ShardMaker:
         apart = self._scaled_apart(entities)
         edges = offsets if len(apart) == len(entities) else offsets[[0, -1]]
         for entity, (first, last) in zip(apart, pairwise(edges.tolist()), strict=True):
-            center, scale = self._of(entity)
+            center, scale = self._scale_of(entity)
             self._scaling.scale_into(values[first:last], out[first:last, :width], center[:width], scale[:width])
         if self._options.calendar:
             assert self._schema.time_unit is not None

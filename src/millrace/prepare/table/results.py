@@ -1,4 +1,4 @@
-"""Small results that are kept between two attempts, a digest before each: one that was damaged counts as not there."""
+"""Small results on disk for a later attempt, each behind its digest: a damaged one counts as absent."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def write_result(path: Path, data: bytes) -> None:
 
 def read_result(path: Path) -> bytes | None:
     try:
-        found = path.read_bytes()
+        both = path.read_bytes()
     except OSError:
         return None
-    digest, data = found[:DIGEST_BYTES], found[DIGEST_BYTES:]
+    digest, data = both[:DIGEST_BYTES], both[DIGEST_BYTES:]
     return data if xxhash.xxh3_128_digest(data) == digest else None
 
 
 def digest_of(path: Path) -> str:
-    """Of a whole file."""
+    """The digest of a whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
