@@ -172,7 +172,7 @@ def _can_map(columns: list[Any]) -> bool:
     for column in columns:
         shards, own = column.files()
         files.setdefault(id(shards), (shards, set()))[1].update(own)
-    return all(shards.can_map(own) for shards, own in files.values())
+    return all(shards.will_need(own) for shards, own in files.values())
 
 
 def _leaves(plan: list[tuple[Any, ...]]) -> list[View]:

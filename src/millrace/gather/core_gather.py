@@ -104,7 +104,7 @@ class Native:
             column = self.columns[name]
             shards, files = column.files(missing)
             # Known before any is mapped: numpy, which then reads them, needs maps too.
-            if not shards.can_map(files) or not all(self.give(name, k, column.random(k)) for k in missing):
+            if not shards.will_need(files) or not all(self.give(name, k, column.random(k)) for k in missing):
                 return False
         return True
 

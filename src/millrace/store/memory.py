@@ -27,28 +27,21 @@ if TYPE_CHECKING:
 class ArrayShards:
     """Shards that are arrays already: ``arrays[shard][file]`` in the order of ``layout.files``."""
 
-    def __init__(self, layout: Layout, arrays: list[list[Array]], names: list[str]) -> None:
-        self.layout, self._arrays, self._names = layout, arrays, names
+    def __init__(self, arrays: list[list[Array]]) -> None:
+        self._arrays = arrays
 
-    def name(self, shard: int) -> str:
-        return self._names[shard]
-
-    def array(self, shard: int, file: int) -> Array:
-        return self._arrays[shard][file]
-
-    def random_array(self, shard: int, file: int) -> Array:
-        return platform.random_twin(self._arrays[shard][file])
-
-    def can_map(self, files: Iterable[tuple[int, int]]) -> bool:
-        return True  # they are there already
-
-    def direct(self, shard: int, file: int) -> int | None:
-        return None
-
-    def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
+    def rows(self, shard: int, file: int, start: int, stop: int, *, wait: bool = True) -> Array:
         return self._arrays[shard][file][start:stop]
 
-    ask = rows
+    def array(self, shard: int, file: int, *, random: bool = False) -> Array:
+        whole = self._arrays[shard][file]
+        return platform.random_twin(whole) if random else whole
+
+    def descriptor(self, shard: int, file: int) -> None:
+        return None
+
+    def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
+        return True  # they are there already
 
 
 def array_store(
@@ -67,7 +60,6 @@ def array_store(
     """A store over arrays in storage dtypes; each shard is (name, arrays in the order of ``layout.files``)."""
     arrays = [[_read_only(array) for array in files] for _, files in shards]
     counts = np.array([_counts(layout, files) for files in arrays], np.int64).reshape(-1, 1 + len(layout.axes))
-    names = [name for name, _ in shards]
     own = split_of if split_of is not None else [0] * len(shards)
     again = (
         _rebuild,
@@ -78,8 +70,8 @@ def array_store(
         ),
     )
     return Store(
-        layout=layout, counts=counts, shards=ArrayShards(layout, arrays, names), kind=kind, meta=meta or {}, splits=splits,
-        split_of=np.array(own, np.int64), cuts=cuts, path=path, reopen=reopen or again,
+        layout=layout, counts=counts, shards=ArrayShards(arrays), name_of=lambda shard: shards[shard][0], kind=kind,
+        meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path, reopen=reopen or again,
         fingerprint=fingerprint or (lambda: _fingerprint(layout, kind, splits, own, counts, arrays, cuts)),
     )  # fmt: skip
 
