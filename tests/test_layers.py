@@ -21,7 +21,7 @@ LINES = [
     ["errors", "identity", "lazy", "native"],
 ]
 HEIGHT = {part: len(LINES) - k for k, line in enumerate(LINES) for part in line}
-EDGES = {("view", "gather.reference")}  # for view[i]
+EDGES = {("view", "gather.gather")}  # for view[i]
 CORE_USERS = {"store", "native"}  # the others ask native, which knows whether it is there
 ANYTHING = {"torch", "jax", "accelerate", "transformers", "__main__"}  # adapters and the entry point: above everything
 
@@ -44,7 +44,7 @@ def is_module(name: str, root: Path) -> bool:
 def imports(path: Path, root: Path) -> set[str]:
     """Every module of millrace that a source imports, at any depth, also under TYPE_CHECKING.
 
-    ``from millrace.gather import reference`` is ``millrace.gather.reference`` where that is a module.
+    ``from millrace.gather import gather`` is ``millrace.gather.gather`` where that is a module.
     """
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -147,8 +147,8 @@ def test_a_forbidden_import_is_found(tmp_path, path, line):
     ("path", "line"),
     [
         ("store/a.py", "from millrace.errors import ConfigError\nfrom . import b\nfrom millrace import _core"),
-        ("view/a.py", "from millrace.gather.reference import gather"),
-        ("view/a.py", "from millrace.gather import reference"),
+        ("view/a.py", "from millrace.gather.gather import Field"),
+        ("view/a.py", "from millrace.gather import gather"),
         ("feed/a.py", "from millrace.store.reader import read_store\nfrom millrace.text import encode"),
         ("cli/a.py", "import millrace as mr\nfrom millrace.train import loop"),
         ("testing/a.py", "from millrace.store import platform"),
@@ -158,7 +158,7 @@ def test_a_forbidden_import_is_found(tmp_path, path, line):
 def test_an_allowed_import_is_not(tmp_path, path, line):
     for part in ("store", "gather", "text", "feed", "train"):
         (tmp_path / part).mkdir()
-    for known in ("gather/reference.py", "_core.pyi"):
+    for known in ("gather/gather.py", "_core.pyi"):
         (tmp_path / known).touch()
     target = tmp_path / path
     target.parent.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from millrace.errors import FeedError, StoreError
 from millrace.feed.batch import MARKS, Batch, Marks, aligned
 from millrace.feed.line import Line
 from millrace.gather.core_gather import Native
-from millrace.gather.reference import Field
+from millrace.gather.gather import Field
 from millrace.native import core, memory_bytes
 from millrace.ragged import Ragged, as_int64s
 from millrace.store import platform

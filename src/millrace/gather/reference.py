@@ -1,94 +1,27 @@
-"""Gathering: by the C core where it is there, else in numpy, which is the contract that the core meets byte for byte.
+"""The gather in numpy: the contract that the C core meets byte for byte, and the slow version to read first.
 
-A batch's rows are copied as slices of the mapped shards by one ``np.concatenate`` per field. Locating them
-(which shard, which place) is vectorised over many batches at once, in ``Located``.
+A batch's rows are copied as slices of the mapped shards by one ``np.concatenate`` per field. Locating them (which shard,
+which place) is vectorised over many batches at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.gather.core_gather import Native
 from millrace.gather.rows import Items, Rows, check_inside, neighbours
 from millrace.lazy import cached_property
-from millrace.ragged import Array, Int64s, Ragged, Spans, as_int64s
+from millrace.ragged import Array, Int64s, Ragged, Spans
 
-Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
-
-
-@dataclass(frozen=True)
-class Field:
-    """One entry of a batch: which column it comes from, which rows of a sample's span, and how it is delivered.
-
-    On an axis with a ``length`` it is dense: rows ``first .. first + length`` of the span. Without, it is ragged:
-    the whole span, or padded and cut to ``pad`` rows. Without an axis it is one item of the sample's record.
-    ``items`` picks entries of the last axis of a row. ``is_bits`` marks bfloat16, delivered as float32. With a ``measure``
-    no rows are delivered: "lengths" is how many of the ``pad`` rows the span has, "mask" says which.
-    """
-
-    name: str
-    column: str
-    axis: str | None
-    dtype: np.dtype[Any]
-    tail: tuple[int, ...] = ()
-    first: int = 0
-    length: int | None = None
-    pad: int | None = None
-    items: tuple[int, ...] | None = None
-    is_bits: bool = False
-    is_single: bool = False  # a row of one number, delivered as a row of one feature
-    is_text: bool = False
-    measure: str | None = None
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """Of one sample; None where lengths differ."""
-        if self.axis is None or self.measure == "lengths":
-            return self.tail
-        return (self.length if self.length is not None else self.pad, *self.tail)
+if TYPE_CHECKING:
+    from millrace.gather.gather import Allocate, Field
 
 
-def any_of(answers: Iterable[bool | None]) -> bool | None:
-    """Whether one of them is true; None where none is known."""
-    known = [answer for answer in answers if answer is not None]
-    return any(known) if known else None
-
-
-def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    return np.empty(shape, dtype)
-
-
-class Sources(dict[str, Any]):
-    """The columns of a view by name, as they are stored, with the native gather over them."""
-
-    _native: tuple[Any, Native | None] | None = None
-
-    def native(self, fields: Sequence[Field]) -> Native | None:
-        if self._native is None or self._native[0] is not fields:
-            self._native = fields, Native.of(self, fields)
-        return self._native[1]
-
-    def bytes_of(self, field: Field) -> tuple[Sources, tuple[Field, ...]]:
-        """The bytes of a text column, as ragged rows on an axis of their own."""
-        found = self._bytes.get(field.column)
-        if found is None:
-            name = field.column
-            rows = Field(name, name, name, np.dtype(np.uint8))
-            found = self._bytes[name] = Sources({name: self[name].raw}), (rows,)
-        return found
-
-    @cached_property
-    def _bytes(self) -> dict[str, tuple[Sources, tuple[Field, ...]]]:
-        return {}
-
-
-class Located:
-    """Samples of one view, found in their shards; ``fill`` copies a run of them into arrays."""
+class Reference:
+    """Samples of one view, found in their shards, and copied in numpy. Text is not its business."""
 
     def __init__(
         self,
@@ -97,23 +30,15 @@ class Located:
         spans: Mapping[str, Spans],
         records: Int64s | None,
     ) -> None:
-        self._fields, self._spans, self._columns = fields, spans, columns
-        self._records = records = None if records is None else as_int64s(records)
-        native = columns.native(fields) if isinstance(columns, Sources) else Native.of(columns, fields)
-        self._native = native if native is not None and native.find(spans, records) else None
-        self._asked = 0  # the sample up to which rows were asked for ahead
+        self._fields = [field for field in fields if not field.is_text]
+        self._columns, self._spans, self._records = columns, spans, records
 
-    def fill(self, first: int, last: int, allocate: Allocate = new_array) -> dict[str, Any]:
+    def fill(self, first: int, last: int, allocate: Allocate) -> dict[str, Any]:
         """Samples [first, last) as a dict of arrays and ``Ragged``s."""
-        filled: dict[str, Any] = {}
-        if self._native is not None:
-            filled, self._asked = self._native.fill(self._spans, self._records, first, last, allocate, self._asked)
         out: dict[str, Any] = {}
         shared: dict[int, Array] = {}
         for field in self._fields:
-            if field.name in filled:
-                out[field.name] = filled[field.name]
-            elif field.measure is not None:
+            if field.measure is not None:
                 out[field.name] = self._measured(field, first, last, allocate)
             elif field.axis is None:
                 out[field.name] = self._record_items(field, first, last, allocate)
@@ -123,21 +48,6 @@ class Located:
                 array = allocate(field.name, (last - first, field.length, *field.tail), field.dtype)
                 out[field.name] = self._dense[field.name].fill(first, last, array, shared)
         return out
-
-    def is_cold(self) -> bool | None:
-        """Whether rows are asked for ahead of the copy; None where numpy copies."""
-        each = [None if self._native is None else self._native.gather.is_cold()]
-        return any_of([*each, *(texts.is_cold() for texts in self._texts.values())])
-
-    @cached_property
-    def _texts(self) -> dict[str, Located]:
-        """The bytes of text columns, found like other rows."""
-        found: dict[str, Located] = {}
-        for field in (field for field in self._fields if field.is_text):
-            sources, rows = self._columns.bytes_of(field)  # type: ignore[attr-defined]
-            spans = {field.column: Spans(*self._columns[field.column].spans(self._records))}
-            found[field.column] = Located(sources, rows, spans, None)
-        return found
 
     @cached_property
     def _dense(self) -> dict[str, _Dense]:
@@ -161,12 +71,8 @@ class Located:
 
     def _record_items(self, field: Field, first: int, last: int, allocate: Allocate) -> Array:
         assert self._records is not None
-        records = self._records[first:last]
-        if field.is_text:
-            found = self._texts[field.column].fill(first, last)[field.column]
-            return self._columns[field.column].decoded(found, records)  # type: ignore[no-any-return]
         out = allocate(field.name, (last - first, *field.tail), field.dtype)
-        out[...] = _delivered(field, self._columns[field.column].take(records))
+        out[...] = _delivered(field, self._columns[field.column].take(self._records[first:last]))
         return out
 
     def _measured(self, field: Field, first: int, last: int, allocate: Allocate) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Field
+from millrace.gather.gather import Field
 from millrace.ragged import Spans, as_integer
 from millrace.view.view import StoreLike, View, check_store, row_column, store_spec
 

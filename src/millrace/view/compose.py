@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Allocate, Field, Located, any_of, new_array
+from millrace.gather.gather import Allocate, Field, Located, any_of, new_array
 from millrace.identity import digest
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Ragged, Spans

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millrace.errors import ConfigError, did_you_mean
-from millrace.gather.reference import Field
+from millrace.gather.gather import Field
 from millrace.view.view import StoreLike, column_field
 
 # In the order they are delivered: row columns first.

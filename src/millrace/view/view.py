@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError, did_you_mean
-from millrace.gather.reference import Field, Located, Sources
+from millrace.gather.gather import Field, Located, Sources
 from millrace.identity import canonical, digest
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans
