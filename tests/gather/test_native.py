@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.gather import core_gather as native
-from millrace.gather.core_gather import Native
 from millrace.gather.gather import Field, Located, new_array
 from millrace.gather.reference import Reference
 from millrace.native import core

@@ -221,7 +221,7 @@ class Layout:
         return self.file_items(counts) * self.item_bytes
 
 
-def num_blocks(num_bytes: Int64s) -> Int64s:
+def num_blocks(num_bytes: Any) -> Any:
     """Hash blocks of files of these sizes; an empty file has none."""
     return (num_bytes + (BLOCK_BYTES - 1)) // BLOCK_BYTES
 

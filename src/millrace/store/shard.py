@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import msgspec
 import numpy as np
 import xxhash
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s, as_offsets
 from millrace.store import platform
-from millrace.store.layout import BLOCK_BYTES, Column, File, Layout
+from millrace.store.blocks import check_blocks
+from millrace.store.layout import BLOCK_BYTES, Column, File, Layout, num_blocks
+from millrace.store.plain_file import opened
 
 BUFFER_BYTES = 1 << 20  # small appends are joined to writes of about this size
 SYNC_AHEAD_BYTES = 16 << 20  # ask the kernel to start writing after this many, so that fsync finds little to do
@@ -37,6 +40,24 @@ class ShardEntry(msgspec.Struct, frozen=True):
 
 def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}"
+
+
+def is_whole(shards: Path, entry: ShardEntry, layout: Layout) -> bool:
+    """Whether a finished shard still holds the bytes it was written with: every block is read and hashed again."""
+    sizes = layout.file_bytes(np.array([[entry.records, *entry.rows]], np.int64))[0]
+    if len(entry.hashes) != num_blocks(sizes).sum():
+        return False
+    hashes = iter(int(block, 16) for block in entry.hashes)
+    folder = shards / shard_name(entry.split, entry.number)
+    try:
+        for file, size in zip(layout.files, sizes.tolist(), strict=True):
+            with opened(str(folder / file.name)) as (fd, found):
+                own = islice(hashes, num_blocks(size))
+                if found != size or any(problem for *_, problem in check_blocks(fd, size, own)):
+                    return False
+    except StoreError:
+        return False
+    return True
 
 
 class ShardWriter:

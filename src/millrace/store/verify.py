@@ -7,7 +7,6 @@ and reading release the GIL.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,15 +14,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import xxhash
 
 from millrace.errors import MillraceError, StoreCorrupt, StoreError
 from millrace.native import num_cores
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
-from millrace.store import platform
+from millrace.store.blocks import check_blocks
 from millrace.store.folder import Folder
-from millrace.store.layout import BLOCK_BYTES, num_blocks
+from millrace.store.layout import num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
 from millrace.store.verify_side_files import Damage, check_side_files
@@ -137,9 +135,6 @@ def _files(folder: Folder, manifest: Manifest, damage: list[Damage]) -> Iterator
             yield f"{shards.name(shard)}/{file.name}", _File(shards, shard, k, int(sizes[shard, k]), block_hashes)
 
 
-_local = threading.local()
-
-
 def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
     shards: DiskShards = file.shards
     path = shards.path(file.shard, file.file)
@@ -149,39 +144,20 @@ def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
         return [Damage(path, f"expected {error.expected}, found {error.found}", shards.name(file.shard))]
     except StoreError as error:  # the system refuses to open it
         return [Damage(path, str(error), shards.name(file.shard))]
-    found = []
-    buffer = _buffer()
     try:
-        for block, expected in enumerate(file.hashes.tolist()):
-            first = block * BLOCK_BYTES
-            length = min(BLOCK_BYTES, file.num_bytes - first)
-            problem = _check_block(fd, buffer[:length], first, expected)
-            if problem:
-                records = _records(file, first, first + length)
-                found.append(Damage(path, problem, shards.name(file.shard), block, (first, first + length), records))
-            step(length)
+        return [
+            Damage(path, problem, shards.name(file.shard), block, (first, last), _records(file, first, last))
+            for block, (first, last, problem) in enumerate(_read(fd, file, step))
+            if problem is not None
+        ]
     finally:
         os.close(fd)
-    return found
 
 
-def _buffer() -> memoryview:
-    """One block of memory per thread."""
-    if not hasattr(_local, "buffer"):
-        _local.buffer = memoryview(bytearray(BLOCK_BYTES))
-    return _local.buffer  # type: ignore[no-any-return]
-
-
-def _check_block(fd: int, buffer: memoryview, first: int, expected: int) -> str | None:
-    try:
-        length = platform.pread_into(fd, buffer, first)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if length != len(buffer):
-        return f"ends after {first + length:,} bytes"
-    if xxhash.xxh3_64_intdigest(buffer) != expected:
-        return "changed since it was written; copy this shard again or prepare the store again"
-    return None
+def _read(fd: int, file: _File, step: Callable[[int], None]) -> Iterator[tuple[int, int, str | None]]:
+    for first, last, problem in check_blocks(fd, file.num_bytes, file.hashes.tolist()):
+        yield first, last, problem
+        step(last - first)
 
 
 def _records(file: _File, first: int, last: int) -> tuple[int, int] | None:
