@@ -1,6 +1,6 @@
-"""What the foreign layouts share: mapped files, their JSON, dtypes by name, and what was found.
+"""What the readers of foreign layouts share: mapped files, their JSON, dtypes by name, and ``Foreign``, their result.
 
-Nothing here or in the ``foreign_*`` modules writes, copies data, or turns a name found in data into a path.
+Neither this nor the ``foreign_*`` modules write, copy data, or make a path of a name found in data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from millrace.errors import ConfigError, StoreCorrupt, StoreError
 from millrace.identity import canonical, digest
-from millrace.ragged import Array, Int64s
+from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.layout import DTYPES, Column
@@ -104,8 +104,8 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a path was taken for: all that a store over it needs. ``layout`` never changes, ``phrase`` may."""
+class Foreign:
+    """All that a store over a foreign layout needs. ``layout`` never changes, ``phrase`` may."""
 
     layout: str
     phrase: str
@@ -125,6 +125,33 @@ class Found:
         return digest("foreign", self.layout, canonical([columns, splits]), self.identity(), *parts)
 
 
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """The numbers of one file without boundaries, which are one record. They begin at byte ``start``."""
+
+    file: MappedFile
+    dtype: str
+    start: int = 0
+    shape: tuple[int, ...] = (-1,)
+    split: str | None = None
+
+    def shard(self) -> Shard:
+        rows = self.file.items(self.dtype, self.start).reshape(self.shape)
+        return Shard(self.file.name, self.split, [np.array([0, len(rows)], np.int64), rows])
+
+
+def plain_numbers(layout: str, phrase: str, numbers: list[Numbers]) -> Foreign:
+    """The layout of such files, a shard each: tokens where they are lines of integers, else values."""
+    first = numbers[0]
+    is_text = len(first.shape) == 1 and is_integer(first.dtype)
+    try:
+        column = Column(first.dtype, first.shape[1:])
+    except ConfigError as error:
+        raise corrupt(first.file.path, str(error), "reshape it and np.save it again") from error
+    columns, kind = {"tokens" if is_text else "values": column}, "text" if is_text else "records"
+    return Foreign(layout, phrase, kind, columns, [one.shard() for one in numbers], [one.file for one in numbers])
+
+
 def split_by_name(folder: str, names: list[str]) -> list[str | None]:
     """The split of each file by its name, as in ``web_train_000001.bin``: all of them say one, or none does."""
     said = [set(SPLIT.findall(name.rsplit("/", 1)[-1])) for name in names]
@@ -138,11 +165,6 @@ def split_by_name(folder: str, names: list[str]) -> list[str | None]:
                 path=folder,
             )
     return [splits.pop() for splits in said]
-
-
-def one_record(num_rows: int) -> Int64s:
-    """The offsets of a file without boundaries."""
-    return np.array([0, num_rows], np.int64)
 
 
 @contextlib.contextmanager
