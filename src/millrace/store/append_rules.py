@@ -11,7 +11,7 @@ from millrace.store import manifest as manifests
 from millrace.store.manifest import Manifest
 
 
-def continued(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, Any]:
+def append_fields(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, Any]:
     """The fields of a snapshot that continues ``old``: its identity stays, meta and splits may gain."""
     columns = {name: manifests.as_column(entry) for name, entry in old.columns.items()}
     # A dictionary that is appended to may grow: codes that exist keep their meaning.

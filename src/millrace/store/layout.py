@@ -170,15 +170,16 @@ class Layout:
         lowered = [name.lower() for name in self.columns]
         if len(set(lowered)) != len(lowered):
             raise ConfigError("two columns differ only in case; some file systems cannot hold both")
-        row_axes = dict.fromkeys(column.axis for column in self.columns.values() if column.axis is not None)
-        if not row_axes:
+        axes = dict.fromkeys(column.axis for column in self.columns.values() if column.axis is not None)
+        if not axes:
             raise ConfigError("no row column; a store needs at least one column with per='row'")
         strings = [name for name, column in self.columns.items() if column.dtype == "string"]
-        for axis in row_axes:
+        for axis in axes:
             check_name(axis, "axis")
             if axis in strings:
                 raise ConfigError(f"axis {axis!r} is named like a string column; rename one of them")
-        self.axes: tuple[str, ...] = (*row_axes, *strings)
+        self.row_axes: tuple[str, ...] = tuple(axes)
+        self.axes = (*self.row_axes, *strings)  # a string column is an axis of bytes
         self.primary = self.axes[0]
 
     @cached_property

@@ -12,12 +12,13 @@ import numpy as np
 import xxhash
 
 from millrace.errors import ConfigError
+from millrace.identity import canonical, digest
 from millrace.ragged import Array, Int64s, Ragged, as_offsets
-from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES, Column, Layout
-from millrace.store.manifest import KINDS, Cuts
+from millrace.store.manifest import KINDS, VERSION, Cuts, check_cuts
 from millrace.store.store import Store
+from millrace.store.strict_json import check_json
 from millrace.store.values import Normaliser
 
 if TYPE_CHECKING:
@@ -61,17 +62,11 @@ def array_store(
     arrays = [[_read_only(array) for array in files] for _, files in shards]
     counts = np.array([_counts(layout, files) for files in arrays], np.int64).reshape(-1, 1 + len(layout.axes))
     own = split_of if split_of is not None else [0] * len(shards)
-    again = (
-        _rebuild,
-        (
-            layout.columns,
-            shards,
-            {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts},
-        ),
-    )
+    options = {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts}
     return Store(
         layout=layout, counts=counts, shards=ArrayShards(arrays), name_of=lambda shard: shards[shard][0], kind=kind,
-        meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path, reopen=reopen or again,
+        meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path,
+        reopen=reopen or (_rebuild, (layout.columns, shards, options)),
         fingerprint=fingerprint or (lambda: _fingerprint(layout, kind, splits, own, counts, arrays, cuts)),
     )  # fmt: skip
 
@@ -106,15 +101,9 @@ def _fingerprint(
         data = np.ascontiguousarray(file).reshape(-1).view(np.uint8).data
         hashes += [xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
     columns = {name: repr(column) for name, column in layout.columns.items()}
-    identity = {
-        "version": manifests.VERSION,
-        "kind": kind,
-        "columns": columns,
-        "splits": list(splits),
-        "cuts": repr(cuts),
-    }
+    identity = {"version": VERSION, "kind": kind, "columns": columns, "splits": list(splits), "cuts": repr(cuts)}
     shards = np.column_stack((split_of, counts)).astype("<i8").tobytes()
-    return manifests.digest("memory", manifests.canonical(identity), shards, "".join(hashes))
+    return digest("memory", canonical(identity), shards, "".join(hashes))
 
 
 def from_arrays(
@@ -162,9 +151,9 @@ def from_arrays(
     normaliser = Normaliser(layout)
     stored, all_offsets = normaliser.records(arrays, {axis: axes[axis] for axis in axes if axis in layout.axes})
     if cuts is not None:
-        manifests.check_cuts(cuts, layout)
+        check_cuts(cuts, layout)
     if meta is not None:
-        manifests.check_json(dict(meta), "meta")
+        check_json(dict(meta), "meta")
     layout = Layout(normaliser.columns())
     # Offsets were checked and say where rows lie: a copy of them, which nobody writes into.
     files = [

@@ -20,7 +20,7 @@ from millrace.errors import ConfigError, StoreError
 from millrace.store import platform
 from millrace.store.journal import NAME as JOURNAL
 from millrace.store.journal import Header
-from millrace.store.plain_file import opened, read_plain
+from millrace.store.plain_file import open_file, read_plain
 
 OWNER = "owner.json"
 MAX_NAME_BYTES = 255  # of Linux, macOS and Windows alike
@@ -110,7 +110,7 @@ def _is_begun(data: bytes) -> bool:
 
 def _is_journal(path: Path) -> bool:
     try:
-        with opened(str(path)) as (fd, _):
+        with open_file(str(path)) as (fd, _):
             msgspec.json.decode(platform.pread(fd, _MAX_OWNER_BYTES, 0).split(b"\n")[0], type=Header)
     except (StoreError, OSError, msgspec.DecodeError):
         return False

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.errors import StoreCorrupt
+from millrace.errors import StoreCorrupt, corrupt
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
@@ -125,11 +125,10 @@ class DiskShards:
         return os.path.join(self._folder.path, "shards", self.name(shard), name)
 
     def _corrupt(self, shard: int, name: str, expected: str, found: str) -> StoreCorrupt:
-        path = self._path(shard, name)
-        return StoreCorrupt(
-            f"{path}: expected {expected}, found {found}; copy this shard again or prepare the store again",
-            path=path, column=next((file.column for file in self.layout.files if file.name == name), None),
-            expected=expected, found=found,
+        column = next((file.column for file in self.layout.files if file.name == name), None)
+        return corrupt(
+            self._path(shard, name), f"expected {expected}, found {found}",
+            "copy this shard again or prepare the store again", column=column, expected=expected, found=found,
         )  # fmt: skip
 
     def open(self, shard: int, file: int, *, alone: bool = False) -> int:
@@ -216,7 +215,8 @@ class DiskShards:
 
     def _random(self, shard: int, file: int) -> int:
         fd = self.open(shard, file)
-        platform.read_at_random(fd)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
         return fd
 
     def _read(self, shard: int, file: int, start: int, stop: int, data: bytes) -> Array:

@@ -22,7 +22,7 @@ from millrace.ragged import Array, Int64s, as_offsets
 from millrace.store import platform
 from millrace.store.blocks import check_blocks
 from millrace.store.layout import BLOCK_BYTES, Column, File, Layout, num_blocks
-from millrace.store.plain_file import opened
+from millrace.store.plain_file import open_file
 
 BUFFER_BYTES = 1 << 20  # small appends are joined to writes of about this size
 SYNC_AHEAD_BYTES = 16 << 20  # ask the kernel to start writing after this many, so that fsync finds little to do
@@ -51,7 +51,7 @@ def is_whole(shards: Path, entry: ShardEntry, layout: Layout) -> bool:
     folder = shards / shard_name(entry.split, entry.number)
     try:
         for file, size in zip(layout.files, sizes.tolist(), strict=True):
-            with opened(str(folder / file.name)) as (fd, found):
+            with open_file(str(folder / file.name)) as (fd, found):
                 own = islice(hashes, num_blocks(size))
                 if found != size or any(problem for *_, problem in check_blocks(fd, size, own)):
                     return False
@@ -68,6 +68,7 @@ class ShardWriter:
 
     def __init__(self, shards: Path, split: str, number: int, columns: Mapping[str, Column]) -> None:
         self.split, self.number, self.num_records = split, number, 0
+        self.num_bytes = 0  # kept by StoreWriter, which ends the shard at its limit
         self._layout = Layout(columns)
         self._final = shards / shard_name(split, number)
         self._aside = self._final.with_name(self._final.name + ".tmp")

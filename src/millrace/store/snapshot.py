@@ -23,7 +23,7 @@ class Base:
         self.manifest, self.table, self.hashes = manifest, table, hashes
         self.replaced: dict[tuple[str, int], ShardEntry] = {}  # shards of it written again; they keep their places
 
-    def continued(self, splits: tuple[str, ...]) -> tuple[bytes, bytes]:
+    def tables(self, splits: tuple[str, ...]) -> tuple[bytes, bytes]:
         """Its table and hashes, with the shards that were replaced."""
         if not self.replaced:
             return self.table, self.hashes
@@ -64,7 +64,7 @@ def build(
     rows = [[order[entry.split], entry.number, entry.records, *entry.rows] for entry in fresh]
     table, hashes = np.array(rows, "<u8").reshape(-1, 3 + len(layout.axes)).tobytes(), _hashes(fresh)
     if base is not None:
-        before = base.continued(base.manifest.splits)
+        before = base.tables(base.manifest.splits)
         table, hashes = before[0] + table, before[1] + hashes
     whole = np.frombuffer(table, "<u8").reshape(-1, 3 + len(layout.axes))
     counts = manifests.table_counts(whole)

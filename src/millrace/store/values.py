@@ -49,11 +49,9 @@ class Normaliser:
             value = record[name]
             if column.dtype == "string":
                 arrays[name] = _utf8(value, name)
-            elif column.per == "record":
-                arrays[name] = self.cast(name, value)[None]
-                self._check_shape(name, arrays[name])
             else:
-                arrays[name] = self.cast(name, value)
+                array = self.cast(name, value)
+                arrays[name] = array[None] if column.per == "record" else array
                 self._check_shape(name, arrays[name])
             self._count(lengths, name, len(arrays[name]))
         return arrays, lengths
@@ -61,11 +59,7 @@ class Normaliser:
     def records(self, columns: Mapping[str, Any], offsets: Any) -> tuple[dict[str, Array], dict[str, Int64s]]:
         """Storage arrays of many records and their offsets; ``offsets`` by axis where there are several."""
         self._check_names(columns)
-        row_axes = [
-            axis
-            for axis in self.layout.axes
-            if axis not in self.layout.columns or self.layout.columns[axis].dtype != "string"
-        ]
+        row_axes = self.layout.row_axes
         given = dict(offsets) if isinstance(offsets, Mapping) else {self.layout.primary: offsets}
         if set(given) != set(row_axes):
             raise ConfigError(

@@ -15,20 +15,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.errors import MillraceError, StoreCorrupt, StoreError
+from millrace.errors import StoreCorrupt, StoreError
 from millrace.native import num_cores
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
+from millrace.store import strict_json
 from millrace.store.blocks import check_blocks
 from millrace.store.folder import Folder
 from millrace.store.layout import num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
-from millrace.store.verify_side_files import Damage, check_side_files
+from millrace.store.verify_side_files import Damage, check_side_files, noting
 
 
-class Report(msgspec.Struct):
-    """What was checked, and what was found."""
+class Verification(msgspec.Struct):
+    """What was checked, and the damage."""
 
     path: str
     fingerprint: str
@@ -51,7 +52,7 @@ class _File(msgspec.Struct):
 
 def verify_store(
     path: str | os.PathLike[str], *, workers: int | None = None, progress: Callable[[int], None] | None = None
-) -> Report:
+) -> Verification:
     """Checks every snapshot, table, shard and side file; ``progress`` is called with bytes as they are read.
 
     Damage to the data is listed in the report. A manifest too damaged to say what the data should be raises.
@@ -62,22 +63,18 @@ def verify_store(
     files: dict[str, _File] = {}
     snapshots = _check_snapshots(folder, current, damage)
     damage += check_side_files(folder, snapshots)
-    try:
+    with noting(damage, folder.path):
         folder.check_folder("shards")
-    except StoreError as error:
-        damage.append(Damage(str(error.path), str(error)))
     for manifest in snapshots:
-        try:
+        with noting(damage, folder.path):
             files |= {name: file for name, file in _files(folder, manifest, damage) if name not in files}
-        except MillraceError as error:
-            damage.append(Damage(str(getattr(error, "path", None) or folder.path), str(error)))
     step = progress or (lambda num_bytes: None)
     with ThreadPoolExecutor(workers or num_cores()) as pool:
         # Largest first, so that no thread ends with one big file alone.
         tasks = sorted(files.values(), key=lambda file: -file.num_bytes)
         for found in pool.map(lambda file: _check_file(file, step), tasks):
             damage += found
-    return Report(
+    return Verification(
         folder.path, current.fingerprint, len(snapshots), len({name.rsplit("/", 1)[0] for name in files}), len(files),
         sum(file.num_bytes for file in files.values()), sorted(damage, key=lambda item: (item.path, item.block or 0)),
     )  # fmt: skip
@@ -85,32 +82,25 @@ def verify_store(
 
 def _check_snapshots(folder: Folder, current: Manifest, damage: list[Damage]) -> list[Manifest]:
     """Every snapshot that can be read, the current one first; its file must hold exactly what was written."""
-    found = [current]
+    found, names = [current], []
     root = Path(folder.path)
-    try:
+    with noting(damage, str(root / "snapshots")):
         folder.check_folder("snapshots")
         names = sorted(name for name in os.listdir(root / "snapshots") if name.endswith(".json"))
-    except StoreError as error:
-        damage.append(Damage(str(error.path), str(error)))
-        names = []
-    else:
         if f"{current.fingerprint}.json" not in names:
             missing = str(root / "snapshots" / f"{current.fingerprint}.json")
             damage.append(Damage(missing, "missing: store.json names it"))
     for name in ("store.json", *(f"snapshots/{name}" for name in names)):
         path = root / name
-        try:
-            data = folder.side_file(name, manifests.MAX_MANIFEST_BYTES)
+        with noting(damage, str(path)):
+            data = folder.side_file(name, strict_json.MAX_BYTES)
             manifest = manifests.decode(data, str(path))
-        except MillraceError as error:
-            damage.append(Damage(str(path), str(error)))
-            continue
-        if manifests.encode(manifest) != data:
-            damage.append(Damage(str(path), "not the bytes that were written"))
-        if name != "store.json" and path.stem != manifest.fingerprint:
-            damage.append(Damage(str(path), f"holds snapshot {manifest.fingerprint}"))
-        elif manifest.fingerprint != current.fingerprint:
-            found.append(manifest)
+            if manifests.encode(manifest) != data:
+                damage.append(Damage(str(path), "not the bytes that were written"))
+            if name != "store.json" and path.stem != manifest.fingerprint:
+                damage.append(Damage(str(path), f"holds snapshot {manifest.fingerprint}"))
+            elif manifest.fingerprint != current.fingerprint:
+                found.append(manifest)
     return found
 
 
