@@ -111,9 +111,8 @@ class _Dense:
         self._field = field
         # Neighbouring items of a row are a slice of it, which needs no copy of the rest.
         self.items = neighbours(field.items) if stored == field.dtype and not field.is_bits else None
-        self._is_straight = (
-            stored == field.dtype and not field.is_bits and (field.items is None or self.items is not None)
-        )
+        is_picked = field.items is not None and self.items is None
+        self._is_straight = stored == field.dtype and not field.is_bits and not is_picked
         group = [f for f in fields if f.column == field.column and f.length is not None and f.axis is not None]
         if self._is_straight:
             group = [field]
@@ -141,9 +140,7 @@ def _check_lengths(spans: Spans, field: Field) -> None:
     short = np.flatnonzero(spans.lengths < needed)
     if len(short):
         rows = spans.lengths[short[0]]
-        raise ConfigError(
-            f"sample {short[0]} has {rows} rows for {field.name!r}, which needs {needed}; its view is wrong"
-        )
+        raise ConfigError(f"sample {short[0]} has {rows} rows for {field.name!r}, not {needed}; its view is wrong")
 
 
 def _cut(spans: Spans, first: int, length: int) -> tuple[Int64s, Int64s, Int64s | None]:

@@ -21,9 +21,7 @@ def append_fields(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[st
             raise ConfigError(f"{out} has column {name!r} as {columns.get(name)}; {column} cannot be appended")
         if column.values is not None:
             if column.values[: len(columns[name].values or ())] != columns[name].values:
-                raise ConfigError(
-                    f"values of {name!r} must begin with those {out} has, so that codes keep their meaning"
-                )
+                raise ConfigError(f"values of {name!r} must begin with those {out} has, so that codes stay")
             grown[name] = column
     if given["columns"] is not None and given["columns"].keys() != grown.keys():
         raise ConfigError(f"{out} has columns {list(grown)}; got {list(given['columns'])}")

@@ -98,10 +98,8 @@ def _foreign(layout: str, phrase: str, pairs: list[_Pair], splits: list[str | No
         shards.append(Shard(pair.data.name, split, [pair.offsets, pair.data.items(dtype), each]))
         before += len(pair.documents) - 1
     columns = {name: Column(dtype), "document": Column("int64", per="record")}
-    both = [file for pair in pairs for file in (pair.data, pair.index)]
-    return Foreign(
-        layout, phrase, kind, columns, shards, both, identity=lambda: _identity(pairs), derived=("document",)
-    )
+    own = [file for pair in pairs for file in (pair.data, pair.index)]
+    return Foreign(layout, phrase, kind, columns, shards, own, identity=lambda: _identity(pairs), derived=("document",))
 
 
 def _identity(pairs: list[_Pair]) -> bytes:

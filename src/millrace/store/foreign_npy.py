@@ -40,10 +40,8 @@ def read_npy_folder(folder: str, given: str | None) -> Foreign:
                 one.file.path, f"{one.dtype} {list(one.shape)}, but {first.file.path} has {first.dtype} {list(first.shape)}",
                 "keep only files with the same dtype and the same shape after the first axis",
             )  # fmt: skip
-    rows = sum(one.shape[0] for one in numbers)
-    return files.plain_numbers(
-        "npy-folder", f"{len(numbers)} .npy of {first.dtype} {[rows, *first.shape[1:]]}", numbers
-    )
+    shape = [sum(one.shape[0] for one in numbers), *first.shape[1:]]
+    return files.plain_numbers("npy-folder", f"{len(numbers)} .npy of {first.dtype} {shape}", numbers)
 
 
 def _read(file: MappedFile, given: str | None) -> Numbers:
@@ -84,6 +82,4 @@ def _header(file: MappedFile) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
 
 
 def _refusal(file: MappedFile, problem: str, convert: str) -> Exception:
-    return corrupt(
-        file.path, f"{problem}; it cannot be used in place", f"convert it with {convert} and np.save it again"
-    )
+    return corrupt(file.path, f"{problem}; unusable in place", f"convert it with {convert} and np.save it again")

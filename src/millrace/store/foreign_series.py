@@ -111,9 +111,8 @@ def _entities(where: str, body: dict[str, Any], rows: int) -> tuple[list[str], I
     for name, start, end in spans:
         if start != offsets[-1] or end < start:
             how = "overlaps the one before" if start < offsets[-1] else "leaves a gap"
-            problem = (
-                f"entity {name!r} has rows [{start}, {end}), which {how if end >= start else 'end before they start'}"
-            )
+            how = how if end >= start else "end before they start"
+            problem = f"entity {name!r} has rows [{start}, {end}), which {how}"
             remedy = "let each entity start where the one before ends (ends are exclusive)"
             raise corrupt(where, f"{problem}, expected start {offsets[-1]}", remedy, expected=offsets[-1], found=start)
         offsets.append(end)
@@ -163,9 +162,7 @@ def _scaler(folder: str, features: list[str]) -> dict[str, list[float]] | None:
     for feature, number in zip(features, scale, strict=True):
         if number <= 0:
             remedy = "drop the feature, or give 1.0 to leave it as it is"
-            raise corrupt(
-                where, f"{key} of feature {feature!r} is {number}, expected more than 0", remedy, found=number
-            )
+            raise corrupt(where, f"{key} of feature {feature!r} is {number}, expected more than 0", remedy)
     return {"mean": mean, "scale": [math.sqrt(number) for number in scale] if key == "var" else scale}
 
 

@@ -107,9 +107,7 @@ def _llmc_dtype(file: MappedFile) -> str | None:
         return None
     dtype = LLMC_DTYPES.get((magic, version))
     if dtype is None:
-        raise corrupt(
-            file.path, f"an llm.c header of version {version}, which is unknown", "write it with a known version"
-        )
+        raise corrupt(file.path, f"an llm.c header of unknown version {version}", "write it with a known version")
     count = struct.unpack("<i", file.data[8:12].tobytes())[0] if file.num_bytes >= LLMC_HEADER_BYTES else 0
     expected = LLMC_HEADER_BYTES + count * DTYPES[dtype][0].itemsize
     if file.num_bytes != expected:
@@ -125,7 +123,7 @@ def _headerless_dtype(folder: str, names: tuple[str, ...], given: str | None) ->
     if given is not None:
         if not files.is_integer(given):
             raise ConfigError(
-                f"dtype={given!r} given for tokens in {folder}; expected an integer type such as 'uint16'", path=folder
+                f"dtype={given!r} given for tokens; expected an integer type such as 'uint16'", path=folder
             )
         return given
     stated: list[tuple[str, str]] = []

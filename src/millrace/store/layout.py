@@ -160,9 +160,7 @@ class Layout:
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self.columns = dict(columns)
         if len(self.columns) > MAX_COLUMNS:
-            raise ConfigError(
-                f"{len(self.columns)} columns; at most {MAX_COLUMNS}: give related ones a shape and join them"
-            )
+            raise ConfigError(f"{len(self.columns)} columns; at most {MAX_COLUMNS}: join related ones in a shape")
         for name in self.columns:
             check_name(name, "column")
             if name == "offsets" or name.startswith("offsets."):

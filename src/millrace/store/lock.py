@@ -94,7 +94,7 @@ class FolderLock:
         except (StoreError, ValueError, KeyError, TypeError):
             owner, who = None, "another process"
         return StoreLocked(
-            f"{self._target} is being written by {who}; wait for it or end it", path=str(self._target), owner=owner
+            f"{self._target} is being written by {who}; wait or end it", path=str(self._target), owner=owner
         )
 
     def before_rename(self) -> None:

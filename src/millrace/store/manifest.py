@@ -134,13 +134,9 @@ def decode(data: bytes, path: str) -> Manifest:
     body = load_json(data, path)
     version = body.get("version")
     if isinstance(version, int) and version > VERSION:
-        raise StoreTooNew(
-            f"{path} has format version {version}; this millrace reads up to {VERSION}: upgrade", path=path
-        )
+        raise StoreTooNew(f"{path}: format version {version}; this millrace reads up to {VERSION}: upgrade", path=path)
     if body.get("codec") is not None:
-        raise StoreTooNew(
-            f"{path}: $.codec is {body['codec']}; this millrace reads uncompressed stores: upgrade", path=path
-        )
+        raise StoreTooNew(f"{path}: $.codec is {body['codec']}; this millrace reads no codec: upgrade", path=path)
     try:
         manifest = msgspec.convert(body, Manifest)
         _check(manifest)
@@ -235,10 +231,8 @@ def check_table(manifest: Manifest, data: bytes, path: str) -> Array:
             expected=8 * width * shards,
             found=len(data),
         )
-    if digest(data) != manifest.shards.hash:
-        raise corrupt(
-            path, "its hash is not the one in the manifest", expected=manifest.shards.hash, found=digest(data)
-        )
+    if (actual := digest(data)) != manifest.shards.hash:
+        raise corrupt(path, "its hash is not the one in the manifest", expected=manifest.shards.hash, found=actual)
     table = np.frombuffer(data, "<u8").reshape(shards, width)
     if shards and int(table[:, 0].max()) >= len(manifest.splits):
         raise corrupt(path, f"a shard of split {int(table[:, 0].max())}, but there are {len(manifest.splits)} splits")

@@ -156,9 +156,7 @@ def from_arrays(
         check_json(dict(meta), "meta")
     layout = Layout(normaliser.columns())
     # Offsets were checked and say where rows lie: a copy of them, which nobody writes into.
-    files = [
-        stored[file.column] if file.column is not None else all_offsets[str(file.axis)].copy() for file in layout.files
-    ]
+    files = [stored[file.column] if file.column else all_offsets[str(file.axis)].copy() for file in layout.files]
     return array_store(layout, [("memory", files)], kind=kind, meta=meta, cuts=cuts)
 
 
@@ -167,9 +165,7 @@ def _as_array(name: str, value: Any) -> Array:
     if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
         array = np.asarray(value, object)  # numpy's own text drops NULs at the end, and makes text of numbers
     if array.ndim == 0:
-        raise ConfigError(
-            f"column {name!r} is the single value {value!r}; expected an array with one item per row or record"
-        )
+        raise ConfigError(f"column {name!r} is the single value {value!r}; expected one item per row or record")
     return array.astype(object) if array.dtype.kind in "UT" else array
 
 
@@ -179,9 +175,7 @@ def _declare(name: str, value: Any, axes: dict[str, Int64s], per: str | None) ->
         shared = next((axis for axis, known in axes.items() if np.array_equal(known, value.offsets)), None)
         if shared is None:
             if name in axes:
-                raise ConfigError(
-                    f"column {name!r} brings its own axis, but the axis of offsets has that name; rename it"
-                )
+                raise ConfigError(f"column {name!r} brings its own axis, but offsets= has that name; rename it")
             shared = name
             axes[name] = value.offsets
         return Column(value.values.dtype.newbyteorder("="), value.values.shape[1:], axis=shared), value.values
@@ -207,9 +201,8 @@ def from_pandas(
         if column not in frame.columns:
             raise ConfigError(f"column {column!r} is not in the frame; it has {', '.join(map(str, frame.columns))}")
         if frame[column].isna().any():
-            raise ConfigError(
-                f"column {column!r} has a missing value in row {int(frame[column].isna().to_numpy().argmax())}; drop it"
-            )
+            row = int(frame[column].isna().to_numpy().argmax())
+            raise ConfigError(f"column {column!r} has a missing value in row {row}; drop it")
     if not frame.columns.is_unique:
         raise ConfigError(f"two columns of the frame have one name: {', '.join(map(str, frame.columns))}; rename one")
     labels = features or [name for name in frame.select_dtypes("number").columns if name not in (entity, time)]
@@ -226,9 +219,8 @@ def from_pandas(
         "name": np.array([name.decode() for name in distinct], object),
     }
     meta = {"features": [str(label) for label in labels], "time": {"unit": "ns" if is_date else None}}
-    return from_arrays(
-        columns, offsets, per={"values": "row", "time": "row", "name": "record"}, kind="series", meta=meta
-    )
+    per = {"values": "row", "time": "row", "name": "record"}
+    return from_arrays(columns, offsets, per=per, kind="series", meta=meta)
 
 
 def _times(column: pandas.Series[Any]) -> tuple[Array, bool]:
@@ -237,13 +229,9 @@ def _times(column: pandas.Series[Any]) -> tuple[Array, bool]:
     try:
         times = column.dt.as_unit("ns").astype("int64").to_numpy() if is_date else column.to_numpy()
     except ValueError as error:
-        raise ConfigError(
-            f"column {column.name!r} has a date beyond int64 nanoseconds (1677 to 2262): {error}"
-        ) from error
+        raise ConfigError(f"column {column.name!r} has a date beyond int64 nanoseconds: {error}") from error
     if times.dtype.kind not in "iuf":
-        raise ConfigError(
-            f"column {column.name!r} is {column.dtype}; expected numbers or dates: see pandas.to_datetime"
-        )
+        raise ConfigError(f"column {column.name!r} is {column.dtype}; expected numbers or dates (pandas.to_datetime)")
     return times, is_date
 
 

@@ -44,10 +44,8 @@ def partial_of(out: Path) -> Path:
 
 
 def _check_length(what: str, text: str, most: int) -> None:
-    if (length := len(os.fsencode(text))) > most:
-        raise ConfigError(
-            f"the {what} {text[:40]}... has {length} bytes; expected at most {most}: choose a shorter one"
-        )
+    if (size := len(os.fsencode(text))) > most:
+        raise ConfigError(f"the {what} {text[:40]}... has {size} bytes; expected at most {most}: choose a shorter one")
 
 
 def check_ours(folder: Path, out: Path) -> None:

@@ -50,7 +50,8 @@ def part(
     columns = {}
     for name, array in arrays.items():
         axis = layout.column_axis(name)
-        start, stop = offsets[axis][[first, last]].tolist() if axis in offsets else (first, last)
+        edges = None if axis is None else offsets.get(axis)
+        start, stop = (first, last) if edges is None else edges[[first, last]].tolist()
         columns[name] = array[start:stop]
     return columns, local
 

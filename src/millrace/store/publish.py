@@ -106,17 +106,13 @@ class Partial:
         if not self._append:
             self._refuse_existing()
         elif not (self.out / "store.json").exists():
-            raise StoreNotFound(
-                f"{self.out} holds no store to append to; write it first without append", path=str(self.out)
-            )
+            raise StoreNotFound(f"{self.out} holds no store to append to; first write one", path=str(self.out))
 
     def _refuse_existing(self) -> None:
         # Looked for first: another writer's store may appear here at any moment, and then it is whole.
         is_filled = self.out.is_dir() and any(self.out.iterdir())
         if (self.out / "store.json").exists():
-            raise ConfigError(
-                f"{self.out} already holds a store; append to it, choose another path, or remove it yourself"
-            )
+            raise ConfigError(f"{self.out} already holds a store; append to it, remove it, or choose another path")
         if is_filled:
             raise ConfigError(f"{self.out} exists and is not empty; choose another path")
         if self.out.exists() and not self.out.is_dir():
@@ -150,9 +146,7 @@ class Partial:
     def add(self, entry: ShardEntry) -> None:
         """Journals a finished shard: from here on a restart keeps it."""
         if self.committed:
-            raise ConfigError(
-                f"{self.out} holds this append already, which was killed at its end; append more in another run"
-            )
+            raise ConfigError(f"{self.out} holds this append, which was killed at its end; append more in another run")
         known = self.entries.get(_name(entry))
         if known is not None and known != entry:
             raise ConfigError(f"shard {_name(entry)} was added twice, with different contents; use each number once")

@@ -58,9 +58,8 @@ def read_base(out: Path) -> Base:
     """What an append continues."""
     folder = Folder(out)
     manifest, table = folder.manifest(None)
-    return Base(
-        manifest, table.tobytes(), folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash)
-    )
+    hashes = manifest.hashes
+    return Base(manifest, table.tobytes(), folder.read(hashes.name, hashes.bytes, hashes.hash))
 
 
 class DiskShards:
@@ -220,11 +219,9 @@ class DiskShards:
         return fd
 
     def _read(self, shard: int, file: int, start: int, stop: int, data: bytes) -> Array:
-        size = self.layout.files[file].item_bytes
-        if len(data) != (stop - start) * size:
-            raise self._corrupt(
-                shard, self.layout.files[file].name, f"rows up to {stop}", f"an end after {len(data)} bytes"
-            )
+        spec = self.layout.files[file]
+        if len(data) != (stop - start) * spec.item_bytes:
+            raise self._corrupt(shard, spec.name, f"rows up to {stop}", f"an end after {len(data)} bytes")
         array = self._shaped(np.frombuffer(data, np.uint8), file)
         if stop - start == self._items[shard, file]:
             self._check_offsets(shard, file, array)
@@ -241,5 +238,5 @@ class DiskShards:
         rows = int(self._table[shard, 3 + self.layout.axes.index(spec.axis)])
         if array[0] != 0 or array[-1] != rows or np.any(array[1:] < array[:-1]):
             raise self._corrupt(
-                shard, spec.name, f"offsets rising from 0 to {rows}", f"{array[0]} to {array[-1]}, or a fall between"
+                shard, spec.name, f"offsets rising from 0 to {rows}", f"{array[0]} to {array[-1]}, or a fall"
             )

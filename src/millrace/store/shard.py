@@ -115,9 +115,7 @@ class ShardWriter:
             or sorted(columns) != sorted(expected)
             or len({len(array) for array in columns.values()}) != 1
         ):
-            raise ConfigError(
-                f"rows of {sorted(columns)}; expected {sorted(expected)}, of one length, in an open shard"
-            )
+            raise ConfigError(f"rows of {sorted(columns)}; expected {sorted(expected)}, equally long, in an open shard")
         with platform.writing(self._aside):
             if not self._files:
                 self._open()
@@ -127,15 +125,10 @@ class ShardWriter:
 
     def end_record(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
         """Ends the record whose rows were written, with its record columns and the offsets of its texts."""
-        rows = {name: np.zeros((0, *file.tail), file.dtype) for name, file in self._row_files()}
+        own = {name: column for name, column in self._layout.columns.items() if column.axis is not None}
+        rows = {name: np.zeros((0, *column.shape), column.storage) for name, column in own.items()}
         open_rows, self._open_rows = self._open_rows, 0
         self.write({**rows, **columns}, {**offsets, self._layout.primary: np.array([0, 0], np.int64)}, open_rows)
-
-    def _row_files(self) -> list[tuple[str, File]]:
-        files, columns = self._layout.files, self._layout.columns
-        return [
-            (name, files[self._layout.file_of[name]]) for name, column in columns.items() if column.axis is not None
-        ]
 
     def _check(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
         """What is written must make whole records: a shard that does not open is found out too late."""
@@ -206,9 +199,8 @@ class ColumnFile:
 
     def append(self, array: Array) -> None:
         if array.dtype != self._file.dtype or array.shape[1:] != self._file.tail:
-            raise ConfigError(
-                f"{self._path.name}: {array.dtype} x {array.shape[1:]}; expected {self._file.dtype} x {self._file.tail}"
-            )
+            expected = f"{self._file.dtype} x {self._file.tail}"
+            raise ConfigError(f"{self._path.name}: {array.dtype} x {array.shape[1:]}; expected {expected}")
         self._pending.append(array)
         self._pending_bytes += array.nbytes
         if self._pending_bytes >= BUFFER_BYTES:

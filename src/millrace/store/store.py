@@ -120,9 +120,8 @@ class Store:
 
     def _array(self, file: int, *, decode: bool = False) -> ColumnArray:
         spec = self.layout.files[file]
-        return ColumnArray(
-            self._shards, self._ids, file, self._starts[:, spec.counter], spec.dtype, spec.tail, decode=decode
-        )
+        starts = self._starts[:, spec.counter]
+        return ColumnArray(self._shards, self._ids, file, starts, spec.dtype, spec.tail, decode=decode)
 
     @property
     def offsets(self) -> Int64s:

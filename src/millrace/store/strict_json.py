@@ -30,9 +30,8 @@ def load_json(data: bytes, path: str, remedy: str = "copy or prepare the store a
     if len(data) > MAX_BYTES:
         raise corrupt(path, f"more than {MAX_BYTES} bytes", remedy)
     try:
-        body = json.loads(
-            data.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite
-        )
+        hooks: Any = {"object_pairs_hook": _no_duplicates, "parse_constant": _no_constants, "parse_float": _finite}
+        body = json.loads(data.decode(), **hooks)
         _check_depth(body)
     except (ValueError, RecursionError) as error:
         raise corrupt(path, f"is not valid JSON ({error})", remedy) from error

@@ -91,6 +91,5 @@ def _check_quarantine(folder: Folder, expected: Any) -> None:
         return
     with folder.open_file(QUARANTINE) as (_, size):
         if size < expected:
-            raise corrupt(
-                os.path.join(folder.path, QUARANTINE), f"has {size} bytes, expected {expected}", "copy it again"
-            )
+            path = os.path.join(folder.path, QUARANTINE)
+            raise corrupt(path, f"has {size} bytes, expected {expected}", "copy it again")

@@ -170,9 +170,7 @@ class StoreWriter:
         if undeclared := [name for name, own in columns.items() if own.dtype == "dictionary" and own.values is None]:
             raise ConfigError(f"dictionary columns {undeclared} need values= when several writers share a store")
         if split in self._open or split in self._pending:
-            raise ConfigError(
-                f"split {split!r} is being appended to; write a split by shard() or by append(), not both"
-            )
+            raise ConfigError(f"split {split!r} is being appended to; write it by shard() or by append(), not both")
         number += 0 if self._base is None else self._base.next_number(split)
         if number < 0 or (split, number) in self._added:
             raise ConfigError(f"shard {number} of split {split!r} was added or is negative; use each number once")
@@ -192,9 +190,7 @@ class StoreWriter:
         """Publishes the store and returns its fingerprint; the ``with`` block does this at its end."""
         self._check_open()
         if self._is_torn:
-            raise ConfigError(
-                "an extend() was refused half-way, and some of its records are written: write the store again"
-            )
+            raise ConfigError("an extend() was refused half-way, after some of its records: write the store again")
         if self._handed:
             names = sorted(shard_name(*handed) for handed in self._handed)
             raise ConfigError(f"shards {names} were given out but never added; add() what their finish() returned")
@@ -253,9 +249,7 @@ class StoreWriter:
 
     def _check_open(self, split: str | None = None) -> None:
         if split is not None and any(handed == split for handed, _ in self._handed):
-            raise ConfigError(
-                f"split {split!r} is written by shard(); write a split by shard() or by append(), not both"
-            )
+            raise ConfigError(f"split {split!r} is written by shard(); write it by shard() or by append(), not both")
         if self._closed:
             raise ConfigError("this StoreWriter is closed; open another, with append=True to add more")
         if not self._partial.mine:

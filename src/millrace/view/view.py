@@ -130,7 +130,7 @@ class View(ABC):
             return np.zeros(0, np.int64)  # an empty list has no type of its own
         if array.dtype.kind not in "iu" or array.ndim != 1:
             raise IndexError(
-                f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers (for a mask see Subset)"
+                f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers (Subset takes masks)"
             )
         low, high = int(array.min()), int(array.max())  # before the cast, which wraps large uint64
         if low < -length or high >= length:
@@ -182,9 +182,8 @@ def column_field(store: StoreLike, name: str, **options: Any) -> Field:
     if column.dtype == "string":
         return Field(name, name, None, np.dtype(object), is_text=True)
     dtype = np.dtype(_WIDER.get(column.dtype, column.dtype))
-    return Field(
-        options.pop("key", name), name, column.axis, dtype, column.shape, is_bits=column.dtype == "bfloat16", **options
-    )
+    options["is_bits"] = column.dtype == "bfloat16"
+    return Field(options.pop("key", name), name, column.axis, dtype, column.shape, **options)
 
 
 def check_store(store: Any) -> None:

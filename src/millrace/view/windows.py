@@ -62,7 +62,7 @@ class Windows(View):
         values = column_field(store, self.column, key="x", length=lookback)
         if values.axis is None or len(values.tail) > 1:
             raise ConfigError(
-                f"column {self.column!r} has shape {values.tail} per row; Windows needs one row of features"
+                f"column {self.column!r} has shape {values.tail} per row; Windows needs a row of features"
             )
         values = replace(values, tail=values.tail or (1,), is_single=not values.tail)  # a 1-D column is one feature
         count = values.tail[0]
