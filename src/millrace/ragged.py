@@ -116,9 +116,9 @@ class Ragged:
         if length is None:
             length = int(self.lengths.max(initial=0))
         padded = np.full((len(self), length, *self.values.shape[1:]), value, self.values.dtype)
-        kept = np.minimum(self.lengths, length)
-        items = np.repeat(np.arange(len(self)), kept)
-        inside = concatenated_ranges(np.zeros(len(self), np.int64), kept)
+        counts = np.minimum(self.lengths, length)
+        items = np.repeat(np.arange(len(self)), counts)
+        inside = concatenated_ranges(np.zeros(len(self), np.int64), counts)
         padded[items, inside] = self.values[self.offsets[:-1][items] + inside]
         return padded
 

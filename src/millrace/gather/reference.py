@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.gather.rows import Items, Rows, check_inside, neighbours
+from millrace.gather.rows import ColumnSpans, ItemColumn, check_inside, neighbours
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s, Ragged, Spans
 
@@ -52,7 +52,7 @@ class Reference:
     @cached_property
     def _dense(self) -> dict[str, _Dense]:
         found: dict[str, _Dense] = {}
-        known: dict[Any, Rows] = {}
+        known: dict[Any, ColumnSpans] = {}
         for field in self._fields:
             if field.axis is None or field.length is None:
                 continue
@@ -63,8 +63,8 @@ class Reference:
                 spans = self._spans[field.axis]
                 check_inside(spans.starts, spans.stops, int(column.starts[-1]))
                 _check_lengths(spans, field)
-                items = column if dense.items is None else Items(column, dense.items)
-                known[key] = Rows(items, *_cut(spans, dense.first, dense.length))
+                items = column if dense.items is None else ItemColumn(column, dense.items)
+                known[key] = ColumnSpans(items, *_cut(spans, dense.first, dense.length))
             dense.rows = known[key]
             found[field.name] = dense
         return found
@@ -85,17 +85,17 @@ class Reference:
     def _ragged(self, field: Field, first: int, last: int, allocate: Allocate) -> Any:
         spans = self._spans[field.axis or ""]
         low, high = (first, last) if spans.offsets is None else spans.offsets[[first, last]].tolist()
-        rows = Rows(self._columns[field.column], spans.starts[low:high], spans.stops[low:high])
+        rows = ColumnSpans(self._columns[field.column], spans.starts[low:high], spans.stops[low:high])
         offsets = np.concatenate(([0], np.cumsum(spans.lengths[first:last])))
         if field.pad is None:
             values = allocate(field.name, (int(offsets[-1]), *field.tail), field.dtype)
             if field.is_bits or rows.dtype != field.dtype:
-                values[...] = _delivered(field, rows.joined(0, high - low))
+                values[...] = _delivered(field, rows.join(0, high - low))
             else:
                 rows.copy(0, high - low, values)
             return Ragged(values, offsets)
         padded = allocate(field.name, (last - first, field.pad, *field.tail), field.dtype)
-        padded[...] = Ragged(_delivered(field, rows.joined(0, high - low)), offsets).pad(length=field.pad)
+        padded[...] = Ragged(_delivered(field, rows.join(0, high - low)), offsets).pad(length=field.pad)
         return padded
 
 
@@ -105,7 +105,7 @@ class _Dense:
     The fields of a column that is widened (tokens as x and shifted y) share one copy of all their rows.
     """
 
-    rows: Rows
+    rows: ColumnSpans
 
     def __init__(self, fields: Sequence[Field], field: Field, stored: np.dtype[Any]) -> None:
         self._field = field
@@ -127,7 +127,7 @@ class _Dense:
             return out
         stored = shared.get(id(self.rows))
         if stored is None:
-            joined = self.rows.joined(first, last)
+            joined = self.rows.join(first, last)
             stored = shared[id(self.rows)] = joined.reshape(count, self.length, *joined.shape[1:])
         skip = field.first - self.first
         out[...] = _delivered(field, stored[:, skip : skip + (field.length or 0)])

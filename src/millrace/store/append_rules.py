@@ -25,6 +25,6 @@ def append_fields(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[st
             grown[name] = column
     if given["columns"] is not None and given["columns"].keys() != grown.keys():
         raise ConfigError(f"{out} has columns {list(grown)}; got {list(given['columns'])}")
-    kept = {key: getattr(old, key) for key in ("kind", "tokenizer", "scaling", "cuts")}
+    identity = {key: getattr(old, key) for key in ("kind", "tokenizer", "scaling", "cuts")}
     splits = tuple(dict.fromkeys((*old.splits, *given["splits"])))
-    return {**kept, "columns": grown, "splits": tuple(splits), "meta": {**old.meta, **given["meta"]}}
+    return {**identity, "columns": grown, "splits": tuple(splits), "meta": {**old.meta, **given["meta"]}}

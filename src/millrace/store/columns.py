@@ -84,21 +84,23 @@ class ColumnArray:
     def _piece(self, k: int, start: int, stop: int) -> Array:
         return self._values(self._shards.rows(int(self._ids[k]), self._file, start, stop))
 
-    def span(self, start: int, stop: int) -> Array:
-        """Rows [start, stop): a view where they lie in one shard."""
-        if start >= stop:
-            return np.empty((0, *self._tail), self.dtype)
-        first = int(np.searchsorted(self.starts, start, side="right")) - 1
-        last = int(np.searchsorted(self.starts, stop, side="left"))
-        parts = []
-        for k in range(first, last):
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The shards that rows [start, stop) lie in, and which rows of each."""
+        first, last = np.searchsorted(self.starts, start, side="right") - 1, np.searchsorted(self.starts, stop)
+        for k in range(first, last if start < stop else first):
             base, end = int(self.starts[k]), int(self.starts[k + 1])
             if base < end:
-                parts.append(self._piece(k, max(start - base, 0), min(stop, end) - base))
+                yield k, max(start - base, 0), min(stop, end) - base
+
+    def span(self, start: int, stop: int) -> Array:
+        """Rows [start, stop): a view where they lie in one shard."""
+        parts = [self._piece(*part) for part in self._parts(start, stop)]
+        if not parts:
+            return np.empty((0, *self._tail), self.dtype)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def spans(self, starts: Int64s, stops: Int64s) -> list[Array]:
-        """Many spans: rows that are not in memory are all asked for before the first is waited for."""
+        """Many spans: the reading of all begins before the first is waited for."""
         asked = [self._ask(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         return [
             self.span(int(starts[k]), int(stops[k])) if rows is None else self._values(rows)
@@ -107,15 +109,11 @@ class ColumnArray:
 
     def _ask(self, start: int, stop: int) -> Array | None:
         """A span, where it lies in one shard and takes no wait for the disk."""
-        first = int(np.searchsorted(self.starts, start, side="right")) - 1
-        last = int(np.searchsorted(self.starts, stop, side="left"))
-        found = None
-        for k in range(first, last if start < stop else first):
-            base, end = int(self.starts[k]), int(self.starts[k + 1])
-            if base < end:
-                part = max(start - base, 0), min(stop, end) - base
-                found = self._shards.rows(int(self._ids[k]), self._file, *part, wait=False)
-        return found if last - first == 1 else None
+        found = [
+            self._shards.rows(int(self._ids[k]), self._file, begin, end, wait=False)
+            for k, begin, end in self._parts(start, stop)
+        ]
+        return found[0] if len(found) == 1 else None
 
     def _mapped_span(self, start: int, stop: int) -> Array | None:
         """Rows [start, stop) where that is a view: in one mapped shard, without decoding."""

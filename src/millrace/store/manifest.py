@@ -113,9 +113,9 @@ def fingerprint(manifest: Manifest, table: Array) -> str:
     Shard numbers are names, so they are left out, as are paths, times, codec and meta.
     """
     identity = msgspec.to_builtins(manifest)
-    kept = ("version", "kind", "columns", "axes", "splits", "scaling", "cuts", "tokenizer")
+    keys = ("version", "kind", "columns", "axes", "splits", "scaling", "cuts", "tokenizer")
     logical = np.delete(table, 1, axis=1).astype("<u8").tobytes()
-    return digest(canonical({key: identity.get(key) for key in kept}), logical, manifest.hashes.hash)
+    return digest(canonical({key: identity.get(key) for key in keys}), logical, manifest.hashes.hash)
 
 
 def encode(manifest: Manifest) -> bytes:

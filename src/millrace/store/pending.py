@@ -28,7 +28,7 @@ class Pending:
         for axis, length in lengths.items():
             self._lengths[axis].append(length)
 
-    def joined(self) -> tuple[dict[str, Array], dict[str, Int64s]]:
+    def join(self) -> tuple[dict[str, Array], dict[str, Int64s]]:
         arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items()}
         return arrays, {axis: np.cumsum(lengths, dtype=np.int64) for axis, lengths in self._lengths.items()}
 

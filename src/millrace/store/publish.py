@@ -278,11 +278,5 @@ def describe_run() -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": sys.argv,
-        "versions": {
-            "python": python_platform.python_version(),
-            **{name: installed(name) for name in ("millrace", "numpy")},
-        },
-    }
+    versions = {"python": python_platform.python_version(), **{name: installed(name) for name in ("millrace", "numpy")}}
+    return {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": sys.argv, "versions": versions}

@@ -88,7 +88,7 @@ class DiskShards:
         return shard_name(self._splits[split], number)
 
     def path(self, shard: int, file: int) -> str:
-        return os.path.join(self._folder.path, "shards", self.name(shard), self.layout.files[file].name)
+        return self._path(shard, self.layout.files[file].name)
 
     def records(self, shard: int) -> int:
         return int(self._table[shard, 2])

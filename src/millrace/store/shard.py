@@ -110,11 +110,8 @@ class ShardWriter:
         All row columns, of equal length, on the primary axis: records with several axes are given whole.
         """
         expected = [name for name, column in self._layout.columns.items() if column.axis is not None]
-        if (
-            self._is_finished
-            or sorted(columns) != sorted(expected)
-            or len({len(array) for array in columns.values()}) != 1
-        ):
+        is_whole = sorted(columns) == sorted(expected) and len({len(array) for array in columns.values()}) == 1
+        if self._is_finished or not is_whole:
             raise ConfigError(f"rows of {sorted(columns)}; expected {sorted(expected)}, equally long, in an open shard")
         with platform.writing(self._aside):
             if not self._files:

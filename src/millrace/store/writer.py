@@ -265,7 +265,7 @@ class StoreWriter:
     def _flush(self, split: str) -> None:
         pending = self._pending.pop(split, None)
         if pending is not None:
-            self._write(split, *pending.joined(), skip=0)
+            self._write(split, *pending.join(), skip=0)
 
     def _write(self, split: str, arrays: dict[str, Array], offsets: dict[str, Int64s], skip: int) -> None:
         layout = self._values.layout

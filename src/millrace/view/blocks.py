@@ -79,10 +79,5 @@ class Blocks(View):
         return rows - ((count - 1) * self.stride + self.length + 1) + gaps
 
     def spec(self) -> dict[str, Any]:
-        return {
-            "view": "blocks",
-            **store_spec(self.store),
-            "column": self.column,
-            "length": self.length,
-            "stride": self.stride,
-        }
+        options = {"column": self.column, "length": self.length, "stride": self.stride}
+        return {"view": "blocks", **store_spec(self.store), **options}

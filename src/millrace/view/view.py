@@ -104,13 +104,8 @@ class View(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: not what can be computed again there."""
-        cached = {
-            name
-            for kind in type(self).__mro__
-            for name, value in vars(kind).items()
-            if isinstance(value, cached_property)
-        }
-        return {key: value for key, value in self.__dict__.items() if key not in cached}
+        members = {name: value for kind in reversed(type(self).__mro__) for name, value in vars(kind).items()}
+        return {k: value for k, value in vars(self).items() if not isinstance(members.get(k), cached_property)}
 
     def __getitem__(self, key: Any) -> dict[str, Any]:
         """One sample as a dict of arrays, or several stacked (ragged ones as ``Ragged``)."""
