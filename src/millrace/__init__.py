@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from millrace.lazy import attach
+
 __version__ = "0.1.0"
 
 # name -> module that defines it; this is the public surface, checked by tests/test_surface.py
@@ -47,6 +49,10 @@ _NAMES = {
 }  # fmt: skip
 
 __all__ = sorted([*_NAMES, "__version__"])
+
+# What a store gets from the layers above it: the package joins them, since no layer knows one above.
+attach("tokenizer", "millrace.text.load", "stored_tokenizer")
+attach("scaling", "millrace.scaling.apply", "StoreScaling")
 
 if TYPE_CHECKING:
     from millrace.errors import ConfigError as ConfigError

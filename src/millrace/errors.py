@@ -169,6 +169,11 @@ def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
     return StoreWriteFailed(message, path=path, errno=code)
 
 
+def corrupt(path: str, problem: str, remedy: str = "copy or prepare the store again", **context: Any) -> StoreCorrupt:
+    """The error for a file whose bytes are not those that were written."""
+    return StoreCorrupt(f"{path}: {problem}; {remedy}", path=path, **context)
+
+
 def closest(name: str, names: Iterable[str]) -> str | None:
     """The known name that somebody who typed ``name`` probably meant; None where none is near.
 

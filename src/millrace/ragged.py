@@ -116,9 +116,9 @@ class Ragged:
         if length is None:
             length = int(self.lengths.max(initial=0))
         padded = np.full((len(self), length, *self.values.shape[1:]), value, self.values.dtype)
-        kept = np.minimum(self.lengths, length)
-        items = np.repeat(np.arange(len(self)), kept)
-        inside = concatenated_ranges(np.zeros(len(self), np.int64), kept)
+        counts = np.minimum(self.lengths, length)
+        items = np.repeat(np.arange(len(self)), counts)
+        inside = concatenated_ranges(np.zeros(len(self), np.int64), counts)
         padded[items, inside] = self.values[self.offsets[:-1][items] + inside]
         return padded
 
@@ -184,9 +184,7 @@ class Spans:
     def __post_init__(self) -> None:
         starts, stops = np.asarray(self.starts, np.int64), np.asarray(self.stops, np.int64)
         if starts.ndim != 1 or starts.shape != stops.shape:
-            raise ConfigError(
-                f"starts have shape {starts.shape} and stops {stops.shape}; expected two equal 1-D arrays"
-            )
+            raise ConfigError(f"starts have shape {starts.shape} and stops {stops.shape}; expected equal 1-D arrays")
         if len(starts) and (starts.min() < 0 or np.any(stops < starts)):
             at = int(np.argmax((starts < 0) | (stops < starts)))
             raise ConfigError(f"piece {at} is [{starts[at]}, {stops[at]}); expected 0 <= start <= stop")

@@ -126,6 +126,32 @@ def test_resume_skips_what_is_durable(fresh_copy, tmp_path, job, undisturbed, ap
     assert most == new_shards
 
 
+@pytest.mark.parametrize("append", [False, True])
+def test_resume_writes_a_damaged_shard_again(fresh_copy, tmp_path, job, undisturbed, append):
+    """One byte of any file changed, its size kept, as a disk may do to it while the writer is dead."""
+    action, expected = (job.append, undisturbed.appended_tree) if append else (job.write, undisturbed.fresh_tree)
+    total = steps_of(action, fresh_copy() if append else tmp_path / "counted", resume=True)
+    damaged = 0
+    while True:
+        out = fresh_copy() if append else tmp_path / f"out-{damaged}"
+        for at in range(total // 3, total):  # the first kill behind two finished shards
+            run_forked(action, out, resume=True, fault=Fault(at, "kill"))
+            if journal(out).read_bytes().count(b"\n") >= 3:
+                break
+        files = sorted((journal(out).parent / "shards").glob("*-[0-9]*[0-9]/*"))
+        files = [file for file in files if file.stat().st_size]
+        if damaged == len(files):
+            break
+        data = bytearray(files[damaged].read_bytes())
+        data[len(data) // 2] ^= 1
+        files[damaged].chmod(0o644)
+        files[damaged].write_bytes(data)
+        action(out, resume=True)
+        assert tree_digest(out) == expected, files[damaged]
+        damaged += 1
+    assert damaged >= 4
+
+
 def test_resume_after_a_torn_journal_line(tmp_path, job, undisturbed):
     out = tmp_path / "out"
     durable = 0

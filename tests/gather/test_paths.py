@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.gather.core_gather import Native
-from millrace.gather.rows import Rows
+from millrace.gather.rows import ColumnSpans
 
 
 def by_numpy():
@@ -20,7 +20,7 @@ def by_numpy():
 @contextlib.contextmanager
 def by_slices():
     """Gathers in numpy without the fancy index."""
-    with by_numpy(), mock.patch.object(Rows, "_indexed", return_value=False):
+    with by_numpy(), mock.patch.object(ColumnSpans, "_indexed", return_value=False):
         yield
 
 
@@ -64,13 +64,13 @@ def test_both_paths_are_taken(kit):
     store = kit.memory(kit.records([(8, 0)] * 4), 2)
     view = mr.Windows(store, lookback=2, horizon=1, column="plain")
     taken = []
-    original = Rows._indexed
+    original = ColumnSpans._indexed
 
     def noting(rows, first, last, out):
         taken.append(original(rows, first, last, out))
         return taken[-1]
 
-    with by_numpy(), mock.patch.object(Rows, "_indexed", noting):
+    with by_numpy(), mock.patch.object(ColumnSpans, "_indexed", noting):
         view[np.arange(64) % len(view)]
         assert taken
         assert all(taken)

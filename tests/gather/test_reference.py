@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.gather.reference import Field, Located
+from millrace.gather.gather import Field, Located
 
 DELIVERED = {"uint16": "int64", "float16": "float32", "bfloat16": "float32", "dictionary": "int32", "string": "object"}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.order.hashing import mix32s, mix64, mix64s, round_keys
-from millrace.order.permute import CHUNK, num_rounds, permute, sides, unpermute
+from millrace.order.permute import CHUNK, num_rounds, numpy_permute, permute, sides, unpermute
 
 MAX_N = (1 << 63) - 1
 GOLDEN = Path(__file__).parents[1] / "golden" / "orders.json"
@@ -194,6 +194,29 @@ def test_unpermute_undoes_permute_with_a_key_for_each_value(n, data):
     assert np.array_equal(unpermute(moved, n, keys), values)
     one_by_one = [int(permute(values[k : k + 1], n, keys[k])[0]) for k in range(len(values))]
     assert moved.tolist() == one_by_one
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one key", "a key for each"])
+@pytest.mark.parametrize("n", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7, 10**12 + 39])
+def test_the_numpy_twin_alone_goes_on_over_its_chunks(n, each):
+    """By itself, since elsewhere the core stands before it."""
+    count = min(n, 2 * CHUNK + 7)
+    values = np.arange(count, dtype=np.uint64) + np.uint64(n - count)
+    keys = round_keys(3, 0, np.arange(count) if each else [0], num_rounds(n))
+    moved = numpy_permute(values, n, keys if each else keys[0])
+    own = keys if each else np.broadcast_to(keys, (count, keys.shape[1]))
+    for place in {*range(0, count, 997), CHUNK - 1, CHUNK, count - 1} & set(range(count)):
+        assert moved[place] == twin_permute(int(values[place]), n, own[place].tolist()), place
+    assert each or len(np.unique(moved)) == count
+    assert np.array_equal(moved, permute(values, n, keys if each else keys[0]))
+    assert np.array_equal(numpy_permute(moved, n, keys if each else keys[0], backward=True), values)
+
+
+@given(n=st.integers(1, 2000), seed=seeds, block=st.integers(1, 50), window=st.integers(1, 9), epoch=st.integers(0, 3))
+def test_the_numpy_twin_of_an_order_alone_gives_its_samples(n, seed, block, window, epoch):
+    for order in (mr.Sequential(n), mr.Shuffled(n, seed), mr.BlockShuffled(n, block=block, window=window, seed=seed)):
+        inside, epochs = np.arange(n), np.full(n, epoch) + np.arange(n) % 2
+        assert np.array_equal(order._forward(inside, epochs), order.samples(epochs * n + inside))
 
 
 def test_asking_leaves_the_question_as_it_was():

@@ -173,15 +173,11 @@ class Watched:
     def array(self, shard, file):
         return self._shards.array(shard, file) if self._mapped else None
 
-    def rows(self, shard, file, start, stop):
-        self.calls.append(("rows", shard, start, stop))
-        self.rows_read.append(stop - start)
-        return self._shards.rows(shard, file, start, stop)
-
-    def ask(self, shard, file, start, stop):
+    def rows(self, shard, file, start, stop, *, wait=True):
         """Rows of every third shard lie in memory."""
-        self.calls.append(("ask", shard, start, stop))
-        return self._shards.rows(shard, file, start, stop) if shard % 3 == 2 else None
+        self.calls.append(("rows" if wait else "ask", shard, start, stop))
+        self.rows_read += [stop - start] if wait else []
+        return self._shards.rows(shard, file, start, stop) if wait or shard % 3 == 2 else None
 
 
 @pytest.mark.parametrize("mapped", [True, False])

@@ -193,7 +193,7 @@ def test_claimed_counts_allocate_nothing(tmp_path: Path) -> None:
 
 def test_index_without_its_bin_is_refused(tmp_path: Path) -> None:
     write_pair(tmp_path, [3]).unlink()
-    with pytest.raises(StoreError, match=r"x\.bin cannot be read"):
+    with pytest.raises(StoreError, match=r"x\.bin: cannot be read"):
         open_foreign(str(tmp_path / "x"), None)
 
 

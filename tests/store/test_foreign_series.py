@@ -145,7 +145,7 @@ def test_metadata_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -
 def test_data_without_metadata_are_refused(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "metadata.json").unlink()
-    refused(tmp_path, "metadata.json cannot be read")
+    refused(tmp_path, "metadata.json: cannot be read")
 
 
 def test_size_that_is_no_whole_number_of_rows_is_refused(tmp_path: Path) -> None:

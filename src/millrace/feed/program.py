@@ -17,7 +17,7 @@ from millrace.errors import FeedError, StoreError
 from millrace.feed.batch import MARKS, Batch, Marks, aligned
 from millrace.feed.line import Line
 from millrace.gather.core_gather import Native
-from millrace.gather.reference import Field
+from millrace.gather.gather import Field
 from millrace.native import core, memory_bytes
 from millrace.ragged import Ragged, as_int64s
 from millrace.store import platform
@@ -172,7 +172,7 @@ def _can_map(columns: list[Any]) -> bool:
     for column in columns:
         shards, own = column.files()
         files.setdefault(id(shards), (shards, set()))[1].update(own)
-    return all(shards.can_map(own) for shards, own in files.values())
+    return all(shards.will_need(own) for shards, own in files.values())
 
 
 def _leaves(plan: list[tuple[Any, ...]]) -> list[View]:

@@ -14,7 +14,7 @@ from millrace.native import core, num_cores
 from millrace.ragged import Array, Int64s, Ragged, Spans, as_int64s
 
 if TYPE_CHECKING:
-    from millrace.gather.reference import Allocate, Field
+    from millrace.gather.gather import Allocate, Field
 
 THREAD_BYTES = 4 << 20  # another thread for every so many: starting one takes tens of microseconds
 MAX_THREADS = 8
@@ -104,7 +104,7 @@ class Native:
             column = self.columns[name]
             shards, files = column.files(missing)
             # Known before any is mapped: numpy, which then reads them, needs maps too.
-            if not shards.can_map(files) or not all(self.give(name, k, column.random(k)) for k in missing):
+            if not shards.will_need(files) or not all(self.give(name, k, column.random(k)) for k in missing):
                 return False
         return True
 

@@ -38,7 +38,7 @@ def check_inside(starts: Int64s, stops: Int64s, num_rows: int) -> None:
         raise ConfigError(f"a sample covers rows {span} of a column that has {num_rows}; its view is wrong")
 
 
-class Items:
+class ItemColumn:
     """Some neighbouring items of every row of a column, as a column."""
 
     def __init__(self, column: ColumnSource, items: tuple[int, int]) -> None:
@@ -62,7 +62,7 @@ class Items:
         return self._column.take(rows)[..., self._items]
 
 
-class Rows:
+class ColumnSpans:
     """Spans of one column, each with its shard and its place in it."""
 
     def __init__(self, column: ColumnSource, starts: Int64s, stops: Int64s, offsets: Int64s | None = None) -> None:
@@ -127,7 +127,7 @@ class Rows:
         if parts:
             np.concatenate(parts, out=out)
 
-    def joined(self, first: int, last: int) -> Array:
+    def join(self, first: int, last: int) -> Array:
         if self._is_regular and last > first:
             shape = self._column.span(0, 0).shape[1:]
             out = np.empty(((last - first) * self._length, *shape), self.dtype)

@@ -1,7 +1,7 @@
 """A keyed permutation of [0, n) computed on the fly: a Feistel network on a x b >= n with cycle walking.
 
-Exact for every n up to 2^63 - 1, in constant memory; ``unpermute`` is its inverse. The numpy twin of the C
-core's version: both give the same numbers.
+Exact for every n up to 2^63 - 1, in constant memory. ``permute`` and ``unpermute``, its inverse, choose the C core where it
+is there, else ``numpy_permute``: both give the same numbers.
 """
 
 from __future__ import annotations
@@ -30,58 +30,48 @@ def sides(n: int) -> tuple[int, int]:
 
 def permute(values: UInt64s, n: int, keys: UInt32s) -> UInt64s:
     """Where each value goes; ``keys`` is (rounds,) for all or (len(values), rounds)."""
-    return _walk(values, n, keys, _forward)
+    return _permute(values, n, keys, backward=False)
 
 
 def unpermute(values: UInt64s, n: int, keys: UInt32s) -> UInt64s:
     """Where each value came from."""
-    return _walk(values, n, keys, _backward)
+    return _permute(values, n, keys, backward=True)
 
 
-def _walk(values: UInt64s, n: int, keys: UInt32s, step) -> UInt64s:  # type: ignore[no-untyped-def]
-    if core is not None and n < 1 << 63:
-        moved = np.array(values, np.uint64)
-        core.permute(moved, n, np.ascontiguousarray(keys), step is _backward)
-        return moved
+def _permute(values: UInt64s, n: int, keys: UInt32s, *, backward: bool) -> UInt64s:
+    if core is None:
+        return numpy_permute(values, n, keys, backward=backward)
+    moved = np.array(values, np.uint64)
+    core.permute(moved, n, np.ascontiguousarray(keys), backward)
+    return moved
+
+
+def numpy_permute(values: UInt64s, n: int, keys: UInt32s, *, backward: bool = False) -> UInt64s:
+    """The twin of the core's ``permute``."""
     out = np.empty(len(values), np.uint64)
     limit = np.uint64(n)
     for first in range(0, len(values), CHUNK):
         part = slice(first, first + CHUNK)
         own = keys if keys.ndim == 1 else keys[part]
-        out[part] = step(values[part], n, own)
+        out[part] = _step(values[part], n, own, backward)
         outside = np.flatnonzero(out[part] >= limit)
         while len(outside):  # few: a x b exceeds n by less than a + b
-            again = step(out[part][outside], n, own if own.ndim == 1 else own[outside])
+            again = _step(out[part][outside], n, own if own.ndim == 1 else own[outside], backward)
             out[first + outside] = again
             outside = outside[again >= limit]
     return out
 
 
-def _forward(values: UInt64s, n: int, keys: UInt32s) -> UInt64s:
+def _step(values: UInt64s, n: int, keys: UInt32s, backward: bool) -> UInt64s:
+    """All rounds once; the result may lie in [n, a x b)."""
     a, b = sides(n)
     left, right = np.divmod(values, np.uint64(b))
-    for r in range(keys.shape[-1]):
-        if r % 2 == 0:
-            left += _hash(right, keys[..., r], a)
-            np.subtract(left, np.uint64(a), out=left, where=left >= np.uint64(a))
-        else:
-            right += _hash(left, keys[..., r], b)
-            np.subtract(right, np.uint64(b), out=right, where=right >= np.uint64(b))
-    left *= np.uint64(b)
-    left += right
-    return left
-
-
-def _backward(values: UInt64s, n: int, keys: UInt32s) -> UInt64s:
-    a, b = sides(n)
-    left, right = np.divmod(values, np.uint64(b))
-    for r in reversed(range(keys.shape[-1])):
-        if r % 2 == 0:
-            left += np.uint64(a) - _hash(right, keys[..., r], a)
-            np.subtract(left, np.uint64(a), out=left, where=left >= np.uint64(a))
-        else:
-            right += np.uint64(b) - _hash(left, keys[..., r], b)
-            np.subtract(right, np.uint64(b), out=right, where=right >= np.uint64(b))
+    rounds = range(keys.shape[-1])
+    for r in reversed(rounds) if backward else rounds:
+        half, other, size = (left, right, np.uint64(a)) if r % 2 == 0 else (right, left, np.uint64(b))
+        hashed = _hash(other, keys[..., r], int(size))
+        half += size - hashed if backward else hashed
+        np.subtract(half, size, out=half, where=half >= size)
     left *= np.uint64(b)
     left += right
     return left

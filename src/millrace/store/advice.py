@@ -22,13 +22,7 @@ ENDINGS = {
     "image": (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
 }  # fmt: skip
 KINDS = {ending: kind for kind, endings in ENDINGS.items() for ending in endings}
-WHAT = {
-    "table": "a table",
-    "text": "text",
-    "archive": "an archive",
-    "arrays": "a file of arrays",
-    "image": "an image",
-}
+WHAT = {"table": "a table", "text": "text", "archive": "an archive", "arrays": "a file of arrays", "image": "an image"}
 
 
 def not_a_store(path: str) -> str:

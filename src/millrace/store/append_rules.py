@@ -11,7 +11,7 @@ from millrace.store import manifest as manifests
 from millrace.store.manifest import Manifest
 
 
-def continued(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, Any]:
+def append_fields(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, Any]:
     """The fields of a snapshot that continues ``old``: its identity stays, meta and splits may gain."""
     columns = {name: manifests.as_column(entry) for name, entry in old.columns.items()}
     # A dictionary that is appended to may grow: codes that exist keep their meaning.
@@ -21,12 +21,10 @@ def continued(given: Mapping[str, Any], old: Manifest, out: Path) -> dict[str, A
             raise ConfigError(f"{out} has column {name!r} as {columns.get(name)}; {column} cannot be appended")
         if column.values is not None:
             if column.values[: len(columns[name].values or ())] != columns[name].values:
-                raise ConfigError(
-                    f"values of {name!r} must begin with those {out} has, so that codes keep their meaning"
-                )
+                raise ConfigError(f"values of {name!r} must begin with those {out} has, so that codes stay")
             grown[name] = column
     if given["columns"] is not None and given["columns"].keys() != grown.keys():
         raise ConfigError(f"{out} has columns {list(grown)}; got {list(given['columns'])}")
-    kept = {key: getattr(old, key) for key in ("kind", "tokenizer", "scaling", "cuts")}
+    identity = {key: getattr(old, key) for key in ("kind", "tokenizer", "scaling", "cuts")}
     splits = tuple(dict.fromkeys((*old.splits, *given["splits"])))
-    return {**kept, "columns": grown, "splits": tuple(splits), "meta": {**old.meta, **given["meta"]}}
+    return {**identity, "columns": grown, "splits": tuple(splits), "meta": {**old.meta, **given["meta"]}}

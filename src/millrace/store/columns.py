@@ -7,15 +7,13 @@ dictionaries decode on top of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import bfloat16_values
-
-if TYPE_CHECKING:
-    from millrace.store.store import Shards
+from millrace.store.shards import Shards
 
 PAGE_BYTES = 4096
 ASKED_SHARDS = 1024  # whose rows are asked for before the first is waited for, where they are not mapped
@@ -71,37 +69,38 @@ class ColumnArray:
         return self._shards.array(int(self._ids[k]), self._file)
 
     def random(self, k: int) -> Array | None:
-        """``whole`` as a map of the caller's own, without the kernel's read-ahead: for reading in random order."""
-        return self._shards.random_array(int(self._ids[k]), self._file)
+        """``whole`` for reading in random order: an array of the caller's own, without read-ahead."""
+        return self._shards.array(int(self._ids[k]), self._file, random=True)
 
     def direct(self, k: int) -> int | None:
         """A descriptor of one shard's file that reads past the page cache, for the caller to close; None where there is none."""
-        return self._shards.direct(int(self._ids[k]), self._file)
+        return self._shards.descriptor(int(self._ids[k]), self._file)
 
     def files(self, which: Iterable[int] | None = None) -> tuple[Shards, list[tuple[int, int]]]:
-        """The files of these shards (default: all) as (shard, number of the file), and who knows whether they can be mapped."""
+        """The files of these shards (default: all) as (shard, number of the file), and the tier that has them."""
         ids = self._ids.tolist() if which is None else [int(self._ids[k]) for k in which]
         return self._shards, [(shard, self._file) for shard in ids]
 
     def _piece(self, k: int, start: int, stop: int) -> Array:
-        rows = self._shards.rows(int(self._ids[k]), self._file, start, stop)
-        return self._values(rows)
+        return self._values(self._shards.rows(int(self._ids[k]), self._file, start, stop))
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The shards that rows [start, stop) lie in, and which rows of each."""
+        first, last = np.searchsorted(self.starts, start, side="right") - 1, np.searchsorted(self.starts, stop)
+        for k in range(first, last if start < stop else first):
+            base, end = int(self.starts[k]), int(self.starts[k + 1])
+            if base < end:
+                yield k, max(start - base, 0), min(stop, end) - base
 
     def span(self, start: int, stop: int) -> Array:
         """Rows [start, stop): a view where they lie in one shard."""
-        if start >= stop:
+        parts = [self._piece(*part) for part in self._parts(start, stop)]
+        if not parts:
             return np.empty((0, *self._tail), self.dtype)
-        first = int(np.searchsorted(self.starts, start, side="right")) - 1
-        last = int(np.searchsorted(self.starts, stop, side="left"))
-        parts = []
-        for k in range(first, last):
-            base, end = int(self.starts[k]), int(self.starts[k + 1])
-            if base < end:
-                parts.append(self._piece(k, max(start - base, 0), min(stop, end) - base))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def spans(self, starts: Int64s, stops: Int64s) -> list[Array]:
-        """Many spans: rows that are not in memory are all asked for before the first is waited for."""
+        """Many spans: the reading of all begins before the first is waited for."""
         asked = [self._ask(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         return [
             self.span(int(starts[k]), int(stops[k])) if rows is None else self._values(rows)
@@ -110,14 +109,11 @@ class ColumnArray:
 
     def _ask(self, start: int, stop: int) -> Array | None:
         """A span, where it lies in one shard and takes no wait for the disk."""
-        first = int(np.searchsorted(self.starts, start, side="right")) - 1
-        last = int(np.searchsorted(self.starts, stop, side="left"))
-        found = None
-        for k in range(first, last if start < stop else first):
-            base, end = int(self.starts[k]), int(self.starts[k + 1])
-            if base < end:
-                found = self._shards.ask(int(self._ids[k]), self._file, max(start - base, 0), min(stop, end) - base)
-        return found if last - first == 1 else None
+        found = [
+            self._shards.rows(int(self._ids[k]), self._file, begin, end, wait=False)
+            for k, begin, end in self._parts(start, stop)
+        ]
+        return found[0] if len(found) == 1 else None
 
     def _mapped_span(self, start: int, stop: int) -> Array | None:
         """Rows [start, stop) where that is a view: in one mapped shard, without decoding."""
@@ -150,18 +146,18 @@ class ColumnArray:
         item_bytes = self._storage.itemsize * int(np.prod(self._tail, dtype=np.int64))
         runs = np.split(distinct, np.flatnonzero(np.diff(distinct) * item_bytes > PAGE_BYTES) + 1)
         ends = [(int(run[0]), int(run[-1]) + 1) for run in runs]
-        asked = [self._shards.ask(shard, self._file, *run) for run in ends]
+        asked = [self._shards.rows(shard, self._file, *run, wait=False) for run in ends]
 
         def finish() -> Array:
-            parts = []
+            parts: list[Array] = []
             for run, end, found in zip(runs, ends, asked, strict=True):
-                rows = self._shards.rows(shard, self._file, *end) if found is None else found
+                rows: Any = self._shards.rows(shard, self._file, *end) if found is None else found
                 parts.append(rows[run - run[0]])
             return np.concatenate(parts)[places]
 
         return finish
 
-    def _values(self, rows: Array) -> Array:
+    def _values(self, rows: Any) -> Array:
         return bfloat16_values(rows) if self._decode else rows
 
     def __getitem__(self, key: Any) -> Any:

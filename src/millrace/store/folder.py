@@ -12,14 +12,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound
+from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound, corrupt
+from millrace.identity import digest
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
-from millrace.store import platform
+from millrace.store import platform, strict_json
 from millrace.store.advice import not_a_store
 from millrace.store.manifest import FINGERPRINT, Manifest
 from millrace.store.ownership import is_ours
-from millrace.store.plain_file import MAX_BYTES, open_plain, opened, read_plain, unreadable
+from millrace.store.plain_file import MAX_BYTES, open_file, open_plain, read_plain, unreadable
 
 
 class Folder:
@@ -52,23 +53,18 @@ class Folder:
     def read(self, name: str, num_bytes: int, expected_hash: str | None = None) -> bytes:
         """A whole small file, its size checked before a byte is read."""
         where = os.path.join(self.path, name)
-        with self.opened(name, where) as (fd, size):
+        with self.open_file(name) as (fd, size):
             if size != num_bytes:
-                raise StoreCorrupt(
-                    f"{where} has {size} bytes, expected {num_bytes}; copy or prepare the store again",
-                    path=where, expected=num_bytes, found=size,
-                )  # fmt: skip
+                raise corrupt(where, f"has {size} bytes, expected {num_bytes}", expected=num_bytes, found=size)
             data = platform.pread(fd, num_bytes, 0)
-        if expected_hash is not None and (found := manifests.digest(data)) != expected_hash:
-            raise StoreCorrupt(
-                f"{where} has hash {found}, expected {expected_hash}; copy or prepare the store again",
-                path=where, expected=expected_hash, found=found,
-            )  # fmt: skip
+        if expected_hash is not None and (found := digest(data)) != expected_hash:
+            problem = f"has hash {found}, expected {expected_hash}"
+            raise corrupt(where, problem, expected=expected_hash, found=found)
         return data
 
-    def opened(self, name: str, where: str) -> contextlib.AbstractContextManager[tuple[int, int]]:
+    def open_file(self, name: str) -> contextlib.AbstractContextManager[tuple[int, int]]:
         """A descriptor and its size of a plain file; one that is a link, or lies behind one, is refused."""
-        return opened(where, *self._place(name))
+        return open_file(os.path.join(self.path, name), *self._place(name))
 
     def side_file(self, name: str, most: int = MAX_BYTES) -> bytes:
         """A whole file of at most ``most`` bytes, opened as the shards are: from this folder, no link, no fifo."""
@@ -84,7 +80,7 @@ class Folder:
         where = os.path.join(self.path, name)
         try:
             if not stat.S_ISDIR(self.stat(name).st_mode):
-                raise StoreCorrupt(f"{where} is not a plain folder; copy or prepare the store again", path=where)
+                raise corrupt(where, "is not a plain folder")
         except OSError as error:
             raise unreadable(where, error) from error
 
@@ -104,7 +100,7 @@ class Folder:
             ) from error
         manifest = self.decoded(name)
         if snapshot is not None and manifest.fingerprint != snapshot:
-            raise StoreCorrupt(f"{where} holds snapshot {manifest.fingerprint}; expected {snapshot}", path=where)
+            raise corrupt(where, f"holds snapshot {manifest.fingerprint}, expected {snapshot}")
         try:
             data = self.read(manifest.shards.name, manifest.shards.bytes)
         except StoreCorrupt:
@@ -116,7 +112,7 @@ class Folder:
     def check_snapshot(self, fingerprint: str) -> None:
         """Raises where gc removed the snapshot of a reader: then its missing files are no damage."""
         try:
-            if self._has(f"snapshots/{fingerprint}.json"):
+            if self.has(f"snapshots/{fingerprint}.json"):
                 return
             now = self.decoded("store.json").fingerprint
         except (OSError, StoreError):
@@ -128,16 +124,19 @@ class Folder:
                 path=self.path,
             )
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, readable or not."""
         try:
             self.stat(name)
         except FileNotFoundError:
             return False
+        except OSError:
+            pass
         return True
 
     def decoded(self, name: str) -> Manifest:
         """The manifest in a file, checked by itself; not yet its shard table."""
-        data = self.side_file(name, manifests.MAX_MANIFEST_BYTES)
+        data = self.side_file(name, strict_json.MAX_BYTES)
         return manifests.decode(data, os.path.join(self.path, name))
 
 

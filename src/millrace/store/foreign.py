@@ -11,7 +11,7 @@ from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.store.folder import missing
-from millrace.store.foreign_files import SPLIT, SPLITS, Found, as_dtype, list_folder
+from millrace.store.foreign_files import SPLIT, SPLITS, Foreign, as_dtype, list_folder
 from millrace.store.foreign_megatron import has_index, read_megatron, read_megatron_folder
 from millrace.store.foreign_npy import read_npy, read_npy_folder
 from millrace.store.foreign_series import DATA, read_series
@@ -45,7 +45,7 @@ def open_foreign(path: str, dtype: Any = None) -> Store:
     )
 
 
-def _find_file(path: str, given: str | None) -> Found | None:
+def _find_file(path: str, given: str | None) -> Foreign | None:
     stem, ending = os.path.splitext(path)
     if not os.path.isfile(path):
         return read_megatron(path, given) if os.path.isfile(f"{path}.idx") else None
@@ -56,7 +56,7 @@ def _find_file(path: str, given: str | None) -> Found | None:
     return read_npy(path, given) if ending == ".npy" else None
 
 
-def _find_in_folder(folder: str, given: str | None) -> Found | None:
+def _find_in_folder(folder: str, given: str | None) -> Foreign | None:
     names = list_folder(folder)
     if DATA in names:
         return read_series(folder, given)

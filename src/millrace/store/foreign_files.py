@@ -1,28 +1,26 @@
-"""What the foreign layouts share: mapped files, their JSON, dtypes by name, and what was found.
+"""What the readers of foreign layouts share: mapped files, their JSON, dtypes by name, and ``Foreign``, their result.
 
-Nothing here or in the ``foreign_*`` modules writes, copies data, or turns a name found in data into a path.
+Neither this nor the ``foreign_*`` modules write, copy data, or make a path of a name found in data.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from millrace import errors
 from millrace.errors import ConfigError, StoreCorrupt, StoreError
 from millrace.identity import canonical, digest
-from millrace.ragged import Array, Int64s
-from millrace.store import manifest as manifests
-from millrace.store import platform
+from millrace.ragged import Array
+from millrace.store import platform, strict_json
 from millrace.store.layout import DTYPES, Column
-from millrace.store.plain_file import unreadable
+from millrace.store.plain_file import open_file, unreadable
 from millrace.store.reader import MAX_MAPS
 
 SPLITS = ("train", "val", "test")
@@ -69,7 +67,7 @@ def is_integer(dtype: str) -> bool:
 
 
 def corrupt(path: str, problem: str, remedy: str = COPY_AGAIN, **context: Any) -> StoreCorrupt:
-    return StoreCorrupt(f"{path}: {problem}; {remedy}", path=path, **context)
+    return errors.corrupt(path, problem, remedy, **context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +102,8 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a path was taken for: all that a store over it needs. ``layout`` never changes, ``phrase`` may."""
+class Foreign:
+    """All that a store over a foreign layout needs. ``layout`` never changes, ``phrase`` may."""
 
     layout: str
     phrase: str
@@ -125,6 +123,33 @@ class Found:
         return digest("foreign", self.layout, canonical([columns, splits]), self.identity(), *parts)
 
 
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """The numbers of one file without boundaries, which are one record. They begin at byte ``start``."""
+
+    file: MappedFile
+    dtype: str
+    start: int = 0
+    shape: tuple[int, ...] = (-1,)
+    split: str | None = None
+
+    def shard(self) -> Shard:
+        rows = self.file.items(self.dtype, self.start).reshape(self.shape)
+        return Shard(self.file.name, self.split, [np.array([0, len(rows)], np.int64), rows])
+
+
+def plain_numbers(layout: str, phrase: str, numbers: list[Numbers]) -> Foreign:
+    """The layout of such files, a shard each: tokens where they are lines of integers, else values."""
+    first = numbers[0]
+    is_text = len(first.shape) == 1 and is_integer(first.dtype)
+    try:
+        column = Column(first.dtype, first.shape[1:])
+    except ConfigError as error:
+        raise corrupt(first.file.path, str(error), "reshape it and np.save it again") from error
+    columns, kind = {"tokens" if is_text else "values": column}, "text" if is_text else "records"
+    return Foreign(layout, phrase, kind, columns, [one.shard() for one in numbers], [one.file for one in numbers])
+
+
 def split_by_name(folder: str, names: list[str]) -> list[str | None]:
     """The split of each file by its name, as in ``web_train_000001.bin``: all of them say one, or none does."""
     said = [set(SPLIT.findall(name.rsplit("/", 1)[-1])) for name in names]
@@ -140,31 +165,9 @@ def split_by_name(folder: str, names: list[str]) -> list[str | None]:
     return [splits.pop() for splits in said]
 
 
-def one_record(num_rows: int) -> Int64s:
-    """The offsets of a file without boundaries."""
-    return np.array([0, num_rows], np.int64)
-
-
-@contextlib.contextmanager
-def plain_file(path: str) -> Iterator[tuple[int, int]]:
-    """A descriptor of a plain file (or a link to one) and its size; anything else is refused, a pipe without waiting."""
-    flags = os.O_RDONLY | platform.O_BINARY | getattr(os, "O_NONBLOCK", 0)
-    try:
-        fd = os.open(path, flags)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise corrupt(path, "is not a plain file, as this layout needs", "put the file itself there")
-        yield fd, status.st_size
-    finally:
-        os.close(fd)
-
-
 def map_file(path: str, name: str | None = None) -> MappedFile:
     """A file mapped whole; ``name`` is its place in the layout, by default its own name."""
-    with plain_file(path) as (fd, num_bytes):
+    with open_file(path, follow=True) as (fd, num_bytes):
         try:
             data = platform.map_file(fd, num_bytes)
         except OSError as error:
@@ -197,9 +200,9 @@ def list_folder(folder: str, ending: str = "") -> list[str]:
 
 def read_json(path: str, remedy: str = "correct the file") -> dict[str, Any]:
     """The object in a small JSON file, its size checked before a byte is read."""
-    with plain_file(path) as (fd, num_bytes):
-        if num_bytes > manifests.MAX_MANIFEST_BYTES:
-            problem = f"has {num_bytes} bytes, expected JSON of at most {manifests.MAX_MANIFEST_BYTES}"
+    with open_file(path, follow=True) as (fd, num_bytes):
+        if num_bytes > strict_json.MAX_BYTES:
+            problem = f"has {num_bytes} bytes, expected JSON of at most {strict_json.MAX_BYTES}"
             raise corrupt(path, problem, remedy, found=num_bytes)
         data = platform.pread(fd, num_bytes, 0)
-    return manifests.load_json(data, path, remedy)
+    return strict_json.load_json(data, path, remedy)

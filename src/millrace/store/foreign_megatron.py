@@ -14,17 +14,8 @@ import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
-from millrace.store.foreign_files import (
-    Found,
-    MappedFile,
-    Shard,
-    check_given,
-    corrupt,
-    is_integer,
-    map_file,
-    map_files,
-    split_by_name,
-)
+from millrace.store import foreign_files as files
+from millrace.store.foreign_files import Foreign, MappedFile, Shard, corrupt
 from millrace.store.layout import DTYPES, Column
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -38,7 +29,7 @@ def has_index(stem: str, given: str | None) -> bool:
     where = f"{stem}.idx"
     if not os.path.lexists(where):
         return False
-    if _is_index(map_file(where)):
+    if _is_index(files.map_file(where)):
         return True
     if given is None:
         # A damaged index would otherwise turn a Megatron file into other tokens without a word.
@@ -51,13 +42,13 @@ def _is_index(file: MappedFile) -> bool:
     return file.data[: len(MAGIC)].tobytes() == MAGIC
 
 
-def read_megatron(prefix: str, given: str | None) -> Found:
+def read_megatron(prefix: str, given: str | None) -> Foreign:
     """The pair ``prefix.bin`` and ``prefix.idx``; a sequence is a record."""
-    pair = _read_pair(map_file(f"{prefix}.idx"), map_file(f"{prefix}.bin"), given)
-    return _found("megatron", "Megatron .bin/.idx", [pair], [None])
+    pair = _read_pair(files.map_file(f"{prefix}.idx"), files.map_file(f"{prefix}.bin"), given)
+    return _foreign("megatron", "Megatron .bin/.idx", [pair], [None])
 
 
-def read_megatron_folder(folder: str, names: list[str], given: str | None) -> Found:
+def read_megatron_folder(folder: str, names: list[str], given: str | None) -> Foreign:
     """Several pairs in a folder, a shard each by name; splits where all names say one."""
     stems = [name.removesuffix(".idx") for name in names if name.endswith(".idx")]
     if lone := [name for name in names if name.endswith(".bin") and name.removesuffix(".bin") not in stems]:
@@ -65,10 +56,10 @@ def read_megatron_folder(folder: str, names: list[str], given: str | None) -> Fo
             f"{os.path.join(folder, lone[0])} has no .idx beside it as others in its folder have; copy that too, or move it away",
             path=folder,
         )
-    files = map_files(folder, [f"{stem}{ending}" for stem in stems for ending in (".idx", ".bin")])
-    pairs = [_read_pair(index, data, given) for index, data in zip(files[::2], files[1::2], strict=True)]
+    mapped = files.map_files(folder, [f"{stem}{ending}" for stem in stems for ending in (".idx", ".bin")])
+    pairs = [_read_pair(index, data, given) for index, data in zip(mapped[::2], mapped[1::2], strict=True)]
     phrase = f"folder of {len(pairs)} Megatron .bin/.idx"
-    return _found("megatron-folder", phrase, pairs, split_by_name(folder, stems))
+    return _foreign("megatron-folder", phrase, pairs, files.split_by_name(folder, stems))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +73,7 @@ class _Pair:
 
 def _read_pair(index: MappedFile, data: MappedFile, given: str | None) -> _Pair:
     dtype, lengths, pointers, documents = _read_index(index)
-    check_given(given, dtype, index.path)
+    files.check_given(given, dtype, index.path)
     size = DTYPES[dtype][0].itemsize
     offsets = _offsets(index, lengths, pointers, size)
     if data.num_bytes != (expected := int(offsets[-1]) * size):
@@ -93,9 +84,9 @@ def _read_pair(index: MappedFile, data: MappedFile, given: str | None) -> _Pair:
     return _Pair(data, index, dtype, offsets, _documents(index, documents, len(lengths)))
 
 
-def _found(layout: str, phrase: str, pairs: list[_Pair], splits: list[str | None]) -> Found:
+def _foreign(layout: str, phrase: str, pairs: list[_Pair], splits: list[str | None]) -> Foreign:
     dtype = pairs[0].dtype
-    name, kind = ("tokens", "text") if is_integer(dtype) else ("values", "records")
+    name, kind = ("tokens", "text") if files.is_integer(dtype) else ("values", "records")
     shards, before = [], 0
     for pair, split in zip(pairs, splits, strict=True):
         if pair.dtype != dtype:
@@ -107,8 +98,8 @@ def _found(layout: str, phrase: str, pairs: list[_Pair], splits: list[str | None
         shards.append(Shard(pair.data.name, split, [pair.offsets, pair.data.items(dtype), each]))
         before += len(pair.documents) - 1
     columns = {name: Column(dtype), "document": Column("int64", per="record")}
-    files = [file for pair in pairs for file in (pair.data, pair.index)]
-    return Found(layout, phrase, kind, columns, shards, files, identity=lambda: _identity(pairs), derived=("document",))
+    own = [file for pair in pairs for file in (pair.data, pair.index)]
+    return Foreign(layout, phrase, kind, columns, shards, own, identity=lambda: _identity(pairs), derived=("document",))
 
 
 def _identity(pairs: list[_Pair]) -> bytes:

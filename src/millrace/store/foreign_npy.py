@@ -8,27 +8,13 @@ from __future__ import annotations
 import io
 import math
 import tokenize
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-from millrace.errors import ConfigError
-from millrace.store.foreign_files import (
-    SPELLINGS,
-    Found,
-    MappedFile,
-    Shard,
-    check_given,
-    corrupt,
-    is_integer,
-    list_folder,
-    map_file,
-    map_files,
-    one_record,
-)
-from millrace.store.layout import Column
+from millrace.store import foreign_files as files
+from millrace.store.foreign_files import Foreign, MappedFile, Numbers, corrupt
 
 MAX_HEADER_BYTES = 1 << 16  # numpy itself refuses headers over 10,000 characters
 # What numpy's parser raises for bytes that are no header, besides ValueError.
@@ -38,53 +24,45 @@ _MALFORMED = (
 )  # fmt: skip
 
 
-def read_npy(path: str, given: str | None) -> Found:
+def read_npy(path: str, given: str | None) -> Foreign:
     """One ``.npy``: tokens where it is a line of integers, else values; one record."""
-    part = _part(map_file(path), given)
-    return _found("npy", f".npy of {part.dtype} {list(part.shape)}", [part])
+    numbers = _read(files.map_file(path), given)
+    return files.plain_numbers("npy", f".npy of {numbers.dtype} {list(numbers.shape)}", [numbers])
 
 
-def read_npy_folder(folder: str, given: str | None) -> Found:
+def read_npy_folder(folder: str, given: str | None) -> Foreign:
     """Only ``.npy`` files, alike but for their length: a shard and a record each, by name."""
-    parts = [_part(file, given) for file in map_files(folder, list_folder(folder, ".npy"))]
-    first = parts[0]
-    for part in parts:
-        if (part.dtype, part.shape[1:]) != (first.dtype, first.shape[1:]):
+    numbers = [_read(file, given) for file in files.map_files(folder, files.list_folder(folder, ".npy"))]
+    first = numbers[0]
+    for one in numbers:
+        if (one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]):
             raise corrupt(
-                part.file.path, f"{part.dtype} {list(part.shape)}, but {first.file.path} has {first.dtype} {list(first.shape)}",
+                one.file.path, f"{one.dtype} {list(one.shape)}, but {first.file.path} has {first.dtype} {list(first.shape)}",
                 "keep only files with the same dtype and the same shape after the first axis",
             )  # fmt: skip
-    rows = sum(part.shape[0] for part in parts)
-    return _found("npy-folder", f"{len(parts)} .npy of {first.dtype} {[rows, *first.shape[1:]]}", parts)
+    shape = [sum(one.shape[0] for one in numbers), *first.shape[1:]]
+    return files.plain_numbers("npy-folder", f"{len(numbers)} .npy of {first.dtype} {shape}", numbers)
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    file: MappedFile
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-
-
-def _part(file: MappedFile, given: str | None) -> _Part:
+def _read(file: MappedFile, given: str | None) -> Numbers:
     shape, fortran, dtype, start = _header(file)
     if not shape or min(shape) < 0 or 0 in shape[1:]:
-        raise _refused(file, f"shape {shape}, expected one or more axes, empty only in the first", "reshape(-1)")
+        raise _refusal(file, f"shape {shape}, expected one or more axes, empty only in the first", "reshape(-1)")
     if fortran and len(shape) > 1:
-        raise _refused(file, f"Fortran order {shape}, expected C order", "np.ascontiguousarray(...)")
+        raise _refusal(file, f"Fortran order {shape}, expected C order", "np.ascontiguousarray(...)")
     if dtype.str[0] == ">":
-        raise _refused(file, f"big-endian {dtype.str}", f".astype({dtype.newbyteorder('<').str!r})")
-    name = SPELLINGS.get(dtype.str)
+        raise _refusal(file, f"big-endian {dtype.str}", f".astype({dtype.newbyteorder('<').str!r})")
+    name = files.SPELLINGS.get(dtype.str)
     if name is None or dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-        raise _refused(file, f"dtype {dtype}, expected plain numbers", ".astype(...) a number type")
+        raise _refusal(file, f"dtype {dtype}, expected plain numbers", ".astype(...) a number type")
     expected = start + math.prod(shape) * dtype.itemsize
     if file.num_bytes != expected:
         raise corrupt(
             file.path, f"{file.num_bytes} bytes, expected {expected} by its header ({name} {shape})",
             expected=expected, found=file.num_bytes,
         )  # fmt: skip
-    check_given(given, name, file.path)
-    return _Part(file, name, shape, start)
+    files.check_given(given, name, file.path)
+    return Numbers(file, name, start, shape)
 
 
 def _header(file: MappedFile) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
@@ -103,22 +81,5 @@ def _header(file: MappedFile) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
     return tuple(int(n) for n in shape), bool(fortran), dtype, head.tell()
 
 
-def _refused(file: MappedFile, problem: str, convert: str) -> Exception:
-    return corrupt(
-        file.path, f"{problem}; it cannot be used in place", f"convert it with {convert} and np.save it again"
-    )
-
-
-def _found(layout: str, phrase: str, parts: list[_Part]) -> Found:
-    first = parts[0]
-    tokens = len(first.shape) == 1 and is_integer(first.dtype)
-    name, kind = ("tokens", "text") if tokens else ("values", "records")
-    try:
-        column = Column(first.dtype, first.shape[1:])
-    except ConfigError as error:
-        raise corrupt(first.file.path, str(error), "reshape it and np.save it again") from error
-    shards = []
-    for part in parts:
-        rows = part.file.items(part.dtype, part.start).reshape(part.shape)
-        shards.append(Shard(part.file.name, None, [one_record(len(rows)), rows]))
-    return Found(layout, phrase, kind, {name: column}, shards, [part.file for part in parts])
+def _refusal(file: MappedFile, problem: str, convert: str) -> Exception:
+    return corrupt(file.path, f"{problem}; unusable in place", f"convert it with {convert} and np.save it again")

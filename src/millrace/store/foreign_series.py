@@ -16,17 +16,8 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.identity import canonical
 from millrace.ragged import Int64s
-from millrace.store.foreign_files import (
-    SPELLINGS,
-    Found,
-    MappedFile,
-    Shard,
-    check_given,
-    corrupt,
-    list_folder,
-    map_file,
-    read_json,
-)
+from millrace.store import foreign_files as files
+from millrace.store.foreign_files import Foreign, MappedFile, Shard, corrupt
 from millrace.store.layout import Column
 
 DATA = "all_features.mmap"
@@ -35,15 +26,15 @@ ENTITY_KEYS = ("entities", "entity_index", "entity_offsets", "index")
 CORRECT = "correct the file"
 
 
-def read_series(folder: str, given: str | None) -> Found:
+def read_series(folder: str, given: str | None) -> Foreign:
     """The folder as a series store: ``values`` (rows, features) and the ``name`` of each entity."""
     where = os.path.join(folder, "metadata.json")
-    body = read_json(where)
-    if SPELLINGS.get(str(stated := body.get("dtype", "float32"))) != "float32":
+    body = files.read_json(where)
+    if files.SPELLINGS.get(str(stated := body.get("dtype", "float32"))) != "float32":
         raise corrupt(where, f"dtype is {stated!r}, expected float32", f"write {DATA} as float32", found=stated)
     features = _features(where, body)
-    data = map_file(os.path.join(folder, DATA))
-    check_given(given, "float32", data.path)
+    data = files.map_file(os.path.join(folder, DATA))
+    files.check_given(given, "float32", data.path)
     rows = _num_rows(data, len(features))
     names, offsets = _entities(where, body, rows)
     scaler, target = _scaler(folder, features), _target(where, body)
@@ -56,7 +47,7 @@ def read_series(folder: str, given: str | None) -> Found:
     values = data.items("float32").reshape(rows, len(features))
     text = np.frombuffer(b"".join(texts), np.uint8)
     meta = {"features": features, "scaling": scaling, "target": target}
-    return Found(
+    return Foreign(
         "features", f"metadata.json with {DATA} of {len(names)} entities x {len(features)} float32 features", "series",
         {"values": Column("float32", len(features)), "name": Column("string", per="record")},
         [Shard(DATA, None, [offsets, text_offsets, values, text])], [data],
@@ -120,9 +111,8 @@ def _entities(where: str, body: dict[str, Any], rows: int) -> tuple[list[str], I
     for name, start, end in spans:
         if start != offsets[-1] or end < start:
             how = "overlaps the one before" if start < offsets[-1] else "leaves a gap"
-            problem = (
-                f"entity {name!r} has rows [{start}, {end}), which {how if end >= start else 'end before they start'}"
-            )
+            how = how if end >= start else "end before they start"
+            problem = f"entity {name!r} has rows [{start}, {end}), which {how}"
             remedy = "let each entity start where the one before ends (ends are exclusive)"
             raise corrupt(where, f"{problem}, expected start {offsets[-1]}", remedy, expected=offsets[-1], found=start)
         offsets.append(end)
@@ -165,16 +155,14 @@ def _scaler(folder: str, features: list[str]) -> dict[str, list[float]] | None:
     if not os.path.lexists(where):
         _refuse_pickles(folder, where)
         return None
-    body = read_json(where)
+    body = files.read_json(where)
     key = "scale" if "scale" in body or "var" not in body else "var"
     mean = _numbers(where, "mean", body.get("mean"), features)
     scale = _numbers(where, key, body.get(key), features)
     for feature, number in zip(features, scale, strict=True):
         if number <= 0:
             remedy = "drop the feature, or give 1.0 to leave it as it is"
-            raise corrupt(
-                where, f"{key} of feature {feature!r} is {number}, expected more than 0", remedy, found=number
-            )
+            raise corrupt(where, f"{key} of feature {feature!r} is {number}, expected more than 0", remedy)
     return {"mean": mean, "scale": [math.sqrt(number) for number in scale] if key == "var" else scale}
 
 
@@ -190,7 +178,7 @@ def _numbers(where: str, key: str, values: Any, features: list[str]) -> list[flo
 
 
 def _refuse_pickles(folder: str, where: str) -> None:
-    for name in list_folder(folder):
+    for name in files.list_folder(folder):
         if not (name.endswith(".joblib") or (name.endswith(".pkl") and "scal" in name.lower())):
             continue
         path = os.path.join(folder, name)

@@ -7,28 +7,13 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 from millrace.errors import ConfigError, StoreNotFound
-from millrace.store.foreign_files import (
-    SPELLINGS,
-    SPLITS,
-    Found,
-    MappedFile,
-    Shard,
-    check_given,
-    corrupt,
-    is_integer,
-    list_folder,
-    map_file,
-    map_files,
-    one_record,
-    read_json,
-    split_by_name,
-)
+from millrace.store import foreign_files as files
+from millrace.store.foreign_files import Foreign, MappedFile, Numbers, corrupt
 from millrace.store.foreign_megatron import has_index
-from millrace.store.layout import DTYPES, Column
+from millrace.store.layout import DTYPES
 
 METADATA = ("dataset_metadata.json", "metadata.json", "meta.json")
 DTYPE_KEYS = ("dtype", "token_dtype")
@@ -37,26 +22,25 @@ LLMC_EVALUATION = 20240522
 LLMC_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 
 
-def read_bin(path: str, given: str | None) -> Found:
+def read_bin(path: str, given: str | None) -> Foreign:
     """One ``.bin``: llm.c by its header, else headerless."""
-    part = _part(map_file(path), None, given, "uint16", METADATA)
+    part = _read(files.map_file(path), None, given, "uint16", METADATA)
     what = "llm.c" if part.start else "headerless"
-    return _found("bin", f"{what} .bin of {part.dtype} tokens", [part])
+    return _foreign("bin", f"{what} .bin of {part.dtype} tokens", [part])
 
 
-def read_bin_folder(folder: str, given: str | None) -> Found:
+def read_bin_folder(folder: str, given: str | None) -> Foreign:
     """``train.bin``, ``val.bin``, ``test.bin`` side by side, as nanoGPT writes; ``meta.pkl`` is never opened."""
-    names = [f"{split}.bin" for split in SPLITS if os.path.lexists(os.path.join(folder, f"{split}.bin"))]
-    files = map_files(folder, names)
-    parts = [_part(file, file.name.removesuffix(".bin"), given, "uint16", METADATA) for file in files]
-    return _found("bin-folder", f"folder of {', '.join(names)} with {parts[0].dtype} tokens (nanoGPT)", parts)
+    names = [f"{split}.bin" for split in files.SPLITS if os.path.lexists(os.path.join(folder, f"{split}.bin"))]
+    mapped = files.map_files(folder, names)
+    parts = [_read(file, file.name.removesuffix(".bin"), given, "uint16", METADATA) for file in mapped]
+    return _foreign("bin-folder", f"folder of {', '.join(names)} with {parts[0].dtype} tokens (nanoGPT)", parts)
 
 
-def read_shards(folder: str, names: list[str], given: str | None) -> Found:
+def read_shards(folder: str, names: list[str], given: str | None) -> Foreign:
     """``*_train*.bin`` and ``*_val*.bin``, as llm.c shards a corpus: a shard per file, by name."""
-    files = map_files(folder, names)
-    splits = split_by_name(folder, names)
-    parts = [_part(file, split, given, "uint16", ()) for file, split in zip(files, splits, strict=True)]
+    both = zip(files.map_files(folder, names), files.split_by_name(folder, names), strict=True)
+    parts = [_read(file, split, given, "uint16", ()) for file, split in both]
     for part in parts:
         if not part.start and given is None:
             raise corrupt(
@@ -64,10 +48,10 @@ def read_shards(folder: str, names: list[str], given: str | None) -> Found:
                 "copy it again, move it away, or give dtype= where none of them has one",
             )  # fmt: skip
     what = "llm.c" if all(part.start for part in parts) else "headerless"
-    return _found("bin-shards", f"folder of {len(parts)} {what} .bin of {parts[0].dtype} tokens", parts)
+    return _foreign("bin-shards", f"folder of {len(parts)} {what} .bin of {parts[0].dtype} tokens", parts)
 
 
-def read_split_folders(folder: str, given: str | None) -> Found:
+def read_split_folders(folder: str, given: str | None) -> Foreign:
     """``dataset_metadata.json`` beside ``train/*.bin`` and ``val/*.bin``: a shard per file, by name."""
     names = split_files(folder)
     if not names:
@@ -76,32 +60,23 @@ def read_split_folders(folder: str, given: str | None) -> Found:
             path=folder,
         )
     dtype = _headerless_dtype(folder, METADATA[:1], given) or "uint32"
-    parts = [_part(file, file.name.split("/")[0], given, dtype, ()) for file in map_files(folder, names)]
+    parts = [_read(file, file.name.split("/")[0], given, dtype, ()) for file in files.map_files(folder, names)]
     phrase = f"dataset_metadata.json with {len(parts)} .bin of {parts[0].dtype} tokens"
-    return _found("split-folders", phrase, parts)
+    return _foreign("split-folders", phrase, parts)
 
 
 def split_files(folder: str) -> list[str]:
     """``train/a.bin``, ``train/b.bin``, ``val/a.bin``, ...: the data files of a folder of split folders."""
-    present = [split for split in SPLITS if os.path.isdir(os.path.join(folder, split))]
-    return [f"{split}/{name}" for split in present for name in list_folder(os.path.join(folder, split), ".bin")]
+    present = [split for split in files.SPLITS if os.path.isdir(os.path.join(folder, split))]
+    return [f"{split}/{name}" for split in present for name in files.list_folder(os.path.join(folder, split), ".bin")]
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """The tokens of one file: they begin at byte ``start``."""
-
-    file: MappedFile
-    split: str | None
-    dtype: str
-    start: int
-
-
-def _part(file: MappedFile, split: str | None, given: str | None, default: str, metadata: tuple[str, ...]) -> _Part:
+def _read(file: MappedFile, split: str | None, given: str | None, default: str, metadata: tuple[str, ...]) -> Numbers:
+    """The tokens of one file, its size checked."""
     headed = _llmc_dtype(file)
     if headed is not None:
-        check_given(given, headed, file.path)
-        return _Part(file, split, headed, LLMC_HEADER_BYTES)
+        files.check_given(given, headed, file.path)
+        return Numbers(file, headed, LLMC_HEADER_BYTES, split=split)
     folder, name = os.path.split(file.path)
     if has_index(file.path.removesuffix(".bin"), given):  # read_bin is not asked then, so this is one of a folder
         raise ConfigError(f"{file.path} has a Megatron index beside it; open that file alone", path=file.path)
@@ -114,7 +89,7 @@ def _part(file: MappedFile, split: str | None, given: str | None, default: str, 
             "give dtype= if it holds another type, else copy the file again",
             column="tokens", expected=f"a multiple of {size}", found=file.num_bytes,
         )  # fmt: skip
-    return _Part(file, split, dtype, 0)
+    return Numbers(file, dtype, split=split)
 
 
 def _llmc_dtype(file: MappedFile) -> str | None:
@@ -132,9 +107,7 @@ def _llmc_dtype(file: MappedFile) -> str | None:
         return None
     dtype = LLMC_DTYPES.get((magic, version))
     if dtype is None:
-        raise corrupt(
-            file.path, f"an llm.c header of version {version}, which is unknown", "write it with a known version"
-        )
+        raise corrupt(file.path, f"an llm.c header of unknown version {version}", "write it with a known version")
     count = struct.unpack("<i", file.data[8:12].tobytes())[0] if file.num_bytes >= LLMC_HEADER_BYTES else 0
     expected = LLMC_HEADER_BYTES + count * DTYPES[dtype][0].itemsize
     if file.num_bytes != expected:
@@ -148,16 +121,16 @@ def _llmc_dtype(file: MappedFile) -> str | None:
 def _headerless_dtype(folder: str, names: tuple[str, ...], given: str | None) -> str | None:
     """What ``dtype=`` says, else the metadata in a folder."""
     if given is not None:
-        if not is_integer(given):
+        if not files.is_integer(given):
             raise ConfigError(
-                f"dtype={given!r} given for tokens in {folder}; expected an integer type such as 'uint16'", path=folder
+                f"dtype={given!r} given for tokens; expected an integer type such as 'uint16'", path=folder
             )
         return given
     stated: list[tuple[str, str]] = []
     for name in names:
         where = os.path.join(folder, name)
         if os.path.lexists(where):
-            body = read_json(where, "correct it, move it away, or give dtype= to do without it")
+            body = files.read_json(where, "correct it, move it away, or give dtype= to do without it")
             stated += [(where, _stated(where, key, body[key])) for key in DTYPE_KEYS if key in body]
     if len({dtype for _, dtype in stated}) > 1:
         said = " and ".join(f"{os.path.basename(where)} {dtype}" for where, dtype in stated)
@@ -166,8 +139,8 @@ def _headerless_dtype(folder: str, names: tuple[str, ...], given: str | None) ->
 
 
 def _stated(where: str, key: str, value: Any) -> str:
-    dtype = SPELLINGS.get(value) if isinstance(value, str) else None
-    if dtype is None or not is_integer(dtype):
+    dtype = files.SPELLINGS.get(value) if isinstance(value, str) else None
+    if dtype is None or not files.is_integer(dtype):
         raise corrupt(
             where, f"{key} is {value!r}, expected an integer type of tokens such as 'uint16' (little-endian)",
             "correct the file or give dtype=", expected="an integer dtype", found=value,
@@ -175,16 +148,12 @@ def _stated(where: str, key: str, value: Any) -> str:
     return dtype
 
 
-def _found(layout: str, phrase: str, parts: list[_Part]) -> Found:
+def _foreign(layout: str, phrase: str, parts: list[Numbers]) -> Foreign:
     first = parts[0]
-    for part in parts:
-        if part.dtype != first.dtype:
+    for one in parts:
+        if one.dtype != first.dtype:
             raise corrupt(
-                part.file.path, f"{part.dtype} tokens, but {first.file.path} has {first.dtype}",
-                "open them one by one, or prepare a store from them", expected=first.dtype, found=part.dtype,
+                one.file.path, f"{one.dtype} tokens, but {first.file.path} has {first.dtype}",
+                "open them one by one, or prepare a store from them", expected=first.dtype, found=one.dtype,
             )  # fmt: skip
-    shards = []
-    for part in parts:
-        tokens = part.file.items(part.dtype, part.start)
-        shards.append(Shard(part.file.name, part.split, [one_record(len(tokens)), tokens]))
-    return Found(layout, phrase, "text", {"tokens": Column(first.dtype)}, shards, [part.file for part in parts])
+    return files.plain_numbers(layout, phrase, parts)

@@ -65,11 +65,11 @@ def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: C
     for name in ("shards", "snapshots"):
         folder.check_folder(name)  # behind a link lies nothing of this store
     chain = _chain(folder)
-    kept = chain if keep is None else chain[:keep]
-    names = {f"{manifest.fingerprint}.json" for manifest in kept}
-    tables = {table.name for manifest in kept for table in (manifest.shards, manifest.hashes)}
+    remaining = chain if keep is None else chain[:keep]
+    names = {f"{manifest.fingerprint}.json" for manifest in remaining}
+    tables = {table.name for manifest in remaining for table in (manifest.shards, manifest.hashes)}
     shards = set(spare)
-    for manifest in kept:
+    for manifest in remaining:
         data = folder.read(manifest.shards.name, manifest.shards.bytes)
         table = manifests.check_table(manifest, data, str(out / manifest.shards.name))
         shards |= {shard_name(manifest.splits[row[0]], row[1]) for row in table[:, :2].tolist()}
@@ -86,7 +86,7 @@ def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: C
     return {
         "removed": [str(path.relative_to(out)) for path in doomed],
         "freed_bytes": freed,
-        "kept": [manifest.fingerprint for manifest in kept],
+        "kept": [manifest.fingerprint for manifest in remaining],
     }
 
 

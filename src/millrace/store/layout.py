@@ -160,9 +160,7 @@ class Layout:
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self.columns = dict(columns)
         if len(self.columns) > MAX_COLUMNS:
-            raise ConfigError(
-                f"{len(self.columns)} columns; at most {MAX_COLUMNS}: give related ones a shape and join them"
-            )
+            raise ConfigError(f"{len(self.columns)} columns; at most {MAX_COLUMNS}: join related ones in a shape")
         for name in self.columns:
             check_name(name, "column")
             if name == "offsets" or name.startswith("offsets."):
@@ -170,15 +168,16 @@ class Layout:
         lowered = [name.lower() for name in self.columns]
         if len(set(lowered)) != len(lowered):
             raise ConfigError("two columns differ only in case; some file systems cannot hold both")
-        row_axes = dict.fromkeys(column.axis for column in self.columns.values() if column.axis is not None)
-        if not row_axes:
+        axes = dict.fromkeys(column.axis for column in self.columns.values() if column.axis is not None)
+        if not axes:
             raise ConfigError("no row column; a store needs at least one column with per='row'")
         strings = [name for name, column in self.columns.items() if column.dtype == "string"]
-        for axis in row_axes:
+        for axis in axes:
             check_name(axis, "axis")
             if axis in strings:
                 raise ConfigError(f"axis {axis!r} is named like a string column; rename one of them")
-        self.axes: tuple[str, ...] = (*row_axes, *strings)
+        self.row_axes: tuple[str, ...] = tuple(axes)
+        self.axes = (*self.row_axes, *strings)  # a string column is an axis of bytes
         self.primary = self.axes[0]
 
     @cached_property
@@ -221,7 +220,7 @@ class Layout:
         return self.file_items(counts) * self.item_bytes
 
 
-def num_blocks(num_bytes: Int64s) -> Int64s:
+def num_blocks(num_bytes: Any) -> Any:
     """Hash blocks of files of these sizes; an empty file has none."""
     return (num_bytes + (BLOCK_BYTES - 1)) // BLOCK_BYTES
 

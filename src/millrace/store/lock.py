@@ -25,7 +25,7 @@ except ImportError:
 else:
     HAS_FLOCK = True
 
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_live_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
@@ -42,7 +42,7 @@ class FolderLock:
         if held is None:
             held = self._take_lease()
         if held:
-            _held.add(self)
+            _live_locks.add(self)
         return held
 
     def write_owner(self) -> None:
@@ -93,9 +93,8 @@ class FolderLock:
             who = f"process {owner['pid']} on {owner['host']}, started {owner['started']}: {owner['command']}"
         except (StoreError, ValueError, KeyError, TypeError):
             owner, who = None, "another process"
-        return StoreLocked(
-            f"{self._target} is being written by {who}; wait for it or end it", path=str(self._target), owner=owner
-        )
+        message = f"{self._target} is being written by {who}; wait for it or end it"
+        return StoreLocked(message, path=str(self._target), owner=owner)
 
     def before_rename(self) -> None:
         """The folder is about to become a store: its lease is touched no more, and holds until ``release``."""
@@ -125,7 +124,7 @@ class FolderLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-        _held.discard(self)
+        _live_locks.discard(self)
 
     def forget(self) -> None:
         """In a forked child: closes the copy of the descriptor, so that the lock dies with the parent alone."""
@@ -143,7 +142,7 @@ def _is_still(fd: int, path: Path) -> bool:
 
 
 def _forget_locks() -> None:
-    for lock in list(_held):
+    for lock in list(_live_locks):
         lock.forget()
 
 

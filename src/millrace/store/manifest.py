@@ -8,28 +8,25 @@ opens without parsing 100,000 JSON objects.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from millrace.errors import ConfigError, StoreCorrupt, StoreTooNew
+from millrace.errors import ConfigError, StoreTooNew, corrupt
 from millrace.identity import canonical as canonical
 from millrace.identity import digest as digest
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import DTYPES, MAX_ITEMS, Column, Layout, check_name, num_blocks
+from millrace.store.strict_json import load_json
 
 VERSION = 1
 KINDS = ("records", "series", "text")
-MAX_MANIFEST_BYTES = 32 << 20
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_SHARDS = 1 << 24
 MAX_TABLE_BYTES = 1 << 30
-MAX_DEPTH = 64  # of lists and objects; json and msgspec recurse, their own limit depends on the caller's stack
 MAX_NUMBER = (1 << 32) - 1
 TOKENIZER_FILE = "tokenizer.json"
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
@@ -110,26 +107,15 @@ def as_entry(column: Column) -> ColumnEntry:
     return ColumnEntry(column.dtype, column.shape, column.per, column.axis, column.values)
 
 
-def check_json(value: Any, what: str) -> None:
-    """Refuses what the manifest could not hold exactly."""
-    try:
-        _check_depth(value)
-        canonical(value).encode()
-        if json.loads(canonical(value)) != value:
-            raise ValueError("keys must be strings and sequences lists")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{what} cannot be kept as JSON: {error}; use strings, numbers, lists and dicts") from error
-
-
 def fingerprint(manifest: Manifest, table: Array) -> str:
     """What a store is: version, kind, columns, shards and their block hashes, scaling, cuts, tokenizer.
 
     Shard numbers are names, so they are left out, as are paths, times, codec and meta.
     """
     identity = msgspec.to_builtins(manifest)
-    kept = ("version", "kind", "columns", "axes", "splits", "scaling", "cuts", "tokenizer")
+    keys = ("version", "kind", "columns", "axes", "splits", "scaling", "cuts", "tokenizer")
     logical = np.delete(table, 1, axis=1).astype("<u8").tobytes()
-    return digest(canonical({key: identity.get(key) for key in kept}), logical, manifest.hashes.hash)
+    return digest(canonical({key: identity.get(key) for key in keys}), logical, manifest.hashes.hash)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -148,68 +134,18 @@ def decode(data: bytes, path: str) -> Manifest:
     body = load_json(data, path)
     version = body.get("version")
     if isinstance(version, int) and version > VERSION:
-        raise StoreTooNew(
-            f"{path} has format version {version}; this millrace reads up to {VERSION}: upgrade", path=path
-        )
+        raise StoreTooNew(f"{path}: format version {version}; this millrace reads up to {VERSION}: upgrade", path=path)
     if body.get("codec") is not None:
-        raise StoreTooNew(
-            f"{path}: $.codec is {body['codec']}; this millrace reads uncompressed stores: upgrade", path=path
-        )
+        raise StoreTooNew(f"{path}: $.codec is {body['codec']}; this millrace reads no codec: upgrade", path=path)
     try:
         manifest = msgspec.convert(body, Manifest)
         _check(manifest)
     except (msgspec.ValidationError, ValueError) as error:  # a ConfigError, or text that is no unicode
-        raise StoreCorrupt(f"{path}: {error}; copy or prepare the store again", path=path) from error
+        raise corrupt(path, str(error)) from error
     if manifest.checksum != (expected := _checksum(body)):
-        raise StoreCorrupt(
-            f"{path} was changed after it was written: checksum {manifest.checksum!r}, expected {expected!r}; "
-            "copy or prepare the store again",
-            path=path, expected=expected, found=manifest.checksum,
-        )  # fmt: skip
+        problem = f"was changed after it was written: checksum {manifest.checksum!r}, expected {expected!r}"
+        raise corrupt(path, problem, expected=expected, found=manifest.checksum)
     return manifest
-
-
-def load_json(data: bytes, path: str, remedy: str = "copy or prepare the store again") -> dict[str, Any]:
-    """The object in a small JSON file: no other value, no key twice, no NaN; ``remedy`` ends the error."""
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise StoreCorrupt(f"{path} has more than {MAX_MANIFEST_BYTES} bytes; {remedy}", path=path)
-    try:
-        body = json.loads(
-            data.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite
-        )
-        _check_depth(body)
-    except (ValueError, RecursionError) as error:
-        raise StoreCorrupt(f"{path} is not valid JSON ({error}); {remedy}", path=path) from error
-    if not isinstance(body, dict):
-        raise StoreCorrupt(f"{path} holds a {type(body).__name__}, expected a JSON object; {remedy}", path=path)
-    return body
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"key {twice!r} appears twice")
-    return result
-
-
-def _no_constants(text: str) -> Any:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text} is beyond any float")
-    return value
-
-
-def _check_depth(value: Any, left: int = MAX_DEPTH) -> None:
-    if isinstance(value, (dict, list)):
-        if left == 0:
-            raise ValueError(f"lists and objects nest deeper than {MAX_DEPTH}")
-        for child in value.values() if isinstance(value, dict) else value:
-            _check_depth(child, left - 1)
 
 
 def _check(manifest: Manifest) -> None:
@@ -287,40 +223,38 @@ def check_cuts(cuts: Cuts, layout: Layout) -> None:
 def check_table(manifest: Manifest, data: bytes, path: str) -> Array:
     """The shard table of a manifest, checked against it and against overflow."""
     layout = manifest.layout
-    width = 3 + len(layout.axes)
-    shards = manifest.totals.shards
-
-    def corrupt(problem: str, **context: Any) -> StoreCorrupt:
-        return StoreCorrupt(f"{path}: {problem}; copy or prepare the store again", path=path, **context)
-
+    width, shards = 3 + len(layout.axes), manifest.totals.shards
     if not 0 <= shards <= MAX_SHARDS or len(data) != 8 * width * shards:
         raise corrupt(
-            f"{len(data)} bytes for {shards} shards of {width} numbers", expected=8 * width * shards, found=len(data)
+            path,
+            f"{len(data)} bytes for {shards} shards of {width} numbers",
+            expected=8 * width * shards,
+            found=len(data),
         )
-    if digest(data) != manifest.shards.hash:
-        raise corrupt("its hash is not the one in the manifest", expected=manifest.shards.hash, found=digest(data))
+    if (actual := digest(data)) != manifest.shards.hash:
+        raise corrupt(path, "its hash is not the one in the manifest", expected=manifest.shards.hash, found=actual)
     table = np.frombuffer(data, "<u8").reshape(shards, width)
     if shards and int(table[:, 0].max()) >= len(manifest.splits):
-        raise corrupt(f"a shard of split {int(table[:, 0].max())}, but there are {len(manifest.splits)} splits")
+        raise corrupt(path, f"a shard of split {int(table[:, 0].max())}, but there are {len(manifest.splits)} splits")
     if shards and int(table[:, 1].max()) > MAX_NUMBER:
-        raise corrupt(f"shard number {int(table[:, 1].max())}; expected at most {MAX_NUMBER}")
+        raise corrupt(path, f"shard number {int(table[:, 1].max())}; expected at most {MAX_NUMBER}")
     if len(np.unique((table[:, 0] << np.uint64(32)) | table[:, 1])) != shards:
-        raise corrupt("two shards have one name")
+        raise corrupt(path, "two shards have one name")
     if shards and int(table[:, 2:].max()) > MAX_ITEMS // int(layout.item_bytes.sum()):
-        raise corrupt(f"a shard counts {int(table[:, 2:].max())} items; that is beyond any file")
+        raise corrupt(path, f"a shard counts {int(table[:, 2:].max())} items; that is beyond any file")
     totals = [sum(column) for column in table[:, 2:].T.tolist()]
     stated = [manifest.totals.records, *(manifest.totals.rows.get(axis) for axis in layout.axes)]
     if totals != stated or len(manifest.totals.rows) != len(layout.axes):
-        raise corrupt(f"shards add up to {totals}, the manifest says {stated}", expected=stated, found=totals)
+        raise corrupt(path, f"shards add up to {totals}, the manifest says {stated}", expected=stated, found=totals)
     if max(totals) > MAX_ITEMS:
-        raise corrupt(f"{max(totals)} items in all; at most {MAX_ITEMS}")
+        raise corrupt(path, f"{max(totals)} items in all; at most {MAX_ITEMS}")
     num_bytes = layout.file_bytes(table_counts(table))
     if sum(num_bytes.sum(axis=1).tolist()) != manifest.totals.bytes:
-        raise corrupt(f"shards hold {num_bytes.sum()} bytes, the manifest says {manifest.totals.bytes}")
+        raise corrupt(path, f"shards hold {num_bytes.sum()} bytes, the manifest says {manifest.totals.bytes}")
     if 8 * int(num_blocks(num_bytes).sum()) != manifest.hashes.bytes:
-        raise corrupt(f"{manifest.hashes.bytes} bytes of block hashes do not match the shards")
+        raise corrupt(path, f"{manifest.hashes.bytes} bytes of block hashes do not match the shards")
     if (found := fingerprint(manifest, table)) != manifest.fingerprint:
-        raise corrupt("the fingerprint is not that of the contents", expected=manifest.fingerprint, found=found)
+        raise corrupt(path, "the fingerprint is not that of the contents", expected=manifest.fingerprint, found=found)
     return table
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import xxhash
 
 from millrace.errors import ConfigError
+from millrace.identity import canonical, digest
 from millrace.ragged import Array, Int64s, Ragged, as_offsets
-from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES, Column, Layout
-from millrace.store.manifest import KINDS, Cuts
+from millrace.store.manifest import KINDS, VERSION, Cuts, check_cuts
 from millrace.store.store import Store
+from millrace.store.strict_json import check_json
 from millrace.store.values import Normaliser
 
 if TYPE_CHECKING:
@@ -27,28 +28,21 @@ if TYPE_CHECKING:
 class ArrayShards:
     """Shards that are arrays already: ``arrays[shard][file]`` in the order of ``layout.files``."""
 
-    def __init__(self, layout: Layout, arrays: list[list[Array]], names: list[str]) -> None:
-        self.layout, self._arrays, self._names = layout, arrays, names
+    def __init__(self, arrays: list[list[Array]]) -> None:
+        self._arrays = arrays
 
-    def name(self, shard: int) -> str:
-        return self._names[shard]
-
-    def array(self, shard: int, file: int) -> Array:
-        return self._arrays[shard][file]
-
-    def random_array(self, shard: int, file: int) -> Array:
-        return platform.random_twin(self._arrays[shard][file])
-
-    def can_map(self, files: Iterable[tuple[int, int]]) -> bool:
-        return True  # they are there already
-
-    def direct(self, shard: int, file: int) -> int | None:
-        return None
-
-    def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
+    def rows(self, shard: int, file: int, start: int, stop: int, *, wait: bool = True) -> Array:
         return self._arrays[shard][file][start:stop]
 
-    ask = rows
+    def array(self, shard: int, file: int, *, random: bool = False) -> Array:
+        whole = self._arrays[shard][file]
+        return platform.random_twin(whole) if random else whole
+
+    def descriptor(self, shard: int, file: int) -> None:
+        return None
+
+    def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
+        return True  # they are there already
 
 
 def array_store(
@@ -67,19 +61,12 @@ def array_store(
     """A store over arrays in storage dtypes; each shard is (name, arrays in the order of ``layout.files``)."""
     arrays = [[_read_only(array) for array in files] for _, files in shards]
     counts = np.array([_counts(layout, files) for files in arrays], np.int64).reshape(-1, 1 + len(layout.axes))
-    names = [name for name, _ in shards]
     own = split_of if split_of is not None else [0] * len(shards)
-    again = (
-        _rebuild,
-        (
-            layout.columns,
-            shards,
-            {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts},
-        ),
-    )
+    options = {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts}
     return Store(
-        layout=layout, counts=counts, shards=ArrayShards(layout, arrays, names), kind=kind, meta=meta or {}, splits=splits,
-        split_of=np.array(own, np.int64), cuts=cuts, path=path, reopen=reopen or again,
+        layout=layout, counts=counts, shards=ArrayShards(arrays), name_of=lambda shard: shards[shard][0], kind=kind,
+        meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path,
+        reopen=reopen or (_rebuild, (layout.columns, shards, options)),
         fingerprint=fingerprint or (lambda: _fingerprint(layout, kind, splits, own, counts, arrays, cuts)),
     )  # fmt: skip
 
@@ -114,15 +101,9 @@ def _fingerprint(
         data = np.ascontiguousarray(file).reshape(-1).view(np.uint8).data
         hashes += [xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
     columns = {name: repr(column) for name, column in layout.columns.items()}
-    identity = {
-        "version": manifests.VERSION,
-        "kind": kind,
-        "columns": columns,
-        "splits": list(splits),
-        "cuts": repr(cuts),
-    }
+    identity = {"version": VERSION, "kind": kind, "columns": columns, "splits": list(splits), "cuts": repr(cuts)}
     shards = np.column_stack((split_of, counts)).astype("<i8").tobytes()
-    return manifests.digest("memory", manifests.canonical(identity), shards, "".join(hashes))
+    return digest("memory", canonical(identity), shards, "".join(hashes))
 
 
 def from_arrays(
@@ -170,14 +151,12 @@ def from_arrays(
     normaliser = Normaliser(layout)
     stored, all_offsets = normaliser.records(arrays, {axis: axes[axis] for axis in axes if axis in layout.axes})
     if cuts is not None:
-        manifests.check_cuts(cuts, layout)
+        check_cuts(cuts, layout)
     if meta is not None:
-        manifests.check_json(dict(meta), "meta")
+        check_json(dict(meta), "meta")
     layout = Layout(normaliser.columns())
     # Offsets were checked and say where rows lie: a copy of them, which nobody writes into.
-    files = [
-        stored[file.column] if file.column is not None else all_offsets[str(file.axis)].copy() for file in layout.files
-    ]
+    files = [stored[file.column] if file.column else all_offsets[str(file.axis)].copy() for file in layout.files]
     return array_store(layout, [("memory", files)], kind=kind, meta=meta, cuts=cuts)
 
 
@@ -186,9 +165,7 @@ def _as_array(name: str, value: Any) -> Array:
     if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
         array = np.asarray(value, object)  # numpy's own text drops NULs at the end, and makes text of numbers
     if array.ndim == 0:
-        raise ConfigError(
-            f"column {name!r} is the single value {value!r}; expected an array with one item per row or record"
-        )
+        raise ConfigError(f"column {name!r} is the single value {value!r}; expected one item per row or record")
     return array.astype(object) if array.dtype.kind in "UT" else array
 
 
@@ -198,9 +175,7 @@ def _declare(name: str, value: Any, axes: dict[str, Int64s], per: str | None) ->
         shared = next((axis for axis, known in axes.items() if np.array_equal(known, value.offsets)), None)
         if shared is None:
             if name in axes:
-                raise ConfigError(
-                    f"column {name!r} brings its own axis, but the axis of offsets has that name; rename it"
-                )
+                raise ConfigError(f"column {name!r} brings its own axis, but offsets= has that name; rename it")
             shared = name
             axes[name] = value.offsets
         return Column(value.values.dtype.newbyteorder("="), value.values.shape[1:], axis=shared), value.values
@@ -226,9 +201,8 @@ def from_pandas(
         if column not in frame.columns:
             raise ConfigError(f"column {column!r} is not in the frame; it has {', '.join(map(str, frame.columns))}")
         if frame[column].isna().any():
-            raise ConfigError(
-                f"column {column!r} has a missing value in row {int(frame[column].isna().to_numpy().argmax())}; drop it"
-            )
+            row = int(frame[column].isna().to_numpy().argmax())
+            raise ConfigError(f"column {column!r} has a missing value in row {row}; drop it")
     if not frame.columns.is_unique:
         raise ConfigError(f"two columns of the frame have one name: {', '.join(map(str, frame.columns))}; rename one")
     labels = features or [name for name in frame.select_dtypes("number").columns if name not in (entity, time)]
@@ -245,9 +219,8 @@ def from_pandas(
         "name": np.array([name.decode() for name in distinct], object),
     }
     meta = {"features": [str(label) for label in labels], "time": {"unit": "ns" if is_date else None}}
-    return from_arrays(
-        columns, offsets, per={"values": "row", "time": "row", "name": "record"}, kind="series", meta=meta
-    )
+    per = {"values": "row", "time": "row", "name": "record"}
+    return from_arrays(columns, offsets, per=per, kind="series", meta=meta)
 
 
 def _times(column: pandas.Series[Any]) -> tuple[Array, bool]:
@@ -256,13 +229,9 @@ def _times(column: pandas.Series[Any]) -> tuple[Array, bool]:
     try:
         times = column.dt.as_unit("ns").astype("int64").to_numpy() if is_date else column.to_numpy()
     except ValueError as error:
-        raise ConfigError(
-            f"column {column.name!r} has a date beyond int64 nanoseconds (1677 to 2262): {error}"
-        ) from error
+        raise ConfigError(f"column {column.name!r} has a date beyond int64 nanoseconds: {error}") from error
     if times.dtype.kind not in "iuf":
-        raise ConfigError(
-            f"column {column.name!r} is {column.dtype}; expected numbers or dates: see pandas.to_datetime"
-        )
+        raise ConfigError(f"column {column.name!r} is {column.dtype}; expected numbers or dates (pandas.to_datetime)")
     return times, is_date
 
 

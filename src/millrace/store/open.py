@@ -31,16 +31,12 @@ def open_store(
         raise ConfigError(f"{name}: remote stores are not supported yet; copy the store to a local disk and open that")
     if os.path.isfile(os.path.join(name, "store.json")):
         if dtype is not None:
-            raise ConfigError(
-                f"dtype={dtype!r} given, but {name} is a millrace store and knows its dtypes; leave it out"
-            )
+            raise ConfigError(f"dtype={dtype!r}, but {name} is a millrace store, which knows its dtypes; leave it out")
         return read_store(name, snapshot, check=check, safe_read=safe_read)
     if snapshot is not None:
         if not os.path.exists(name):
             raise missing(os.path.abspath(name))
         raise ConfigError(f"snapshot= given, but {name} is not a millrace store; foreign layouts have no snapshots")
     if safe_read:
-        raise ConfigError(
-            f"safe_read=True, but {name} is a foreign layout, which is always mapped; prepare a store from it"
-        )
+        raise ConfigError(f"safe_read=True, but {name} is a foreign layout, always mapped; prepare a store from it")
     return open_foreign(os.path.abspath(name), dtype)

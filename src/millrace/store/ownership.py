@@ -20,7 +20,7 @@ from millrace.errors import ConfigError, StoreError
 from millrace.store import platform
 from millrace.store.journal import NAME as JOURNAL
 from millrace.store.journal import Header
-from millrace.store.plain_file import opened, read_plain
+from millrace.store.plain_file import open_file, read_plain
 
 OWNER = "owner.json"
 MAX_NAME_BYTES = 255  # of Linux, macOS and Windows alike
@@ -44,10 +44,8 @@ def partial_of(out: Path) -> Path:
 
 
 def _check_length(what: str, text: str, most: int) -> None:
-    if (length := len(os.fsencode(text))) > most:
-        raise ConfigError(
-            f"the {what} {text[:40]}... has {length} bytes; expected at most {most}: choose a shorter one"
-        )
+    if (size := len(os.fsencode(text))) > most:
+        raise ConfigError(f"the {what} {text[:40]}... has {size} bytes; expected at most {most}: choose a shorter one")
 
 
 def check_ours(folder: Path, out: Path) -> None:
@@ -110,7 +108,7 @@ def _is_begun(data: bytes) -> bool:
 
 def _is_journal(path: Path) -> bool:
     try:
-        with opened(str(path)) as (fd, _):
+        with open_file(str(path)) as (fd, _):
             msgspec.json.decode(platform.pread(fd, _MAX_OWNER_BYTES, 0).split(b"\n")[0], type=Header)
     except (StoreError, OSError, msgspec.DecodeError):
         return False

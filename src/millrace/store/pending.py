@@ -28,7 +28,7 @@ class Pending:
         for axis, length in lengths.items():
             self._lengths[axis].append(length)
 
-    def joined(self) -> tuple[dict[str, Array], dict[str, Int64s]]:
+    def join(self) -> tuple[dict[str, Array], dict[str, Int64s]]:
         arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items()}
         return arrays, {axis: np.cumsum(lengths, dtype=np.int64) for axis, lengths in self._lengths.items()}
 
@@ -43,14 +43,15 @@ def record_bytes(layout: Layout, offsets: Mapping[str, Int64s]) -> Int64s:
 
 
 def part(
-    layout: Layout, arrays: Mapping[str, Array], offsets: Mapping[str, Int64s], first: int, last: int
-) -> tuple[dict[str, Array], dict[str, Int64s]]:
-    """Records [first, last) of a normalised batch."""
+    layout: Layout, arrays: Mapping[str, Any], offsets: Mapping[str, Int64s], first: int, last: int
+) -> tuple[dict[str, Any], dict[str, Int64s]]:
+    """Records [first, last) of a batch; columns whose axis has no offsets here hold one item per record."""
     local = {axis: array[first : last + 1] - array[first] for axis, array in offsets.items()}
     columns = {}
     for name, array in arrays.items():
         axis = layout.column_axis(name)
-        start, stop = (first, last) if axis is None else (int(offsets[axis][first]), int(offsets[axis][last]))
+        edges = None if axis is None else offsets.get(axis)
+        start, stop = (first, last) if edges is None else edges[[first, last]].tolist()
         columns[name] = array[start:stop]
     return columns, local
 
@@ -76,20 +77,13 @@ def pieces(layout: Layout, columns: Mapping[str, Any], offsets: Any) -> Iterator
     while first < len(ends):
         done = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, done + PIECE_BYTES, side="right")))
-        local = {axis: array[first : last + 1] - array[first] for axis, array in edges.items()}
-        some = {}
-        for name, value in columns.items():
-            axis = layout.columns[name].axis
-            start, stop = (first, last) if axis is None else edges[axis][[first, last]].tolist()
-            some[name] = value[start:stop]
-        yield some, local
+        yield part(layout, columns, edges, first, last)
         first = last
 
 
 def _fits(layout: Layout, columns: Mapping[str, Any], offsets: Mapping[str, Any]) -> bool:
     """Whether names and lengths agree, so that records can be cut out by their offsets."""
-    row_axes = {column.axis for column in layout.columns.values() if column.axis is not None}
-    if columns.keys() != layout.columns.keys() or offsets.keys() != row_axes:
+    if columns.keys() != layout.columns.keys() or offsets.keys() != set(layout.row_axes):
         return False
     try:
         edges = {axis: as_offsets(array) for axis, array in offsets.items()}

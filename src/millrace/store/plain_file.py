@@ -12,29 +12,31 @@ import os
 import stat
 from collections.abc import Iterator
 
-from millrace.errors import StoreCorrupt, StoreError
+from millrace.errors import StoreCorrupt, StoreError, corrupt
 from millrace.store import platform
 
 MAX_BYTES = 1 << 30  # of a file that nothing else limits, such as provenance.json
 _FLAGS = os.O_RDONLY | platform.O_NOFOLLOW | platform.O_BINARY | getattr(os, "O_NONBLOCK", 0)
 
 
-def open_plain(name: str, dir_fd: int | None = None) -> int:
+def open_plain(name: str, dir_fd: int | None = None, *, follow: bool = False) -> int:
     """A descriptor for reading; a fifo is not waited for. ``dir_fd`` is the folder that a relative name lies in."""
-    return os.open(name, _FLAGS, dir_fd=dir_fd)
+    return os.open(name, _FLAGS & ~platform.O_NOFOLLOW if follow else _FLAGS, dir_fd=dir_fd)
 
 
 @contextlib.contextmanager
-def opened(path: str, name: str | None = None, dir_fd: int | None = None) -> Iterator[tuple[int, int]]:
-    """A descriptor and its size: asked of what was opened, since an append may replace the name meanwhile.
+def open_file(
+    path: str, name: str | None = None, dir_fd: int | None = None, *, follow: bool = False
+) -> Iterator[tuple[int, int]]:
+    """A descriptor of a plain file and its size: asked of what was opened, since an append may replace the name meanwhile.
 
-    ``path`` is for messages; ``name`` in the folder ``dir_fd`` is what is opened, where they are given.
+    ``path`` is for messages; ``name`` in the folder ``dir_fd`` is opened, where they are given. ``follow`` allows a link.
     """
     name = path if name is None else name
     try:
-        if not stat.S_ISREG(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+        if not stat.S_ISREG(os.stat(name, dir_fd=dir_fd, follow_symlinks=follow).st_mode):
             raise not_plain(path)
-        fd = open_plain(name, dir_fd)
+        fd = open_plain(name, dir_fd, follow=follow)
     except OSError as error:
         raise unreadable(path, error) from error
     try:
@@ -48,12 +50,9 @@ def opened(path: str, name: str | None = None, dir_fd: int | None = None) -> Ite
 
 def read_plain(path: str, most: int = MAX_BYTES, name: str | None = None, dir_fd: int | None = None) -> bytes:
     """A whole file of at most ``most`` bytes."""
-    with opened(path, name, dir_fd) as (fd, size):
+    with open_file(path, name, dir_fd) as (fd, size):
         if size > most:
-            raise StoreCorrupt(
-                f"{path} has {size} bytes; expected at most {most} bytes: copy or prepare the store again",
-                path=path, expected=most, found=size,
-            )  # fmt: skip
+            raise corrupt(path, f"has {size} bytes; expected at most {most} bytes", expected=most, found=size)
         try:
             return platform.pread(fd, size, 0)
         except OSError as error:
@@ -61,7 +60,7 @@ def read_plain(path: str, most: int = MAX_BYTES, name: str | None = None, dir_fd
 
 
 def not_plain(path: str) -> StoreCorrupt:
-    return StoreCorrupt(f"{path} is not a plain file; copy or prepare the store again", path=path)
+    return corrupt(path, "is not a plain file")
 
 
 def unreadable(path: str, error: OSError) -> StoreError:
@@ -72,7 +71,7 @@ def unreadable(path: str, error: OSError) -> StoreError:
         errno.EMFILE: "raise the limit of open files (ulimit -n)",
         errno.ENFILE: "close other programs, the machine is out of open files",
     }
-    what = f"{path} cannot be read ({error.strerror})"
+    problem = f"cannot be read ({error.strerror})"
     if error.errno in remedies:
-        return StoreError(f"{what}; {remedies[error.errno]}", path=path)
-    return StoreCorrupt(f"{what}; copy or prepare the store again", path=path)
+        return StoreError(f"{path}: {problem}; {remedies[error.errno]}", path=path)
+    return corrupt(path, problem)

@@ -1,8 +1,7 @@
-"""What differs between platforms: locks, memory maps, descriptors, and every write to disk.
+"""What differs between platforms: memory maps, descriptors, and every write to disk.
 
-Writes go through the few functions here and nowhere else, so that a test can stop, kill or fail the
-process at each of them (``millrace.testing.iofault``). Linux is complete; where ``fcntl`` or the C core is
-missing the replacement sits beside the original.
+All writes go through the few functions here, so that a test can stop, kill or fail the process at each of them
+(``millrace.testing.iofault``). Where a call or the C core is missing, its replacement is here too.
 """
 
 from __future__ import annotations
@@ -254,23 +253,17 @@ def pread(fd: int, length: int, offset: int) -> bytes:
 
 
 def pread_now(fd: int, length: int, offset: int) -> bytes | None:
-    """Those bytes where they lie in memory; else None, and the kernel is asked to read them."""
+    """The same bytes if they lie in memory; else None, and the kernel begins to read them."""
     if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
         return None
     data = bytearray(length)
     try:
         if os.preadv(fd, [data], offset, os.RWF_NOWAIT) == length:
             return bytes(data)
-    except OSError:  # not in memory, or a filesystem that cannot tell
+    except OSError:  # not in memory, or a file system that does not know
         pass
     os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
     return None
-
-
-def read_at_random(fd: int) -> None:
-    """Tells the kernel not to read ahead."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def pread_into(fd: int, buffer: memoryview, offset: int) -> int:

@@ -14,13 +14,13 @@ import platform as python_platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from millrace.errors import ConfigError, StoreError, StoreNotFound
+from millrace.native import num_cores
 from millrace.store import manifest as manifests
 from millrace.store import platform
 from millrace.store.journal import Header, Journal
@@ -29,7 +29,7 @@ from millrace.store.lock import FolderLock
 from millrace.store.manifest import Manifest, digest
 from millrace.store.ownership import OWNER, check_ours, is_lease, mark_named, mark_unnamed, partial_of
 from millrace.store.plain_file import read_plain
-from millrace.store.shard import ShardEntry, shard_name
+from millrace.store.shard import ShardEntry, is_whole, shard_name
 from millrace.store.snapshot import Base, build, split_rank
 
 
@@ -90,11 +90,11 @@ class Partial:
             if found is None:
                 self._start(header)
             elif found == header:
-                kept = self._intact(entries, layout)
-                if not complete or kept != entries:
-                    self._journal.write(header, kept)
+                whole = self._whole(entries, layout)
+                if not complete or whole != entries:
+                    self._journal.write(header, whole)
                 platform.make_dir(self.shards)
-                self.entries = {_name(entry): entry for entry in kept}
+                self.entries = {_name(entry): entry for entry in whole}
                 self._remove_attempts()
             elif base is not None and found == Header(options, base.manifest.parent):
                 self.committed = entries  # killed between its commitment and its end
@@ -107,17 +107,13 @@ class Partial:
         if not self._append:
             self._refuse_existing()
         elif not (self.out / "store.json").exists():
-            raise StoreNotFound(
-                f"{self.out} holds no store to append to; write it first without append", path=str(self.out)
-            )
+            raise StoreNotFound(f"{self.out} holds no store to append to; first write one", path=str(self.out))
 
     def _refuse_existing(self) -> None:
         # Looked for first: another writer's store may appear here at any moment, and then it is whole.
         is_filled = self.out.is_dir() and any(self.out.iterdir())
         if (self.out / "store.json").exists():
-            raise ConfigError(
-                f"{self.out} already holds a store; append to it, choose another path, or remove it yourself"
-            )
+            raise ConfigError(f"{self.out} already holds a store; append to it, remove it, or choose another path")
         if is_filled:
             raise ConfigError(f"{self.out} exists and is not empty; choose another path")
         if self.out.exists() and not self.out.is_dir():
@@ -130,19 +126,23 @@ class Partial:
         platform.make_dir(self.shards)
         self._journal.write(header)
 
-    def _intact(self, entries: Iterable[ShardEntry], layout: Layout) -> list[ShardEntry]:
-        """Shards that are there with their sizes; none after a missing one, since the next records follow the last."""
-        kept: list[ShardEntry] = []
-        broken: set[str] = set()
-        for entry in entries:
-            sizes = layout.file_bytes(np.array([[entry.records, *entry.rows]], np.int64))[0].tolist()
-            # A killed append may have moved the shard already.
-            places = (self.shards / _name(entry), self.out / "shards" / _name(entry))
-            if entry.split in broken or not any(_has_sizes(place, layout, sizes) for place in places):
-                broken.add(entry.split)
-            else:
-                kept.append(entry)
-        return kept
+    def _whole(self, entries: list[ShardEntry], layout: Layout) -> list[ShardEntry]:
+        """The shards that still hold the bytes they were written with, read once more.
+
+        None of a split after a damaged one: the next records follow the last.
+        """
+        # A killed append may have moved a shard already.
+        places = (self.shards, self.out / "shards")
+        with ThreadPoolExecutor(num_cores()) as threads:
+            checks = threads.map(lambda entry: any(is_whole(place, entry, layout) for place in places), entries)
+            whole: list[ShardEntry] = []
+            damaged: set[str] = set()
+            for entry, is_good in zip(entries, checks, strict=True):
+                if not is_good:
+                    damaged.add(entry.split)
+                if entry.split not in damaged:
+                    whole.append(entry)
+        return whole
 
     def _remove_attempts(self) -> None:
         """Removes shards that are not in the journal: unfinished ones, and those of writers that died."""
@@ -153,9 +153,7 @@ class Partial:
     def add(self, entry: ShardEntry) -> None:
         """Journals a finished shard: from here on a restart keeps it."""
         if self.committed:
-            raise ConfigError(
-                f"{self.out} holds this append already, which was killed at its end; append more in another run"
-            )
+            raise ConfigError(f"{self.out} holds this append, which was killed at its end; append more in another run")
         known = self.entries.get(_name(entry))
         if known is not None and known != entry:
             raise ConfigError(f"shard {_name(entry)} was added twice, with different contents; use each number once")
@@ -279,13 +277,6 @@ def _name(entry: ShardEntry) -> str:
     return shard_name(entry.split, entry.number)
 
 
-def _has_sizes(folder: Path, layout: Layout, sizes: list[int]) -> bool:
-    try:
-        return [os.stat(folder / file.name).st_size for file in layout.files] == sizes
-    except OSError:
-        return False
-
-
 def describe_run() -> dict[str, Any]:
     """Who made this, for people: never part of the fingerprint."""
 
@@ -295,11 +286,5 @@ def describe_run() -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": sys.argv,
-        "versions": {
-            "python": python_platform.python_version(),
-            **{name: installed(name) for name in ("millrace", "numpy")},
-        },
-    }
+    versions = {"python": python_platform.python_version(), **{name: installed(name) for name in ("millrace", "numpy")}}
+    return {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": sys.argv, "versions": versions}

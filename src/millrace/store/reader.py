@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.errors import StoreCorrupt
+from millrace.errors import StoreCorrupt, corrupt
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
@@ -43,8 +43,8 @@ def read_store(
     if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
         shards.check_all()
     return Store(
-        layout=shards.layout, counts=counts, shards=shards, kind=manifest.kind, meta=manifest.meta,
-        splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
+        layout=shards.layout, counts=counts, shards=shards, name_of=shards.name, kind=manifest.kind,
+        meta=manifest.meta, splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
         fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint, safe_read)), manifest=manifest,
         folder=folder,
     )  # fmt: skip
@@ -58,9 +58,8 @@ def read_base(out: Path) -> Base:
     """What an append continues."""
     folder = Folder(out)
     manifest, table = folder.manifest(None)
-    return Base(
-        manifest, table.tobytes(), folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash)
-    )
+    hashes = manifest.hashes
+    return Base(manifest, table.tobytes(), folder.read(hashes.name, hashes.bytes, hashes.hash))
 
 
 class DiskShards:
@@ -89,7 +88,7 @@ class DiskShards:
         return shard_name(self._splits[split], number)
 
     def path(self, shard: int, file: int) -> str:
-        return os.path.join(self._folder.path, "shards", self.name(shard), self.layout.files[file].name)
+        return self._path(shard, self.layout.files[file].name)
 
     def records(self, shard: int) -> int:
         return int(self._table[shard, 2])
@@ -125,11 +124,10 @@ class DiskShards:
         return os.path.join(self._folder.path, "shards", self.name(shard), name)
 
     def _corrupt(self, shard: int, name: str, expected: str, found: str) -> StoreCorrupt:
-        path = self._path(shard, name)
-        return StoreCorrupt(
-            f"{path}: expected {expected}, found {found}; copy this shard again or prepare the store again",
-            path=path, column=next((file.column for file in self.layout.files if file.name == name), None),
-            expected=expected, found=found,
+        column = next((file.column for file in self.layout.files if file.name == name), None)
+        return corrupt(
+            self._path(shard, name), f"expected {expected}, found {found}",
+            "copy this shard again or prepare the store again", column=column, expected=expected, found=found,
         )  # fmt: skip
 
     def open(self, shard: int, file: int, *, alone: bool = False) -> int:
@@ -153,34 +151,25 @@ class DiskShards:
             raise self._corrupt(shard, name, f"{expected} bytes", f"{size} bytes")
         return fd
 
-    def direct(self, shard: int, file: int) -> int | None:
-        """A descriptor that reads past the page cache, for the caller to close; None where the filesystem has none such."""
+    def descriptor(self, shard: int, file: int) -> int | None:
         fd = self.open(shard, file)
         if platform.read_past_cache(fd):
             return fd
         os.close(fd)
         return None
 
-    def array(self, shard: int, file: int) -> Array | None:
-        """One whole file as a mapped array, or None where there are too many files to map."""
-        found = self._maps.get((shard, file))
+    def array(self, shard: int, file: int, *, random: bool = False) -> Array | None:
+        """A mapped file; None past the last map. A ``random`` map ends when all who asked for it have dropped it."""
+        found = (self._lent if random else self._maps).get((shard, file))
         if found is not None:
             return found
-        mapped = self._map(shard, file)
+        mapped = self._map(shard, file, random=random)  # outside the lock: nobody waits for a disk with it
         if mapped is None:
             return None
-        self._check_offsets(shard, file, mapped)
-        with self._lock:
-            return self._maps.setdefault((shard, file), mapped)
-
-    def random_array(self, shard: int, file: int) -> Array | None:
-        """The same as a map without the kernel's read-ahead; gone when all who asked for it have dropped it."""
-        found = self._lent.get((shard, file))
-        if found is not None:
-            return found
-        mapped = self._map(shard, file, random=True)  # outside the lock: nobody waits for a disk with it
-        if mapped is None:
-            return None
+        if not random:
+            self._check_offsets(shard, file, mapped)
+            with self._lock:
+                return self._maps.setdefault((shard, file), mapped)
         with self._lock:
             found = self._lent.get((shard, file))
             if found is None:
@@ -189,10 +178,9 @@ class DiskShards:
                 weakref.finalize(mapped, self._give_back).atexit = False
         return found
 
-    def can_map(self, files: Iterable[tuple[int, int]]) -> bool:
-        """Whether there are maps left for all these files, beside those that are lent already."""
-        wanted = sum(1 for file in files if file not in self._lent)
-        return wanted <= self._max_maps - self._num_maps()
+    def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
+        """Whether there are maps left for all these files; the disk reads nothing before it is asked."""
+        return sum(1 for file in files if file not in self._lent) <= self._max_maps - self._num_maps()
 
     def _num_maps(self) -> int:
         """Maps of this process; without the core only this store's are known."""
@@ -213,36 +201,27 @@ class DiskShards:
         finally:
             os.close(fd)
 
-    def rows(self, shard: int, file: int, start: int, stop: int) -> Array:
-        """Items [start, stop) of one file; callers stay within its count."""
+    def rows(self, shard: int, file: int, start: int, stop: int, *, wait: bool = True) -> Array | None:
+        """Items [start, stop) of a file; callers stay within its count."""
         mapped = self.array(shard, file)
         if mapped is not None:
             return mapped[start:stop]
         size = self.layout.files[file].item_bytes
+        read = platform.pread if wait else platform.pread_now
         with self._descriptors.use((shard, file), lambda: self._random(shard, file)) as fd:
-            data = platform.pread(fd, (stop - start) * size, start * size)
-        return self._read(shard, file, start, stop, data)
-
-    def ask(self, shard: int, file: int, start: int, stop: int) -> Array | None:
-        """The same where that takes no wait for the disk; else None, and the disk begins to read."""
-        if (mapped := self.array(shard, file)) is not None:
-            return mapped[start:stop]
-        size = self.layout.files[file].item_bytes
-        with self._descriptors.use((shard, file), lambda: self._random(shard, file)) as fd:
-            data = platform.pread_now(fd, (stop - start) * size, start * size)
+            data = read(fd, (stop - start) * size, start * size)
         return None if data is None else self._read(shard, file, start, stop, data)
 
     def _random(self, shard: int, file: int) -> int:
         fd = self.open(shard, file)
-        platform.read_at_random(fd)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
         return fd
 
     def _read(self, shard: int, file: int, start: int, stop: int, data: bytes) -> Array:
-        size = self.layout.files[file].item_bytes
-        if len(data) != (stop - start) * size:
-            raise self._corrupt(
-                shard, self.layout.files[file].name, f"rows up to {stop}", f"an end after {len(data)} bytes"
-            )
+        spec = self.layout.files[file]
+        if len(data) != (stop - start) * spec.item_bytes:
+            raise self._corrupt(shard, spec.name, f"rows up to {stop}", f"an end after {len(data)} bytes")
         array = self._shaped(np.frombuffer(data, np.uint8), file)
         if stop - start == self._items[shard, file]:
             self._check_offsets(shard, file, array)
@@ -259,5 +238,5 @@ class DiskShards:
         rows = int(self._table[shard, 3 + self.layout.axes.index(spec.axis)])
         if array[0] != 0 or array[-1] != rows or np.any(array[1:] < array[:-1]):
             raise self._corrupt(
-                shard, spec.name, f"offsets rising from 0 to {rows}", f"{array[0]} to {array[-1]}, or a fall between"
+                shard, spec.name, f"offsets rising from 0 to {rows}", f"{array[0]} to {array[-1]}, or a fall"
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import msgspec
 import numpy as np
 import xxhash
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s, as_offsets
 from millrace.store import platform
-from millrace.store.layout import BLOCK_BYTES, Column, File, Layout
+from millrace.store.blocks import check_blocks
+from millrace.store.layout import BLOCK_BYTES, Column, File, Layout, num_blocks
+from millrace.store.plain_file import open_file
 
 BUFFER_BYTES = 1 << 20  # small appends are joined to writes of about this size
 SYNC_AHEAD_BYTES = 16 << 20  # ask the kernel to start writing after this many, so that fsync finds little to do
@@ -40,6 +43,24 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}"
 
 
+def is_whole(shards: Path, entry: ShardEntry, layout: Layout) -> bool:
+    """Whether a finished shard still holds the bytes it was written with: every block is read and hashed again."""
+    sizes = layout.file_bytes(np.array([[entry.records, *entry.rows]], np.int64))[0]
+    if len(entry.hashes) != num_blocks(sizes).sum():
+        return False
+    hashes = iter(int(block, 16) for block in entry.hashes)
+    folder = shards / shard_name(entry.split, entry.number)
+    try:
+        for file, size in zip(layout.files, sizes.tolist(), strict=True):
+            with open_file(str(folder / file.name)) as (fd, found):
+                own = islice(hashes, num_blocks(size))
+                if found != size or any(problem for *_, problem in check_blocks(fd, size, own)):
+                    return False
+    except StoreError:
+        return False
+    return True
+
+
 class ShardWriter:
     """Appends whole records to one shard of a store that is being written.
 
@@ -48,6 +69,7 @@ class ShardWriter:
 
     def __init__(self, shards: Path, split: str, number: int, columns: Mapping[str, Column]) -> None:
         self.split, self.number, self.num_records = split, number, 0
+        self.num_bytes = 0  # kept by StoreWriter, which ends the shard at its limit
         self._layout = Layout(columns)
         self._final = shards / shard_name(split, number)
         self._aside = self._final  # until the first write: each attempt has a name of its own
@@ -88,14 +110,9 @@ class ShardWriter:
         All row columns, of equal length, on the primary axis: records with several axes are given whole.
         """
         expected = [name for name, column in self._layout.columns.items() if column.axis is not None]
-        if (
-            self._is_finished
-            or sorted(columns) != sorted(expected)
-            or len({len(array) for array in columns.values()}) != 1
-        ):
-            raise ConfigError(
-                f"rows of {sorted(columns)}; expected {sorted(expected)}, of one length, in an open shard"
-            )
+        is_whole = sorted(columns) == sorted(expected) and len({len(array) for array in columns.values()}) == 1
+        if self._is_finished or not is_whole:
+            raise ConfigError(f"rows of {sorted(columns)}; expected {sorted(expected)}, equally long, in an open shard")
         with platform.writing(self._aside):
             if not self._files:
                 self._open()
@@ -105,15 +122,10 @@ class ShardWriter:
 
     def end_record(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
         """Ends the record whose rows were written, with its record columns and the offsets of its texts."""
-        rows = {name: np.zeros((0, *file.tail), file.dtype) for name, file in self._row_files()}
+        own = {name: column for name, column in self._layout.columns.items() if column.axis is not None}
+        rows = {name: np.zeros((0, *column.shape), column.storage) for name, column in own.items()}
         open_rows, self._open_rows = self._open_rows, 0
         self.write({**rows, **columns}, {**offsets, self._layout.primary: np.array([0, 0], np.int64)}, open_rows)
-
-    def _row_files(self) -> list[tuple[str, File]]:
-        files, columns = self._layout.files, self._layout.columns
-        return [
-            (name, files[self._layout.file_of[name]]) for name, column in columns.items() if column.axis is not None
-        ]
 
     def _check(self, columns: Mapping[str, Array], offsets: Mapping[str, Int64s]) -> None:
         """What is written must make whole records: a shard that does not open is found out too late."""
@@ -185,9 +197,8 @@ class ColumnFile:
 
     def append(self, array: Array) -> None:
         if array.dtype != self._file.dtype or array.shape[1:] != self._file.tail:
-            raise ConfigError(
-                f"{self._path.name}: {array.dtype} x {array.shape[1:]}; expected {self._file.dtype} x {self._file.tail}"
-            )
+            expected = f"{self._file.dtype} x {self._file.tail}"
+            raise ConfigError(f"{self._path.name}: {array.dtype} x {array.shape[1:]}; expected {expected}")
         self._pending.append(array)
         self._pending_bytes += array.nbytes
         if self._pending_bytes >= BUFFER_BYTES:

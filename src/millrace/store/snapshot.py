@@ -23,7 +23,7 @@ class Base:
         self.manifest, self.table, self.hashes = manifest, table, hashes
         self.replaced: dict[tuple[str, int], ShardEntry] = {}  # shards of it written again; they keep their places
 
-    def continued(self, splits: tuple[str, ...]) -> tuple[bytes, bytes]:
+    def tables(self, splits: tuple[str, ...]) -> tuple[bytes, bytes]:
         """Its table and hashes, with the shards that were replaced."""
         if not self.replaced:
             return self.table, self.hashes
@@ -42,12 +42,9 @@ class Base:
 
     def next_number(self, split: str) -> int:
         """The first shard number of a split that no snapshot of this line uses."""
-        width = 3 + len(self.manifest.axes)
-        rows = np.frombuffer(self.table, "<u8").reshape(-1, width)
-        mine = (
-            rows[rows[:, 0] == list(self.manifest.splits).index(split)] if split in self.manifest.splits else rows[:0]
-        )
-        return int(mine[:, 1].max()) + 1 if len(mine) else 0
+        rows = np.frombuffer(self.table, "<u8").reshape(-1, 3 + len(self.manifest.axes))
+        numbers = [number for own, number in rows[:, :2].tolist() if self.manifest.splits[own] == split]
+        return max(numbers, default=-1) + 1
 
 
 def build(
@@ -64,11 +61,11 @@ def build(
     rows = [[order[entry.split], entry.number, entry.records, *entry.rows] for entry in fresh]
     table, hashes = np.array(rows, "<u8").reshape(-1, 3 + len(layout.axes)).tobytes(), _hashes(fresh)
     if base is not None:
-        before = base.continued(base.manifest.splits)
+        before = base.tables(base.manifest.splits)
         table, hashes = before[0] + table, before[1] + hashes
     whole = np.frombuffer(table, "<u8").reshape(-1, 3 + len(layout.axes))
     counts = manifests.table_counts(whole)
-    sums = [sum(column) for column in counts.T.tolist()]
+    sums, num_bytes = [sum(column) for column in counts.T.tolist()], int(layout.file_bytes(counts).sum())
 
     def described(name: str, data: bytes) -> TableFile:
         # A snapshot's tables never replace those of another one, which a reader may be about to open.
@@ -81,9 +78,7 @@ def build(
         columns={name: manifests.as_entry(column) for name, column in columns.items()},
         axes=layout.axes,
         splits=splits,
-        totals=Totals(
-            len(whole), sums[0], dict(zip(layout.axes, sums[1:], strict=True)), int(layout.file_bytes(counts).sum())
-        ),
+        totals=Totals(len(whole), sums[0], dict(zip(layout.axes, sums[1:], strict=True)), num_bytes),
         shards=described("shards", table),
         hashes=described("hashes", hashes),
         parent=None if base is None else base.manifest.fingerprint,

@@ -6,36 +6,22 @@ The same type for millrace's own format (reader.py), foreign layouts (foreign.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from millrace.errors import ConfigError, StoreCorrupt, did_you_mean
-from millrace.lazy import cached_property
+from millrace.lazy import attachment, cached_property
 from millrace.ragged import Array, Int64s
 from millrace.store.columns import ColumnArray
 from millrace.store.folder import Folder
 from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts, Manifest, digest
+from millrace.store.shards import Shards
 from millrace.store.text_columns import DictionaryColumn, StringColumn
 from millrace.store.times import read_times
-
-
-class Shards(Protocol):
-    """Where the bytes of shards come from."""
-
-    layout: Layout
-
-    def name(self, shard: int) -> str: ...
-    def array(self, shard: int, file: int) -> Array | None: ...
-    def random_array(self, shard: int, file: int) -> Array | None: ...
-    def can_map(self, files: Iterable[tuple[int, int]]) -> bool: ...
-    def direct(self, shard: int, file: int) -> int | None: ...
-    def rows(self, shard: int, file: int, start: int, stop: int) -> Array: ...
-    def ask(self, shard: int, file: int, start: int, stop: int) -> Array | None: ...
 
 
 class _Columns(dict[str, Any]):
@@ -56,6 +42,7 @@ class Store:
         layout: Layout,
         counts: Int64s,
         shards: Shards,
+        name_of: Callable[[int], str],
         kind: str,
         meta: Mapping[str, Any],
         splits: tuple[str, ...],
@@ -73,7 +60,8 @@ class Store:
         self.split_name: str | None = None
         self.time_cuts: Cuts | None = cuts
         self._splits, self._split_of = splits, split_of
-        self._counts, self._shards, self._ids = counts, shards, np.arange(len(counts))
+        self._counts, self._ids = counts, np.arange(len(counts))
+        self._shards, self._name_of = shards, name_of
         self._fingerprint, self._reopen, self._folder = fingerprint, reopen, folder
 
     # What there is.
@@ -132,9 +120,8 @@ class Store:
 
     def _array(self, file: int, *, decode: bool = False) -> ColumnArray:
         spec = self.layout.files[file]
-        return ColumnArray(
-            self._shards, self._ids, file, self._starts[:, spec.counter], spec.dtype, spec.tail, decode=decode
-        )
+        starts = self._starts[:, spec.counter]
+        return ColumnArray(self._shards, self._ids, file, starts, spec.dtype, spec.tail, decode=decode)
 
     @property
     def offsets(self) -> Int64s:
@@ -154,13 +141,12 @@ class Store:
         return {}
 
     def _join_offsets(self, k: int) -> Int64s:
-        items = self._counts[:, 0].tolist()
-        parts = [self._shards.rows(int(shard), k - 1, 0, n + 1) for shard, n in zip(self._ids, items, strict=True)]
-        if len(parts) == 1:
-            return parts[0]
-        joined = np.zeros(self.num_records + 1, np.int64)
-        for part, first, start in zip(parts, self._starts[:, 0], self._starts[:, k], strict=False):
-            np.add(part[1:], start, out=joined[first + 1 : first + len(part)])
+        joined, firsts = np.zeros(self.num_records + 1, np.int64), self._starts[:, 0].tolist()
+        for shard, first, last, start in zip(self._ids, firsts, firsts[1:], self._starts[:, k], strict=False):
+            part: Any = self._shards.rows(int(shard), k - 1, 0, last - first + 1)
+            if len(self._ids) == 1:
+                return part  # type: ignore[no-any-return]
+            np.add(part[1:], start, out=joined[first + 1 : last + 1])
         joined.flags.writeable = False
         return joined
 
@@ -182,8 +168,7 @@ class Store:
         described = None if self.manifest is None else self.manifest.tokenizer
         if described is None or self._folder is None:
             raise ConfigError("this store keeps no tokenizer; only stores made by millrace prepare text do")
-        # Named, not imported: the tokenizers stand above the store and are only there when asked for.
-        return import_module("millrace.text.load").stored_tokenizer(self._folder, described)
+        return attachment("tokenizer")(self._folder, described)
 
     def encode(self, text: str) -> Array:
         """The ids of a text."""
@@ -202,7 +187,7 @@ class Store:
 
     @cached_property
     def _scaling(self) -> Any:
-        return import_module("millrace.scaling.apply").StoreScaling(self)
+        return attachment("scaling")(self)
 
     def scale(self, rows: Any, entity: Any = None) -> Array:
         """New rows (..., features) in original units as the store would hold them, float32.
@@ -234,7 +219,7 @@ class Store:
     # Where a row lies, for explanations.
 
     def shard_name(self, shard: int) -> str:
-        return self._shards.name(int(self._ids[shard]))
+        return self._name_of(int(self._ids[shard]))
 
     def locate(self, rows: Int64s, axis: str | None = None) -> tuple[Int64s, Int64s]:
         """The shard of each row and its place in that shard."""

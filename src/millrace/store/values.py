@@ -49,11 +49,9 @@ class Normaliser:
             value = record[name]
             if column.dtype == "string":
                 arrays[name] = _utf8(value, name)
-            elif column.per == "record":
-                arrays[name] = self.cast(name, value)[None]
-                self._check_shape(name, arrays[name])
             else:
-                arrays[name] = self.cast(name, value)
+                array = self.cast(name, value)
+                arrays[name] = array[None] if column.per == "record" else array
                 self._check_shape(name, arrays[name])
             self._count(lengths, name, len(arrays[name]))
         return arrays, lengths
@@ -61,16 +59,10 @@ class Normaliser:
     def records(self, columns: Mapping[str, Any], offsets: Any) -> tuple[dict[str, Array], dict[str, Int64s]]:
         """Storage arrays of many records and their offsets; ``offsets`` by axis where there are several."""
         self._check_names(columns)
-        row_axes = [
-            axis
-            for axis in self.layout.axes
-            if axis not in self.layout.columns or self.layout.columns[axis].dtype != "string"
-        ]
+        row_axes = self.layout.row_axes
         given = dict(offsets) if isinstance(offsets, Mapping) else {self.layout.primary: offsets}
         if set(given) != set(row_axes):
-            raise ConfigError(
-                f"offsets are given for {sorted(given)}; expected one array for each of {sorted(row_axes)}"
-            )
+            raise ConfigError(f"offsets for {sorted(given)}; expected one array for each of {sorted(row_axes)}")
         checked = {axis: as_offsets(given[axis]) for axis in row_axes}
         counts = {axis: len(array) - 1 for axis, array in checked.items()}
         if len(set(counts.values())) != 1:
@@ -108,9 +100,7 @@ class Normaliser:
     def _count(self, lengths: dict[str, int], name: str, rows: int) -> None:
         axis = self.layout.column_axis(name)
         if axis is not None and lengths.setdefault(axis, rows) != rows:
-            raise ConfigError(
-                f"column {name!r} has {rows} rows in this record, others of axis {axis!r} {lengths[axis]}"
-            )
+            raise ConfigError(f"column {name!r} has {rows} rows in this record, others of {axis!r} {lengths[axis]}")
 
     def cast(self, name: str, value: Any) -> Array:
         """The value in its storage dtype, refused where it does not fit."""
@@ -130,10 +120,10 @@ class Normaliser:
                     single = array.astype(np.float32)
                 _check_finite(name, column, array, single)
                 return bfloat16_bits(single)
-        elif np.can_cast(array.dtype, column.storage, "same_kind") or (
-            array.dtype.kind in "iu" and column.storage.kind in "iu"
+        elif (are_ints := array.dtype.kind in "iu" and column.storage.kind in "iu") or np.can_cast(
+            array.dtype, column.storage, "same_kind"
         ):
-            if array.dtype.kind in "iu" and column.storage.kind in "iu" and array.size:
+            if are_ints and array.size:
                 _check_range(name, array, column.storage)
             with np.errstate(over="ignore"):
                 stored = array.astype(column.storage)
@@ -141,7 +131,7 @@ class Normaliser:
                 _check_finite(name, column, array, stored)
             return stored
         raise ConfigError(
-            f"column {name!r} is {column.dtype}; {array.dtype} values cannot be stored in it without loss: convert them"
+            f"column {name!r} is {column.dtype}; {array.dtype} values cannot be stored in it without loss"
         )
 
     def _codes(self, name: str, value: Any) -> Array:
@@ -193,18 +183,16 @@ def _check_finite(name: str, column: Column, given: Array, stored: Array) -> Non
     lost = np.isinf(stored) & np.isfinite(given)
     if lost.any():
         raise ConfigError(
-            f"column {name!r} is {column.dtype}, which cannot hold {given[lost].flat[0]}; choose a wider dtype"
+            f"column {name!r} is {column.dtype}, it cannot hold {given[lost].flat[0]}; choose a wider dtype"
         )
 
 
 def _check_range(name: str, array: Array, storage: np.dtype[Any]) -> None:
     low, high = int(array.min()), int(array.max())
-    limits = np.iinfo(storage)
-    if low < limits.min or high > limits.max:
-        bad = low if low < limits.min else high
-        raise ConfigError(
-            f"column {name!r} is {storage}, {limits.min} to {limits.max}; got {bad}: choose a wider dtype"
-        )
+    info = np.iinfo(storage)
+    if low < info.min or high > info.max:
+        bad = low if low < info.min else high
+        raise ConfigError(f"column {name!r} is {storage}, {info.min} to {info.max}; got {bad}: choose a wider dtype")
 
 
 def _utf8(value: Any, name: str) -> Array:

@@ -7,7 +7,6 @@ and reading release the GIL.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,22 +14,22 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import xxhash
 
-from millrace.errors import MillraceError, StoreCorrupt, StoreError
+from millrace.errors import StoreCorrupt, StoreError
 from millrace.native import num_cores
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
-from millrace.store import platform
+from millrace.store import strict_json
+from millrace.store.blocks import check_blocks
 from millrace.store.folder import Folder
-from millrace.store.layout import BLOCK_BYTES, num_blocks
+from millrace.store.layout import num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
-from millrace.store.verify_side_files import Damage, check_side_files
+from millrace.store.verify_side_files import Damage, check_side_files, noting
 
 
-class Report(msgspec.Struct):
-    """What was checked, and what was found."""
+class Verification(msgspec.Struct):
+    """What was checked, and the damage."""
 
     path: str
     fingerprint: str
@@ -53,7 +52,7 @@ class _File(msgspec.Struct):
 
 def verify_store(
     path: str | os.PathLike[str], *, workers: int | None = None, progress: Callable[[int], None] | None = None
-) -> Report:
+) -> Verification:
     """Checks every snapshot, table, shard and side file; ``progress`` is called with bytes as they are read.
 
     Damage to the data is listed in the report. A manifest too damaged to say what the data should be raises.
@@ -64,22 +63,18 @@ def verify_store(
     files: dict[str, _File] = {}
     snapshots = _check_snapshots(folder, current, damage)
     damage += check_side_files(folder, snapshots)
-    try:
+    with noting(damage, folder.path):
         folder.check_folder("shards")
-    except StoreError as error:
-        damage.append(Damage(str(error.path), str(error)))
     for manifest in snapshots:
-        try:
+        with noting(damage, folder.path):
             files |= {name: file for name, file in _files(folder, manifest, damage) if name not in files}
-        except MillraceError as error:
-            damage.append(Damage(str(getattr(error, "path", None) or folder.path), str(error)))
     step = progress or (lambda num_bytes: None)
     with ThreadPoolExecutor(workers or num_cores()) as pool:
         # Largest first, so that no thread ends with one big file alone.
         tasks = sorted(files.values(), key=lambda file: -file.num_bytes)
         for found in pool.map(lambda file: _check_file(file, step), tasks):
             damage += found
-    return Report(
+    return Verification(
         folder.path, current.fingerprint, len(snapshots), len({name.rsplit("/", 1)[0] for name in files}), len(files),
         sum(file.num_bytes for file in files.values()), sorted(damage, key=lambda item: (item.path, item.block or 0)),
     )  # fmt: skip
@@ -87,32 +82,25 @@ def verify_store(
 
 def _check_snapshots(folder: Folder, current: Manifest, damage: list[Damage]) -> list[Manifest]:
     """Every snapshot that can be read, the current one first; its file must hold exactly what was written."""
-    found = [current]
+    found, names = [current], []
     root = Path(folder.path)
-    try:
+    with noting(damage, str(root / "snapshots")):
         folder.check_folder("snapshots")
         names = sorted(name for name in os.listdir(root / "snapshots") if name.endswith(".json"))
-    except StoreError as error:
-        damage.append(Damage(str(error.path), str(error)))
-        names = []
-    else:
         if f"{current.fingerprint}.json" not in names:
             missing = str(root / "snapshots" / f"{current.fingerprint}.json")
             damage.append(Damage(missing, "missing: store.json names it"))
     for name in ("store.json", *(f"snapshots/{name}" for name in names)):
         path = root / name
-        try:
-            data = folder.side_file(name, manifests.MAX_MANIFEST_BYTES)
+        with noting(damage, str(path)):
+            data = folder.side_file(name, strict_json.MAX_BYTES)
             manifest = manifests.decode(data, str(path))
-        except MillraceError as error:
-            damage.append(Damage(str(path), str(error)))
-            continue
-        if manifests.encode(manifest) != data:
-            damage.append(Damage(str(path), "not the bytes that were written"))
-        if name != "store.json" and path.stem != manifest.fingerprint:
-            damage.append(Damage(str(path), f"holds snapshot {manifest.fingerprint}"))
-        elif manifest.fingerprint != current.fingerprint:
-            found.append(manifest)
+            if manifests.encode(manifest) != data:
+                damage.append(Damage(str(path), "not the bytes that were written"))
+            if name != "store.json" and path.stem != manifest.fingerprint:
+                damage.append(Damage(str(path), f"holds snapshot {manifest.fingerprint}"))
+            elif manifest.fingerprint != current.fingerprint:
+                found.append(manifest)
     return found
 
 
@@ -137,9 +125,6 @@ def _files(folder: Folder, manifest: Manifest, damage: list[Damage]) -> Iterator
             yield f"{shards.name(shard)}/{file.name}", _File(shards, shard, k, int(sizes[shard, k]), block_hashes)
 
 
-_local = threading.local()
-
-
 def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
     shards: DiskShards = file.shards
     path = shards.path(file.shard, file.file)
@@ -149,39 +134,20 @@ def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
         return [Damage(path, f"expected {error.expected}, found {error.found}", shards.name(file.shard))]
     except StoreError as error:  # the system refuses to open it
         return [Damage(path, str(error), shards.name(file.shard))]
-    found = []
-    buffer = _buffer()
     try:
-        for block, expected in enumerate(file.hashes.tolist()):
-            first = block * BLOCK_BYTES
-            length = min(BLOCK_BYTES, file.num_bytes - first)
-            problem = _check_block(fd, buffer[:length], first, expected)
-            if problem:
-                records = _records(file, first, first + length)
-                found.append(Damage(path, problem, shards.name(file.shard), block, (first, first + length), records))
-            step(length)
+        return [
+            Damage(path, problem, shards.name(file.shard), block, (first, last), _records(file, first, last))
+            for block, (first, last, problem) in enumerate(_read(fd, file, step))
+            if problem is not None
+        ]
     finally:
         os.close(fd)
-    return found
 
 
-def _buffer() -> memoryview:
-    """One block of memory per thread."""
-    if not hasattr(_local, "buffer"):
-        _local.buffer = memoryview(bytearray(BLOCK_BYTES))
-    return _local.buffer  # type: ignore[no-any-return]
-
-
-def _check_block(fd: int, buffer: memoryview, first: int, expected: int) -> str | None:
-    try:
-        length = platform.pread_into(fd, buffer, first)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if length != len(buffer):
-        return f"ends after {first + length:,} bytes"
-    if xxhash.xxh3_64_intdigest(buffer) != expected:
-        return "changed since it was written; copy this shard again or prepare the store again"
-    return None
+def _read(fd: int, file: _File, step: Callable[[int], None]) -> Iterator[tuple[int, int, str | None]]:
+    for first, last, problem in check_blocks(fd, file.num_bytes, file.hashes.tolist()):
+        yield first, last, problem
+        step(last - first)
 
 
 def _records(file: _File, first: int, last: int) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What ``verify`` looks for in the files beside the shards: the tokenizer, the provenance, the quarantine.
+"""Damage, and how ``verify`` finds it in the files beside the shards: the tokenizer, the provenance, the quarantine.
 
 The manifest has the hash of ``tokenizer.json``. The other two are outside the fingerprint and have no hash; they may
 be missing, but what is there must be what an append can read.
@@ -6,14 +6,16 @@ be missing, but what is there must be what an append can read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from millrace.errors import MillraceError, StoreError
+from millrace.errors import MillraceError, corrupt
+from millrace.identity import digest
 from millrace.store import manifest as manifests
 from millrace.store.folder import Folder
 from millrace.store.manifest import Manifest
@@ -37,69 +39,57 @@ class Damage(msgspec.Struct, omit_defaults=True):
         return f"{self.path}{where}{records}: {self.problem}"
 
 
+@contextlib.contextmanager
+def noting(damage: list[Damage], path: str) -> Iterator[None]:
+    """Adds an error of the block to the damage: of the path it names, else of this one."""
+    try:
+        yield
+    except MillraceError as error:
+        where = str(getattr(error, "path", None) or path)
+        damage.append(Damage(where, str(error).removeprefix(f"{where}: ")))
+
+
 def check_side_files(folder: Folder, snapshots: Sequence[Manifest]) -> list[Damage]:
     """The damage of these files; ``snapshots`` begins with the current one."""
-    found: list[Damage] = []
+    damage: list[Damage] = []
     hashes = dict.fromkeys(str(one.tokenizer["hash"]) for one in snapshots if one.tokenizer is not None)
     for expected in hashes:  # one: an append keeps the tokenizer of its store
-        _check_tokenizer(folder, expected, found)
-    runs = _check_provenance(folder, found)
+        with noting(damage, folder.path):
+            _check_tokenizer(folder, expected)
+    runs: list[dict[str, Any]] = []
+    with noting(damage, folder.path):
+        runs = _read_provenance(folder)
     mine = [run for run in runs if run.get("fingerprint") == snapshots[0].fingerprint]
-    _check_quarantine(folder, mine[-1].get("quarantine_bytes", 0) if mine else 0, found)
-    return found
+    with noting(damage, folder.path):
+        _check_quarantine(folder, mine[-1].get("quarantine_bytes", 0) if mine else 0)
+    return damage
 
 
-def _check_tokenizer(folder: Folder, expected: str, damage: list[Damage]) -> None:
-    try:
-        data = folder.side_file(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES)
-    except MillraceError as error:
-        damage.append(_damage(folder, manifests.TOKENIZER_FILE, error))
-        return
-    if (actual := manifests.digest(data)) != expected:
-        problem = f"not the tokenizer of this store (hash {actual}, expected {expected}); copy it again"
-        damage.append(_damage(folder, manifests.TOKENIZER_FILE, problem))
+def _check_tokenizer(folder: Folder, expected: str) -> None:
+    actual = digest(folder.side_file(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES))
+    if actual != expected:
+        problem = f"not the tokenizer of this store (hash {actual}, expected {expected})"
+        raise corrupt(os.path.join(folder.path, manifests.TOKENIZER_FILE), problem, "copy it again")
 
 
-def _check_provenance(folder: Folder, damage: list[Damage]) -> list[dict[str, Any]]:
+def _read_provenance(folder: Folder) -> list[dict[str, Any]]:
     """What every run said of itself."""
     name = "provenance.json"
-    if not _is_there(folder, name):
+    if not folder.has(name):
         return []
-    runs: list[dict[str, Any]] = []
     try:
-        for number, line in enumerate(folder.side_file(name).splitlines(), start=1):
-            run = json.loads(line)
-            if not isinstance(run, dict):
-                raise ValueError(f"line {number} is not an object")
-            runs.append(run)
-    except (MillraceError, ValueError, RecursionError) as error:
-        is_ours = isinstance(error, MillraceError)
-        damage.append(_damage(folder, name, error if is_ours else f"not lines of JSON ({error}); copy it again"))
+        runs = [json.loads(line) for line in folder.side_file(name).splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise corrupt(os.path.join(folder.path, name), f"not lines of JSON ({error})", "copy it again") from error
+    if any(not isinstance(run, dict) for run in runs):
+        raise corrupt(os.path.join(folder.path, name), "not lines of JSON objects", "copy it again")
     return runs
 
 
-def _check_quarantine(folder: Folder, expected: Any, damage: list[Damage]) -> None:
-    if not isinstance(expected, int) or not (expected or _is_there(folder, QUARANTINE)):
+def _check_quarantine(folder: Folder, expected: Any) -> None:
+    if not isinstance(expected, int) or not (expected or folder.has(QUARANTINE)):
         return
-    try:
-        with folder.opened(QUARANTINE, os.path.join(folder.path, QUARANTINE)) as (_, size):
-            if size < expected:
-                damage.append(_damage(folder, QUARANTINE, f"has {size} bytes, expected {expected}; copy it again"))
-    except MillraceError as error:
-        damage.append(_damage(folder, QUARANTINE, error))
-
-
-def _is_there(folder: Folder, name: str) -> bool:
-    try:
-        folder.stat(name)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def _damage(folder: Folder, name: str, problem: str | Exception) -> Damage:
-    path = os.path.join(folder.path, name)
-    text = str(problem)
-    return Damage(path, text.removeprefix(f"{path} ") if isinstance(problem, StoreError) else text)
+    with folder.open_file(QUARANTINE) as (_, size):
+        if size < expected:
+            path = os.path.join(folder.path, QUARANTINE)
+            raise corrupt(path, f"has {size} bytes, expected {expected}", "copy it again")

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
-from millrace.store.append_rules import continued
+from millrace.store.append_rules import append_fields
 from millrace.store.gc import sweep
 from millrace.store.layout import Column, Layout, check_name
 from millrace.store.manifest import KINDS, Cuts
@@ -28,6 +27,7 @@ from millrace.store.publish import Partial
 from millrace.store.reader import read_base
 from millrace.store.shard import ShardEntry, ShardWriter, shard_name
 from millrace.store.snapshot import Base
+from millrace.store.strict_json import check_json
 from millrace.store.values import Normaliser
 
 SHARD_BYTES = 256 << 20
@@ -71,7 +71,7 @@ class StoreWriter:
         self._keep_partial = resume
         self._shard_bytes = shard_bytes
         self._provenance = dict(provenance or {})
-        self._open: dict[str, _OpenShard] = {}
+        self._open: dict[str, ShardWriter] = {}
         self._pending: dict[str, Pending] = {}
         self._skip: dict[str, int] = {}
         self._base: Base | None = None
@@ -82,7 +82,7 @@ class StoreWriter:
             raise ConfigError(f"shard_bytes={shard_bytes!r}; expected a number of bytes, 1 or more")
         if isinstance(splits, str):
             raise ConfigError(f"splits={splits!r}; expected a tuple of names, such as ({splits!r},)")
-        manifests.check_json(self._provenance, "provenance")
+        check_json(self._provenance, "provenance")
         if append and (kind, cuts) != (None, None):
             raise ConfigError("kind= and cuts= cannot be changed by appending; leave them out")
         fields = {
@@ -99,7 +99,7 @@ class StoreWriter:
         try:
             if append:
                 self._base = read_base(out)  # under the lock: what another append committed is in it
-                self._describe(continued(fields, self._base.manifest, out))
+                self._describe(append_fields(fields, self._base.manifest, out))
             self._partial.begin(self._plan(), self._values.layout, self._base, resume=resume)
             if append:
                 sweep(out, spare=self._partial.entries)
@@ -123,13 +123,9 @@ class StoreWriter:
         layout = Layout(fields["columns"])
         if fields["cuts"] is not None:
             manifests.check_cuts(fields["cuts"], layout)
-        manifests.check_json(fields["meta"], "meta")
-        known = (
-            {}
-            if self._base is None
-            else {name: entry.values or () for name, entry in self._base.manifest.columns.items()}
-        )
-        self._values = Normaliser(layout, known)
+        check_json(fields["meta"], "meta")
+        old = {} if self._base is None else self._base.manifest.columns
+        self._values = Normaliser(layout, {name: entry.values or () for name, entry in old.items()})
         self._fields = fields
 
     def _plan(self) -> dict[str, Any]:
@@ -140,9 +136,7 @@ class StoreWriter:
         """Adds one record: arrays of (rows, ...) for row columns, one value for record columns."""
         self._check_open(split)
         if not isinstance(record, Mapping):
-            raise ConfigError(
-                f"a record is {type(record).__name__}; expected a dict of {list(self._values.layout.columns)}"
-            )
+            raise ConfigError(f"a record is {type(record).__name__}; expected a dict with a value for each column")
         arrays, lengths = self._values.record(record)  # also when skipped: dictionaries grow as they did
         if self._skipped(split, 1):
             return
@@ -173,15 +167,10 @@ class StoreWriter:
         Hand what its ``finish()`` returns to ``add``; the numbers give the order of the shards.
         """
         columns = self._values.layout.columns
-        undeclared = [
-            name for name, column in columns.items() if column.dtype == "dictionary" and column.values is None
-        ]
-        if undeclared:
+        if undeclared := [name for name, own in columns.items() if own.dtype == "dictionary" and own.values is None]:
             raise ConfigError(f"dictionary columns {undeclared} need values= when several writers share a store")
         if split in self._open or split in self._pending:
-            raise ConfigError(
-                f"split {split!r} is being appended to; a split is written by shard() or by append(), not both"
-            )
+            raise ConfigError(f"split {split!r} is being appended to; write it by shard() or by append(), not both")
         number += 0 if self._base is None else self._base.next_number(split)
         if number < 0 or (split, number) in self._added:
             raise ConfigError(f"shard {number} of split {split!r} was added or is negative; use each number once")
@@ -201,9 +190,7 @@ class StoreWriter:
         """Publishes the store and returns its fingerprint; the ``with`` block does this at its end."""
         self._check_open()
         if self._is_torn:
-            raise ConfigError(
-                "an extend() was refused half-way; what it wrote cannot be taken back: write the store again"
-            )
+            raise ConfigError("an extend() was refused half-way, after some of its records: write the store again")
         if self._handed:
             names = sorted(shard_name(*handed) for handed in self._handed)
             raise ConfigError(f"shards {names} were given out but never added; add() what their finish() returned")
@@ -236,19 +223,17 @@ class StoreWriter:
             if self._begun and self._base is not None:
                 last_first.callback(sweep, self._out, spare=self._partial.entries if self._keep_partial else ())
             for shard in self._open.values():
-                last_first.callback(shard.writer.abandon)
+                last_first.callback(shard.abandon)
 
     def _give_up(self) -> None:
-        """Aborts while another error is on its way, which is the one to be told."""
+        """Aborts after an error; the user sees that error, whatever fails here."""
         with contextlib.suppress(OSError, StoreError):
             self.abort()
 
     def __enter__(self) -> StoreWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if kind is not None:
             self._give_up()
         elif not self._closed:
@@ -264,9 +249,7 @@ class StoreWriter:
 
     def _check_open(self, split: str | None = None) -> None:
         if split is not None and any(handed == split for handed, _ in self._handed):
-            raise ConfigError(
-                f"split {split!r} is written by shard(); a split is written by shard() or by append(), not both"
-            )
+            raise ConfigError(f"split {split!r} is written by shard(); write it by shard() or by append(), not both")
         if self._closed:
             raise ConfigError("this StoreWriter is closed; open another, with append=True to add more")
         if not self._partial.mine:
@@ -282,7 +265,7 @@ class StoreWriter:
     def _flush(self, split: str) -> None:
         pending = self._pending.pop(split, None)
         if pending is not None:
-            self._write(split, *pending.joined(), skip=0)
+            self._write(split, *pending.join(), skip=0)
 
     def _write(self, split: str, arrays: dict[str, Array], offsets: dict[str, Int64s], skip: int) -> None:
         layout = self._values.layout
@@ -301,20 +284,15 @@ class StoreWriter:
                     self._cut(split)
                     continue
                 last = first + 1  # a record larger than a shard has one to itself
-            shard.writer.write(*part(layout, arrays, offsets, first, last))
+            shard.write(*part(layout, arrays, offsets, first, last))
             shard.num_bytes += int(ends[last - 1]) - done
             first = last
 
-    def _next_shard(self, split: str) -> _OpenShard:
-        mine = [entry.number for entry in self._partial.entries.values() if entry.split == split]
+    def _next_shard(self, split: str) -> ShardWriter:
         start = 0 if self._base is None else self._base.next_number(split)
+        mine = (entry.number for entry in self._partial.entries.values() if entry.split == split)
         number = max(mine, default=start - 1) + 1
-        return _OpenShard(ShardWriter(self._partial.shards, split, number, self._values.layout.columns))
+        return ShardWriter(self._partial.shards, split, number, self._values.layout.columns)
 
     def _cut(self, split: str) -> None:
-        self._partial.add(self._open.pop(split).writer.finish())
-
-
-class _OpenShard:
-    def __init__(self, writer: ShardWriter) -> None:
-        self.writer, self.num_bytes = writer, 0
+        self._partial.add(self._open.pop(split).finish())

@@ -9,24 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# name -> module that defines it
-_NAMES = {
-    "assert_same_store": "compare",
-    "tree_digest": "compare",
-    "Fault": "faults",
-    "count_steps": "faults",
-    "iofault": "faults",
-    "run_forked": "faults",
-    "stopped": "faults",
-    "kill_loop": "kill",
-    "expect_no_leaks": "leaks",
-    "NotPossibleHere": "disk",
-    "small_disk": "disk",
-    "tiny_records": "tiny",
-    "tiny_series": "tiny",
-    "tiny_store": "tiny",
-    "tiny_text": "tiny",
+_MODULES = {
+    "compare": ("assert_same_store", "tree_digest"),
+    "disk": ("NotPossibleHere", "small_disk"),
+    "faults": ("Fault", "count_steps", "iofault", "run_forked", "stopped"),
+    "kill": ("kill_loop",),
+    "leaks": ("expect_no_leaks",),
+    "tiny": ("tiny_records", "tiny_series", "tiny_store", "tiny_text"),
 }
+_NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted(_NAMES)
 

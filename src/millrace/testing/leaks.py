@@ -20,7 +20,7 @@ import psutil
 PREFIXES = ("millrace", "mr-")
 SHARED_MEMORY = "/dev/shm"
 # Opened once per process by Python or numpy and kept on purpose.
-_KEPT = ("/dev/urandom", "/dev/random", "/dev/null")
+_LASTING = ("/dev/urandom", "/dev/random", "/dev/null")
 
 
 @contextlib.contextmanager
@@ -68,12 +68,12 @@ def _processes() -> Iterator[tuple[object, str]]:
 
 def _helpers() -> set[int]:
     """Processes that multiprocessing keeps for the whole life of a program."""
-    kept: set[int] = set()
+    pids: set[int] = set()
     for module, name in (("resource_tracker", "_resource_tracker"), ("forkserver", "_forkserver")):
         helper = getattr(sys.modules.get(f"multiprocessing.{module}"), name, None)
         for attribute in ("_pid", "_forkserver_pid"):
-            kept.add(getattr(helper, attribute, None) or -1)
-    return kept
+            pids.add(getattr(helper, attribute, None) or -1)
+    return pids
 
 
 def _descriptors() -> Iterator[str]:
@@ -83,7 +83,7 @@ def _descriptors() -> Iterator[str]:
     for number in os.listdir(folder) if os.path.isdir(folder) else ():
         with contextlib.suppress(OSError):  # the one that listed the folder is gone by now
             target = os.readlink(f"{folder}/{number}")
-            if target not in _KEPT and int(number) != tracker:
+            if target not in _LASTING and int(number) != tracker:
                 yield f"descriptor {number} of {target}"
 
 

@@ -7,7 +7,6 @@ makes the same stores; each has several shards and splits.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,14 +79,8 @@ def tiny_series(path: str | os.PathLike[str]) -> Store:
     meta = {"features": list(FEATURES)}
     with StoreWriter(path, kind="series", columns=columns, shard_bytes=1500, meta=meta, cuts=cuts) as writer:
         for entity, (name, rows) in enumerate(lengths.items()):
-            writer.append(
-                {
-                    "values": _walk(rows, entity),
-                    "time": 1_700_000_000 + 60 * np.arange(rows) + entity,
-                    "name": name,
-                    "cuts": np.array([rows * 3 // 5, rows * 4 // 5]),
-                }
-            )
+            times, cut = 1_700_000_000 + 60 * np.arange(rows) + entity, np.array([rows * 3 // 5, rows * 4 // 5])
+            writer.append({"values": _walk(rows, entity), "time": times, "name": name, "cuts": cut})
     return open_store(path)
 
 
@@ -134,11 +127,7 @@ def _event(event: int) -> dict[str, Any]:
     }
 
 
-_KINDS: dict[str, Callable[[str | os.PathLike[str]], Store]] = {
-    "text": tiny_text,
-    "series": tiny_series,
-    "records": tiny_records,
-}
+_KINDS = {"text": tiny_text, "series": tiny_series, "records": tiny_records}
 
 
 def tiny_store(kind: str, path: str | os.PathLike[str]) -> Store:

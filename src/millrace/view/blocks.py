@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Field
+from millrace.gather.gather import Field
 from millrace.ragged import Spans, as_integer
 from millrace.view.view import StoreLike, View, check_store, row_column, store_spec
 
@@ -79,10 +79,5 @@ class Blocks(View):
         return rows - ((count - 1) * self.stride + self.length + 1) + gaps
 
     def spec(self) -> dict[str, Any]:
-        return {
-            "view": "blocks",
-            **store_spec(self.store),
-            "column": self.column,
-            "length": self.length,
-            "stride": self.stride,
-        }
+        options = {"column": self.column, "length": self.length, "stride": self.stride}
+        return {"view": "blocks", **store_spec(self.store), **options}

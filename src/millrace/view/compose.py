@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Allocate, Field, Located, any_of, new_array
+from millrace.gather.gather import Allocate, Field, Located, any_of, new_array
 from millrace.identity import digest
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Ragged, Spans
@@ -104,7 +104,7 @@ class Concat(View):
                 raise ConfigError(f"view {number} delivers {found}, view 0 {shapes[0]}; Concat needs the same of all")
             if _labels(views[number]) != _labels(views[0]):
                 raise ConfigError(
-                    f"view {number} has other features than view 0, or in another order; Concat would mix them"
+                    f"view {number} has other features than view 0, or another order; Concat would mix them"
                 )
         _check_dictionaries(self)
         self._ends = np.cumsum([len(view) for view in views])
@@ -147,9 +147,8 @@ class Concat(View):
 
     def located(self, samples: Int64s) -> Located:
         views, inside = self.parts(samples)
-        return _LocatedConcat(
-            self.fields, views, {k: self.views[k].located(inside[views == k]) for k in np.unique(views).tolist()}
-        )
+        parts = {k: self.views[k].located(inside[views == k]) for k in np.unique(views).tolist()}
+        return _LocatedConcat(self.fields, views, parts)
 
     def plan(self) -> list[tuple[Any, ...]] | None:
         each = [view.plan() for view in self.views] if type(self) is Concat else [None]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millrace.errors import ConfigError, did_you_mean
-from millrace.gather.reference import Field
+from millrace.gather.gather import Field
 from millrace.view.view import StoreLike, column_field
 
 # In the order they are delivered: row columns first.
@@ -76,7 +76,7 @@ def _of_rows(store: StoreLike, column: str, key: str, part: Field, *, tail: int)
     field = column_field(store, column, key=key, first=part.first, length=part.length)
     if field.axis != part.axis:
         raise ConfigError(
-            f"column {column!r} has axis {field.axis!r}, {part.column!r} has {part.axis!r}; both need the same"
+            f"column {column!r} has axis {field.axis!r}, {part.column!r} has {part.axis!r}; both need one"
         )
     if tail == 1 and not field.tail:
         field = replace(field, tail=(1,), is_single=True)  # a single number per row is a row of one
@@ -90,9 +90,7 @@ def _mask(store: StoreLike, key: str, part: Field) -> Field:
     field = _of_rows(store, "mask", key, part, tail=1)
     values = store.layout.columns[part.column].shape
     if (store.layout.columns["mask"].shape or (1,)) != (values or (1,)):
-        raise ConfigError(
-            f"column 'mask' has shape {field.tail} per row, {part.column!r} has {values}; both need the same"
-        )
+        raise ConfigError(f"column 'mask' has shape {field.tail} per row, {part.column!r} {values}; both need the same")
     return replace(field, tail=part.tail, items=part.items)
 
 
@@ -123,7 +121,7 @@ def _known_future(store: StoreLike, places: Places) -> dict[str, tuple[Field, Se
         field = _of_rows(store, "categorical", "known_categorical", places.y, tail=1)
         if max(items) >= field.tail[0]:
             raise ConfigError(
-                f"meta['categorical'] has {len(categories)} names for {field.tail[0]} columns; give one each"
+                f"meta['categorical'] has {len(categories)} names for {field.tail[0]} columns: give one each"
             )
         found["known_categorical"] = (picked(field, items), coded)
     return found

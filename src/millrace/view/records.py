@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.reference import Field
+from millrace.gather.gather import Field
 from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.view import StoreLike, View, check_store, column_field, store_spec
 
@@ -64,9 +64,7 @@ class Records(View):
         rows = [replace(field, pad=pad) for field in fields if field.axis is not None]
         measures = [] if pad is None else _measures(rows, store.layout.primary, self.mask)
         if clash := [field.name for field in measures if field.name in names]:
-            raise ConfigError(
-                f"pad={pad} adds {clash[0]!r}, which is also a column of the store; leave that column out with columns="
-            )
+            raise ConfigError(f"pad={pad} adds {clash[0]!r}, which is also a column; leave that out with columns=")
         self.fields: tuple[Field, ...] = (*rows, *measures, *(field for field in fields if field.axis is None))
         self.num_cut, self._cut_rows = 0, 0
         if pad is not None:

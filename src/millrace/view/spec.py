@@ -54,9 +54,7 @@ def _part(spec: Mapping[str, Any], store: Any) -> Any:
     wanted = spec.get("store")
     if isinstance(store, Mapping):
         if wanted not in store:
-            raise ResumeMismatch(
-                f"no store with fingerprint {wanted} was given; open the one the spec was made with", part="store"
-            )
+            raise ResumeMismatch(f"no store with fingerprint {wanted} was given; open that of the spec", part="store")
         store = store[wanted]
     root = store.root
     if root.fingerprint != wanted:

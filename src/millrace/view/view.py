@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError, did_you_mean
-from millrace.gather.reference import Field, Located, Sources
+from millrace.gather.gather import Field, Located, Sources
 from millrace.identity import canonical, digest
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Spans
@@ -104,13 +104,8 @@ class View(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: not what can be computed again there."""
-        cached = {
-            name
-            for kind in type(self).__mro__
-            for name, value in vars(kind).items()
-            if isinstance(value, cached_property)
-        }
-        return {key: value for key, value in self.__dict__.items() if key not in cached}
+        members = {name: value for kind in reversed(type(self).__mro__) for name, value in vars(kind).items()}
+        return {k: value for k, value in vars(self).items() if not isinstance(members.get(k), cached_property)}
 
     def __getitem__(self, key: Any) -> dict[str, Any]:
         """One sample as a dict of arrays, or several stacked (ragged ones as ``Ragged``)."""
@@ -130,7 +125,7 @@ class View(ABC):
             return np.zeros(0, np.int64)  # an empty list has no type of its own
         if array.dtype.kind not in "iu" or array.ndim != 1:
             raise IndexError(
-                f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers (for a mask see Subset)"
+                f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers (Subset takes masks)"
             )
         low, high = int(array.min()), int(array.max())  # before the cast, which wraps large uint64
         if low < -length or high >= length:
@@ -182,9 +177,8 @@ def column_field(store: StoreLike, name: str, **options: Any) -> Field:
     if column.dtype == "string":
         return Field(name, name, None, np.dtype(object), is_text=True)
     dtype = np.dtype(_WIDER.get(column.dtype, column.dtype))
-    return Field(
-        options.pop("key", name), name, column.axis, dtype, column.shape, is_bits=column.dtype == "bfloat16", **options
-    )
+    options["is_bits"] = column.dtype == "bfloat16"
+    return Field(options.pop("key", name), name, column.axis, dtype, column.shape, **options)
 
 
 def check_store(store: Any) -> None:

@@ -62,7 +62,7 @@ class Windows(View):
         values = column_field(store, self.column, key="x", length=lookback)
         if values.axis is None or len(values.tail) > 1:
             raise ConfigError(
-                f"column {self.column!r} has shape {values.tail} per row; Windows needs one row of features"
+                f"column {self.column!r} has shape {values.tail} per row; Windows needs a row of features"
             )
         values = replace(values, tail=values.tail or (1,), is_single=not values.tail)  # a 1-D column is one feature
         count = values.tail[0]
@@ -168,14 +168,8 @@ class Windows(View):
         return found.tolist(), how_many.tolist()
 
     def spec(self) -> dict[str, Any]:
-        target = None if self.target is None else list(self.target)
-        options: dict[str, Any] = {
-            "lookback": self.lookback,
-            "horizon": self.horizon,
-            "stride": self.stride,
-            "lead": self.lead,
-            "target": target,
-        }
+        options: dict[str, Any] = {key: getattr(self, key) for key in ("lookback", "horizon", "stride", "lead")}
+        options["target"] = None if self.target is None else list(self.target)
         if self.inputs is not None:
             options["inputs"] = list(self.inputs)
         if self.include:
@@ -209,11 +203,7 @@ def _feature_numbers(
     for wanted in given:
         if isinstance(wanted, str):
             if names is None or wanted not in names:
-                known = (
-                    "this store names no features: give numbers"
-                    if names is None
-                    else f"features are {', '.join(names)}"
-                )
+                known = f"features are {', '.join(names)}" if names else "this store names no features: give numbers"
                 raise ConfigError(f"{what} {wanted!r} is unknown{did_you_mean(wanted, names or ())}; {known}")
             numbers.append(names.index(wanted))
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from millrace.prepare.parts import part_folder
 from millrace.prepare.text.part import QUARANTINE, PartDone
 from millrace.store import platform
-from millrace.store.plain_file import opened
+from millrace.store.plain_file import open_file
 
 BLOCK = 1 << 20
 
@@ -34,7 +34,7 @@ class Quarantine:
 
 def _read(path: Path, num_bytes: int) -> Iterator[bytes]:
     if num_bytes:
-        with opened(str(path)) as (fd, _):
+        with open_file(str(path)) as (fd, _):
             first = 0
             while first < num_bytes and (block := platform.pread(fd, min(BLOCK, num_bytes - first), first)):
                 first += len(block)

@@ -1,0 +1,33 @@
+"""``Shards``: what a tier provides to a store. On disk reader.py implements it, in memory memory.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from millrace.ragged import Array
+
+
+class Shards(Protocol):
+    """The files of shards, wherever they lie. Shards and files go by number; a file holds the items of one column.
+
+    How a tier keeps maps, descriptors or downloads is its own affair.
+    """
+
+    def rows(self, shard: int, file: int, start: int, stop: int, *, wait: bool = True) -> Array | None:
+        """Items [start, stop) of a file. Without ``wait``: None if they are not at hand, and their reading begins."""
+
+    def array(self, shard: int, file: int, *, random: bool = False) -> Array | None:
+        """A whole file, or None where it can only be read by rows.
+
+        ``random`` is for readers that jump: an array of their own, without read-ahead, which they may drop.
+        """
+
+    def descriptor(self, shard: int, file: int) -> int | None:
+        """A descriptor that reads a file past the page cache, for the caller to close; None where there is none."""
+
+    def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
+        """Hears which (shard, file) a feed reads next, before it asks for them as arrays.
+
+        A tier that is far away begins to fetch them. False means: not all of them can be arrays at once, read by rows.
+        """

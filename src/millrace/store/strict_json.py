@@ -1,0 +1,67 @@
+"""JSON that reads the same everywhere: no key twice, no NaN, no number beyond a float, a limit on size and depth."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import Any
+
+from millrace.errors import ConfigError, corrupt
+from millrace.identity import canonical
+
+MAX_BYTES = 32 << 20
+MAX_DEPTH = 64  # of lists and objects; json and msgspec recurse, their own limit depends on the caller's stack
+
+
+def check_json(value: Any, what: str) -> None:
+    """Refuses what the manifest could not hold exactly."""
+    try:
+        _check_depth(value)
+        canonical(value).encode()
+        if json.loads(canonical(value)) != value:
+            raise ValueError("keys must be strings and sequences lists")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{what} cannot be kept as JSON: {error}; use strings, numbers, lists and dicts") from error
+
+
+def load_json(data: bytes, path: str, remedy: str = "copy or prepare the store again") -> dict[str, Any]:
+    """The object in a small JSON file: no other value, no key twice, no NaN; ``remedy`` ends the error."""
+    if len(data) > MAX_BYTES:
+        raise corrupt(path, f"more than {MAX_BYTES} bytes", remedy)
+    try:
+        hooks: Any = {"object_pairs_hook": _no_duplicates, "parse_constant": _no_constants, "parse_float": _finite}
+        body = json.loads(data.decode(), **hooks)
+        _check_depth(body)
+    except (ValueError, RecursionError) as error:
+        raise corrupt(path, f"is not valid JSON ({error})", remedy) from error
+    if not isinstance(body, dict):
+        raise corrupt(path, f"holds a {type(body).__name__}, expected a JSON object", remedy)
+    return body
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"key {twice!r} appears twice")
+    return result
+
+
+def _no_constants(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is beyond any float")
+    return value
+
+
+def _check_depth(value: Any, left: int = MAX_DEPTH) -> None:
+    if isinstance(value, (dict, list)):
+        if left == 0:
+            raise ValueError(f"lists and objects nest deeper than {MAX_DEPTH}")
+        for child in value.values() if isinstance(value, dict) else value:
+            _check_depth(child, left - 1)
