@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-STAGES = {"unpack": "unpacking", "lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing"}
+STAGES = {"lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing"}
 
 
 def is_watched(stream: TextIO | None) -> bool:

@@ -200,7 +200,7 @@ def test_the_repeats_and_splits_of_a_run_are_found_on_a_full_disk_too(tiny, monk
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(dedup, "_partitioned", full)
+    monkeypatch.setattr(dedup, "_partition", full)
     with pytest.raises(mr.StoreWriteFailed, match="No space left"):
         tiny.prepare()
     monkeypatch.undo()

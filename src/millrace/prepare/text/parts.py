@@ -12,26 +12,26 @@ from millrace.prepare.parts import part_folder, read_done
 from millrace.prepare.text.dedup.line_scan import scan_part, with_repeats
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.part import PartDone, PartTask, is_intact, placed, prepare_part
-from millrace.prepare.text.read.sources import Part, Source, UnitId, unit_id
+from millrace.prepare.text.part import PartDone, PartTask, is_intact, prepare_part, renumber
+from millrace.prepare.text.read.sources import Part, SliceId, Source, slice_id
 from millrace.prepare.text.report import Tally
-from millrace.prepare.text.shards import reclaim as spent
-from millrace.prepare.text.tokens.vocabulary import check_engine
+from millrace.prepare.text.shards import reclaim
+from millrace.prepare.text.tokens.vocabulary import check_encoder
 from millrace.store import platform
 from millrace.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
 
-class _OtherEngine(Exception):
-    """The tokenizer's engine gives other ids than Hugging Face's on documents of this corpus."""
+class _EncoderChanged(Exception):
+    """The tokenizer's encoder gave other ids than Hugging Face's on this corpus, and was given up."""
 
 
-def finished_units(folder: Path) -> list[tuple[UnitId, ...]]:
+def finished_slices(folder: Path) -> list[tuple[SliceId, ...]]:
     """What each part holds that earlier runs finished, whatever their sources were."""
     names = sorted(path.parent.name for path in (folder / "parts").glob("*/done.json") if not path.parent.suffix)
-    found = (read_done(folder, name, PartDone, spent.FILES) for name in names)
-    return [done.units for done in found if done is not None and done.units]
+    found = (read_done(folder, name, PartDone, reclaim.FILES) for name in names)
+    return [done.slices for done in found if done is not None and done.slices]
 
 
 class ReadParts:
@@ -49,7 +49,7 @@ class ReadParts:
     ) -> list[PartDone]:
         with platform.writing(self._folder):
             platform.make_dir(self._folder / "parts")
-        engine = getattr(tokenizer, "engine", "")
+        encoder = getattr(tokenizer, "encoder", "")
         self.tasks = self._tasks(sources, parts, tokenizer, existing)
         tally = Tally(sources, parts)
         done = self._finished(parts)
@@ -65,16 +65,16 @@ class ReadParts:
             self._progress("read", tally.done, tally.total, tally.facts)
 
         def check() -> None:
-            check_engine(tokenizer, sources, parts, self._options)
-            if getattr(tokenizer, "engine", "") != engine:
-                raise _OtherEngine
+            check_encoder(tokenizer, sources, parts, self._options)
+            if getattr(tokenizer, "encoder", "") != encoder:
+                raise _EncoderChanged
 
         try:
             for number, result in self._run(prepare_part, missing, moved, check):
                 done[result.number] = result
                 tally.add(missing[number].part, result)
                 self._progress("read", tally.done, tally.total, tally.facts)
-        except _OtherEngine:  # these, and those of an earlier life, may have wrong ids
+        except _EncoderChanged:  # these, and those of an earlier life, may have wrong ids
             with platform.writing(self._folder, "removing"):
                 platform.remove(self._folder / "parts")
             return self.run(sources, parts, tokenizer, existing)
@@ -88,9 +88,9 @@ class ReadParts:
     def _finished(self, parts: Sequence[Part]) -> dict[int, PartDone]:
         found = {}
         for part, task in zip(parts, self.tasks, strict=True):
-            done = read_done(self._folder, task.key, PartDone, spent.FILES)
+            done = read_done(self._folder, task.key, PartDone, reclaim.FILES)
             if done is not None and done.key == task.key and is_intact(self._folder, done):
-                found[part.number] = placed(done, part)
+                found[part.number] = renumber(done, part)
             elif done is not None:
                 with platform.writing(self._folder, "removing"):
                     platform.remove(part_folder(self._folder, task.key))
@@ -99,14 +99,14 @@ class ReadParts:
     def _tasks(
         self, sources: Sequence[Source], parts: Sequence[Part], tokenizer: Tokenizer, existing: Existing | None
     ) -> list[PartTask]:
-        described, engine = tokenizer.describe(), getattr(tokenizer, "engine", "")
+        described, encoder = tokenizer.describe(), getattr(tokenizer, "encoder", "")
         tasks = []
         for part in parts:
-            mine = tuple(sources[unit.source] for unit in part.units)
+            mine = tuple(sources[piece.source] for piece in part.slices)
             # Not its number, nor those of its sources: they change when others come and go. Options are the plan's.
-            units = [unit_id(source, unit) for source, unit in zip(mine, part.units, strict=True)]
-            key = digest(canonical([described["hash"], units]))
-            tasks.append(PartTask(part, mine, self._options, str(self._folder), described, key, engine))
+            slices = [slice_id(source, piece) for source, piece in zip(mine, part.slices, strict=True)]
+            key = digest(canonical([described["hash"], slices]))
+            tasks.append(PartTask(part, mine, self._options, str(self._folder), described, key, encoder))
         return self._with_repeats(tasks, existing) if self._options.dedup_unit == "line" else tasks
 
     def _with_repeats(self, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:

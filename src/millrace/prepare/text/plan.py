@@ -11,7 +11,7 @@ import msgspec
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import differences
 from millrace.prepare.text.existing import Existing
-from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions, loosened
+from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions, relax_options
 from millrace.prepare.text.read.sources import Source
 from millrace.prepare.text.tokens.vocabulary import file_identity
 
@@ -55,7 +55,7 @@ class TextPlan:
         has_records = any(source.format != "text" for source in sources)
 
         def allow(old: Any, new: Any) -> Any:
-            options = loosened(old["options"], new["options"], has_records=has_records)
+            options = relax_options(old["options"], new["options"], has_records=has_records)
             # Parts belong to their sources: those of unchanged ones stay, whichever others come and go.
             return {**old, "options": options, **{name: new[name] for name in SOURCES if name in new}}
 

@@ -24,25 +24,24 @@ from millrace.prepare.restart import begin_afresh
 from millrace.prepare.room import check_room
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
-from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
+from millrace.prepare.text.options import ReadOptions, ShardOptions, split_options
 from millrace.prepare.text.part import QUARANTINE, PartDone, prepare_part
-from millrace.prepare.text.parts import ReadParts, finished_units
+from millrace.prepare.text.parts import ReadParts, finished_slices
 from millrace.prepare.text.plan import TextPlan
 from millrace.prepare.text.read.headers import check_headers
 from millrace.prepare.text.read.names import names_in_store
 from millrace.prepare.text.read.sources import STDIN, Part, Source, cut_parts, find_sources
 from millrace.prepare.text.read.spool import read_through, spool
-from millrace.prepare.text.read.unpack import unpack, unpack_tasks, unpacked
 from millrace.prepare.text.recipe import changed_filter, described, options_of_append, runs
-from millrace.prepare.text.report import TextReport, joined, reported, summary
-from millrace.prepare.text.shards import reclaim as spent
+from millrace.prepare.text.report import TextReport, add_reports, existing_report, summary
+from millrace.prepare.text.shards import reclaim
 from millrace.prepare.text.shards import shards as sharding
 from millrace.prepare.text.shards.assignment import SPLITS, Assignment
 from millrace.prepare.text.shards.columns import store_columns
 from millrace.prepare.text.shards.quarantine import Quarantine
 from millrace.prepare.text.space import estimate
-from millrace.prepare.text.tokens.vocabulary import SEAL, choose_tokenizer, is_whole, seal_of, told_of
-from millrace.prepare.text.tokens.worker_tokenizer import keep_loaded, load_early, outlined
+from millrace.prepare.text.tokens.vocabulary import SEAL, choose_tokenizer, is_whole, seal_of, vocabulary_note
+from millrace.prepare.text.tokens.worker_tokenizer import load_early, set_tokenizer, write_outline
 from millrace.store import gc, platform
 from millrace.store.layout import Column, Layout
 from millrace.store.open import open_store
@@ -52,7 +51,7 @@ from millrace.text.tokenizer import Tokenizer
 SCRATCH = (
     *("parts", "splits", "lines", "plan.json", "cut.json", "stdin.txt", "partitions", "vocabulary.json"),
     SEAL,
-    *("merges.bin", "names.bin", "name_ends.bin", "alone", "unpacked"),
+    *("merges.bin", "names.bin", "name_ends.bin", "alone"),
 )
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]
 
@@ -75,7 +74,7 @@ def prepare_text(
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
     All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
-    reading, cutting = parted(options_of_append(Path(os.path.realpath(out)), options) if append else options)
+    reading, cutting = split_options(options_of_append(Path(os.path.realpath(out)), options) if append else options)
     return _Preparation([paths] if isinstance(paths, str) else list(paths), Path(os.path.realpath(out)), reading, cutting,
                         workers or num_cores(), append, progress or default_progress(), stall_s,
                         [exclude] if isinstance(exclude, str) else exclude).run(restart=restart)  # fmt: skip
@@ -122,7 +121,7 @@ class _Preparation:
             for note in self._left_out:  # what was not read may be why it failed
                 self._progress("note", 0, 0, {"note": note})
             is_mine = self._is_mine or not (self._partial.folder / "plan.json").exists()
-            if is_mine and not self._partial.entries and not finished_units(self._partial.folder):
+            if is_mine and not self._partial.entries and not finished_slices(self._partial.folder):
                 self._partial.close(remove=True)  # nothing to continue: a fixed call starts afresh
             raise
         finally:
@@ -150,7 +149,7 @@ class _Preparation:
     def _already(self, existing: Existing, report: Mapping[str, Any]) -> TextReport:
         """All there is to append is in the store."""
         self._partial.close(remove=True)
-        return reported(self._out, existing.manifest.fingerprint, report, self._notes)
+        return existing_report(self._out, existing.manifest.fingerprint, report, self._notes)
 
     def _finished(self) -> TextReport:
         """An output that is there: the same call is done at once, any other is refused."""
@@ -164,7 +163,7 @@ class _Preparation:
                 f"{self._out} is finished, but with other sources or options: {'; '.join(changed[:6])}; "
                 "choose another --out, add files with --append, or remove it yourself"
             )
-        return reported(self._out, store.fingerprint, made.get("report", {}))
+        return existing_report(self._out, store.fingerprint, made.get("report", {}))
 
     def _prepare(self, sources: list[Source]) -> TextReport:
         folder = self._partial.folder
@@ -183,14 +182,13 @@ class _Preparation:
         for note in changed + notes_before(sources, self._reading, self._cutting):
             self._progress("note", 0, 0, {"note": note})  # now, and again when it is done
             self._notes.append(note)
-        sources = check_headers(self._unpacked(sources), self._reading)
-        parts = cut_parts(sources, self._reading.part_bytes, finished_units(folder))
+        parts = cut_parts(sources, self._reading.part_bytes, finished_slices(folder))
         self._workers.limit(len(parts))  # also for shards, which are less work
         # While the vocabulary loads.
         is_apart = self._workers.start(prepare_part, len(parts), apart=self._reading.filter is not None)
         tokenizer = self._tokenizer(sources, parts, existing)
         if not is_apart:
-            keep_loaded(str(folder), tokenizer)
+            set_tokenizer(str(folder), tokenizer)
         known = None if existing is None else existing.sources
         columns = store_columns(self._names, tokenizer, self._reading, known)
         self._progress("room", *check_room(folder, *estimate(sources, tokenizer, self._reading, self._cutting)), {})
@@ -200,7 +198,7 @@ class _Preparation:
         assignment = Assignment(folder, done, self._cutting)
         compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
         with platform.writing(folder):
-            assignment.make(sharding.repeated(folder, done, self._reading, *compared))
+            assignment.make(sharding.document_repeats(folder, done, self._reading, *compared))
         if not self._append:
             assignment.check()
         return self._publish(sources, reading, done, assignment, tokenizer, columns, existing)
@@ -211,7 +209,7 @@ class _Preparation:
         if len(changed) > MAX_SHOWN:
             note += f" and {len(changed) - MAX_SHOWN:,} more"
         names = ["journal.jsonl", "shards", "cut.json"]
-        if self._append or told_of(self._reading.tokenizer) is None:
+        if self._append or vocabulary_note(self._reading.tokenizer) is None:
             note += "; finished parts of unchanged files are used again"
         else:
             names.append("vocabulary.json")
@@ -222,26 +220,22 @@ class _Preparation:
         self._progress("note", 0, 0, {"note": note})
         self._notes.append(note)
 
-    def _unpacked(self, sources: list[Source]) -> list[Source]:
-        tasks = unpack_tasks(sources, self._reading, self._partial.folder)
-        for finished, _ in enumerate(self._run(unpack, tasks), start=1):
-            self._progress("unpack", finished, len(tasks), {})
-        return unpacked(sources, self._partial.folder)
-
     def _tokenizer(self, sources: list[Source], parts: Sequence[Part], existing: Existing | None) -> Tokenizer:
         """The tokenizer of this corpus, beside its parts; an append takes that of the store."""
         path = self._partial.folder / "vocabulary.json"
         if existing is not None:
             tokenizer = existing.tokenizer()
         else:
-            if not is_whole(path) and (first := told_of(self._reading.tokenizer)):
+            if not is_whole(path) and (first := vocabulary_note(self._reading.tokenizer)):
                 self._progress("note", 0, 0, {"note": first})
             tokenizer = choose_tokenizer(path, sources, parts, self._reading)
         with platform.writing(path):
             data = tokenizer.to_file()
             platform.write_file(path, data, mode=0o644)
             platform.write_file(seal_of(path), digest(data).encode(), mode=0o644)
-            self._workers.warm(load_early, (str(path.parent), tokenizer.describe(), outlined(path.parent, tokenizer)))
+            self._workers.warm(
+                load_early, (str(path.parent), tokenizer.describe(), write_outline(path.parent, tokenizer))
+            )
         return tokenizer
 
     def _run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
@@ -269,8 +263,8 @@ class _Preparation:
         with platform.writing(self._partial.folder):
             tasks = sharding.shard_tasks(planned, self._partial.folder, self._names, done, columns, tokenizer, base)
         missing = [task for task in tasks if f"{task.split}-{task.number:05d}" not in self._partial.entries]
-        missing.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
-        spending = spent.Spending(self._partial.folder, done, missing)
+        missing.sort(key=lambda task: -len(task.ranges))  # those of many parts take longest: nobody waits for them last
+        spending = reclaim.Reclaim(self._partial.folder, done, missing)
         if again := spending.missing():
             self._notes.append(f"{len(again):,} parts were read again: the shards made of them are gone")
             self._progress("note", 0, 0, {"note": self._notes[-1]})
@@ -287,7 +281,7 @@ class _Preparation:
         meta = described(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
         fields = {
             "kind": "text", "columns": columns, "splits": tuple(dict.fromkeys((*known, *splits))),
-            "tokenizer": tokenizer.describe(), "meta": {"report": joined(before, report), **meta},
+            "tokenizer": tokenizer.describe(), "meta": {"report": add_reports(before, report), **meta},
         }  # fmt: skip
         quarantine = Quarantine(
             self._out, self._partial.folder, done, 0 if existing is None else existing.quarantine_bytes()
