@@ -19,6 +19,7 @@ from millrace.native import core
 from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.load import load_tokenizer, tokenizer_by_name
 from millrace.text.ranks import SEPARATOR, RankEncoder
+from millrace.text.sentencepiece_file import SentencePieceTokenizer
 
 GPT4 = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -260,6 +261,28 @@ def test_a_sentencepiece_model_gives_its_ids_and_comes_back(model, tmp_path, rea
     assert [back.decode(back.encode(document.decode())) for document in real[40:44]] == [
         d.decode() for d in real[40:44]
     ]
+
+
+def test_the_last_id_of_a_model_is_decoded_and_its_end_is_none_of_them(model, tmp_path):
+    """With an end of its own, and without one: then the end is one id more."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    own = SentencePieceTokenizer(model, "own.model")
+    last = processor.get_piece_size() - 1
+    assert own.decode_bytes([last]) == processor.decode([last]).encode() != b""
+    assert own.decode([last, own.end]) == processor.decode([last]) + "<|endoftext|>"
+    proto = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["some words", "and some more"] * 20), model_writer=proto, vocab_size=30, eos_id=-1,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    endless = SentencePieceTokenizer(proto.getvalue(), "endless.model")
+    size = sentencepiece.SentencePieceProcessor(model_proto=proto.getvalue()).get_piece_size()
+    assert (endless.end, endless.vocab_size) == (size, size + 1)
+    assert endless.decode_bytes([size - 1]) != b""
+    assert endless.decode_bytes([size]) == b""
+    ids, lengths = endless.encode_with_ends([b"some words", b""])
+    assert ids.tolist()[-2:] == [size, size]
+    assert lengths.tolist() == [len(ids) - 1, 1]
 
 
 @pytest.mark.parametrize("data", [b"", b"no model"])
