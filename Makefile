@@ -45,7 +45,7 @@ SANITIZE = gcc -shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,u
 SANITIZED_TESTS = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1:allocator_may_return_null=1:max_allocation_size_mb=4096 \
 	MILLRACE_FUZZ=60000 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) $(PY) -m pytest -n 2 -q --timeout 600
-BOTH_TESTS := tests/property/test_fuzz_core.py tests/text/test_merges.py tests/text/test_lump.py $(addprefix tests/prepare/text/test_,part_repeats.py clean.py part_files.py long_documents.py framing.py)
+BOTH_TESTS := tests/property/test_fuzz_core.py tests/text/test_merges.py tests/text/test_documents.py $(addprefix tests/prepare/text/test_,known_hashes.py clean.py part_files.py long_documents.py framing.py)
 sanitize: .venv/ready
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/millrace $(SANITIZED)/
 	$(SANITIZE)
@@ -65,6 +65,7 @@ bench: setup
 	$(PY) -m benchmarks.store
 	$(PY) -m benchmarks.feed
 	$(PY) -m benchmarks.cold
+	$(PIP) gigatoken  # a contestant
 	$(PY) -m benchmarks.prepare_text
 	$(PIP) polars duckdb
 	$(PY) -m benchmarks.prepare_table
@@ -74,6 +75,7 @@ bench: setup
 # Text and feeds once more beside other libraries. Those have environments of their own, three since datatrove and datasets
 # exclude each other, and MosaicML Streaming wants an older numpy.
 bench-peers: setup .venv-peers/ready .venv-peers/feed/ready .venv-peers/mosaic/ready
+	$(PIP) gigatoken
 	$(PY) -m benchmarks.prepare_text --peers .venv-peers/bin/python
 	PYTHONPATH=src:. .venv-peers/feed/bin/python -m benchmarks.feed --peers
 	PYTHONPATH=src:. .venv-peers/mosaic/bin/python -m benchmarks.feed --peers --name feed_mosaic

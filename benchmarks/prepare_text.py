@@ -1,20 +1,19 @@
-"""Preparing text, end to end, against the engines' raw rates and against what others do with the same vocabulary.
+"""Preparing text end to end, against the raw rates of encoders and against other libraries.
 
     python -m benchmarks.prepare_text [--megabytes 300] [--copies 3] [--rounds 3] [--peers .venv-peers/bin/python]
 
-The text is Python sources of this machine (the standard library and site-packages), every file once, in files of
-about 8 MB; two processes everywhere, one for ``bytes``. That is three seconds' work for gigatoken and the core's own
-engine, and less for ``bytes``: they get it ``--copies`` times, each document of a copy with a line of its own, so that
-none is a repeat.
-``--peers`` is a Python that has LitData and datatrove (``make bench-peers`` makes one); they and the obvious script are
-so slow that they get the first files alone.
+The text is the Python sources of this machine, each file once, in files of about 8 MB. All use two
+processes, ``bytes`` one. gigatoken, the core's encoder and ``bytes`` are so fast that they get it
+``--copies`` times; each document of a copy gets a line of its own, so that none is a repeat.
+``--peers`` is a Python with LitData and datatrove (``make bench-peers`` makes one). They and the obvious
+script are so slow that they get the first files alone.
 
-An engine alone has its processes to start and its vocabulary to load too, and is given documents that are split
-already, 4,000 joined by a special token, which is the fastest of its ways to encode many. Its ids are counted and
-thrown away: nothing is hashed, compared, written. ``undivided`` it gets whole files, as if there were no documents.
+An encoder alone also starts its processes and loads its vocabulary. It gets documents that are split
+already, 4,000 joined by a special token, which is its fastest way. Its ids are counted and thrown away.
+``undivided``, it gets whole files. gigatoken runs alone only: millrace does not use it.
 
-The same text is prepared in other forms too, with defaults: a record of JSON for each Python file, with lines that end
-in CRLF, and each of the files of 8 MB as one document.
+The same text is also prepared, with defaults, as JSON lines, with CRLF, and with files of 8 MB as
+documents.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ PROCESSES = 2
 FILE_BYTES = 8_000_000
 PEER_FILES = 6
 QUICK_ROUNDS = 3  # times as many
-ENGINES = ("tiktoken", "gigatoken", "millrace")  # the last is the core's own
+ENCODERS = ("tiktoken", "gigatoken", "millrace")  # the last is the core's
 CORPORA = {"tiktoken": ("text",)} | dict.fromkeys(("gigatoken", "millrace", "bytes"), ("text", "copies"))
-# What is measured end to end on an engine, and against whose raw rate: its own, and that of the fastest that is not ours.
+# End to end on an encoder, against its own raw rate and that of the fastest other one.
 SHARES = (
     *(("tiktoken", "tiktoken alone"), ("millrace", "gigatoken alone"), ("millrace", "millrace alone")),
     ("millrace", "gigatoken alone, undivided"),
@@ -86,18 +85,22 @@ def main() -> None:
 
 
 def contestants(folder: Path, peers: str | None) -> dict[str, Callable[[], float]]:
-    """MB/s of each, by what is to be measured."""
+    """Functions that give the MB/s of each contestant."""
     found: dict[str, Callable[[], float]] = {}
-    for engine in ENGINES:
-        found[f"{engine} alone"] = partial(on, engine, folder, partial(engine_alone, folder, engine))
-        if engine != "tiktoken":
-            found[f"{engine} alone, undivided"] = partial(
-                on, engine, folder, partial(engine_alone, folder, engine, is_whole=True)
+    for encoder in ENCODERS:
+        found[f"{encoder} alone"] = partial(on, encoder, folder, partial(encoder_alone, folder, encoder))
+        if encoder != "tiktoken":
+            found[f"{encoder} alone, undivided"] = partial(
+                on, encoder, folder, partial(encoder_alone, folder, encoder, is_whole=True)
             )
-        found[f"millrace on {engine}, no dedup, no normalize"] = partial(
-            on, engine, folder, partial(ours, folder, CORPORA[engine], **AS_IS)
+        if encoder == "gigatoken":
+            continue
+        found[f"millrace on {encoder}, no dedup, no normalize"] = partial(
+            on, encoder, folder, partial(ours, folder, CORPORA[encoder], **AS_IS)
         )
-        found[f"millrace on {engine}, defaults"] = partial(on, engine, folder, partial(ours, folder, CORPORA[engine]))
+        found[f"millrace on {encoder}, defaults"] = partial(
+            on, encoder, folder, partial(ours, folder, CORPORA[encoder])
+        )
     for form, (corpus, options) in FORMS.items():
         found[f"millrace, {form}, defaults"] = partial(
             on, "millrace", folder, partial(ours, folder, (corpus,), **options), (corpus,)
@@ -116,18 +119,18 @@ def contestants(folder: Path, peers: str | None) -> dict[str, Callable[[], float
 
 
 def is_quick(name: str) -> bool:
-    """What takes some seconds, so that a machine whose speed changes is felt: it runs more often."""
+    """Whether it takes seconds: then it runs more often, since the speed of a machine changes."""
     return any(part in name for part in ("gigatoken", "millrace alone", "on millrace", "bytes"))
 
 
 def promises(found: dict[str, float], rounds: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Shares are medians of those of every round, whose measurements are neighbours in time."""
+    """Shares are medians over rounds; the measurements of a round are close in time."""
     made = []
-    for engine, other in SHARES:
+    for encoder, other in SHARES:
         for how, limit in (("no dedup, no normalize", 0.9), ("defaults", 0.75)):
-            pairs = zip(rounds[f"millrace on {engine}, {how}"], rounds[other], strict=True)
+            pairs = zip(rounds[f"millrace on {encoder}, {how}"], rounds[other], strict=True)
             ratios = share([ours / raw for ours, raw in pairs])
-            what = f"on {engine}, share of {other}, {how}"
+            what = f"on {encoder}, share of {other}, {how}"
             made.append(verdict(what, ratios["median"], limit) | {"between": ratios["between"]})
     bytes_found = found["millrace, bytes, 1 worker, no dedup, no normalize"]
     made.append(verdict("bytes, MB/s on one core, no dedup, no normalize", bytes_found, 200))
@@ -135,7 +138,8 @@ def promises(found: dict[str, float], rounds: dict[str, list[float]]) -> list[di
         if peer in found:
             made += [
                 verdict(f"times {peer}, on {e}, defaults", found[f"millrace on {e}, defaults"] / found[peer], 3)
-                for e in ENGINES
+                for e in ENCODERS
+                if e != "gigatoken"
             ]
     return made
 
@@ -164,7 +168,7 @@ def sources() -> Iterator[bytes]:
 
 
 def make_corpus(folder: Path, megabytes: int, copies: int) -> None:
-    """``text/*.txt`` of about 8 MB each, ``copies/`` and other forms of it; the first files for peers, GPT-2's tokenizer.json."""
+    """Writes ``text/*.txt`` of about 8 MB each, other forms of it, files for peers, and GPT-2's tokenizer.json."""
     from millrace.text.load import gpt2
 
     for made in ("text", "copies", "records", "crlf", "peers/text", "peers/jsonl"):
@@ -200,7 +204,7 @@ def size_of(folder: Path, corpora: Sequence[str]) -> int:
 
 
 def timed(size: int, work: Callable[[], Any], folder: Path | None = None) -> float:
-    """MB/s; what was made in the folder is removed afterwards."""
+    """MB/s; the output in the folder is removed afterwards."""
     started = time.perf_counter()
     work()
     found = size / (time.perf_counter() - started) / 1e6
@@ -209,34 +213,34 @@ def timed(size: int, work: Callable[[], Any], folder: Path | None = None) -> flo
     return found
 
 
-def on(engine: str, folder: Path, work: Callable[[], Any], corpora: Sequence[str] | None = None) -> float:
-    """MB/s with this engine, in this process and those it starts."""
-    os.environ["MILLRACE_BPE"] = engine
+def on(encoder: str, folder: Path, work: Callable[[], Any], corpora: Sequence[str] | None = None) -> float:
+    """MB/s with this encoder, in this process and those it starts."""
+    os.environ["MILLRACE_BPE"] = encoder
     try:
-        return timed(size_of(folder, corpora or CORPORA[engine]), work, folder)
+        return timed(size_of(folder, corpora or CORPORA[encoder]), work, folder)
     finally:
         del os.environ["MILLRACE_BPE"]
 
 
 @lru_cache
-def _encoder(vocabulary: str, engine: str) -> Callable[[list[bytes]], int]:
-    """What counts the ids of documents; loaded once per process, with no more than the engine needs."""
+def _encoder(vocabulary: str, encoder: str) -> Callable[[list[bytes]], int]:
+    """A function that counts the ids of documents; loaded once per process."""
     from millrace.text.ranks import SEPARATOR
 
     body = json.loads(Path(vocabulary).read_bytes())
-    if engine == "tiktoken":
-        from millrace.text.ranks import _rank_engine
+    if encoder == "tiktoken":
+        from millrace.text.ranks import rank_encoder
 
-        core: Any = _rank_engine(body)._core  # type: ignore[union-attr]
+        core: Any = rank_encoder(body)._core  # type: ignore[union-attr]
         return lambda documents: len(
             np.frombuffer(
                 core.encode_to_tiktoken_buffer(SEPARATOR.join(map(bytes.decode, documents)), {SEPARATOR}), np.uint32
             )
         )
-    if engine == "millrace":
-        from millrace.text.ranks import fast_engines, own_merges
+    if encoder == "millrace":
+        from millrace.text.ranks import core_merges, fast_encoder
 
-        own: Any = fast_engines(own_merges(body), 50257, 50256, lambda: body)[0]
+        own: Any = fast_encoder(core_merges(body), 50257, 50256, lambda: body)
         return lambda documents: len(own.encode_spaced(documents)[0])
     from gigatoken.gigatoken_rs import load_hf_json
 
@@ -245,17 +249,17 @@ def _encoder(vocabulary: str, engine: str) -> Callable[[list[bytes]], int]:
     return lambda documents: len(encode(separator.join(documents)))
 
 
-def _encode(vocabulary: str, engine: str, path: Path, is_whole: bool = False) -> int:
-    """The engine on documents that are split already."""
-    encode, text = _encoder(vocabulary, engine), path.read_bytes()
+def _encode(vocabulary: str, encoder: str, path: Path, is_whole: bool = False) -> int:
+    """The number of ids of a file, its documents split already."""
+    encode, text = _encoder(vocabulary, encoder), path.read_bytes()
     documents = [text] if is_whole else text.split(b"\n\n")
     return sum(encode(documents[first : first + 4000]) for first in range(0, len(documents), 4000))
 
 
-def engine_alone(folder: Path, engine: str, is_whole: bool = False) -> int:
-    work = partial(_encode, str(folder / "tokenizer.json"), engine, is_whole=is_whole)
+def encoder_alone(folder: Path, encoder: str, is_whole: bool = False) -> int:
+    work = partial(_encode, str(folder / "tokenizer.json"), encoder, is_whole=is_whole)
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        return sum(pool.imap_unordered(work, files(folder, CORPORA[engine])))
+        return sum(pool.imap_unordered(work, files(folder, CORPORA[encoder])))
 
 
 def ours(folder: Path, corpora: Sequence[str], workers: int = PROCESSES, **options: Any) -> None:
@@ -271,7 +275,7 @@ def obvious_rate(folder: Path) -> float:
 
 
 def obvious(folder: Path, path: Path) -> None:
-    """What one writes first: lines, ``tokenizer.encode``, append to a file that is then mapped."""
+    """What one writes first: lines, ``tokenizer.encode``, append to a file."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -30,13 +30,13 @@ MODULES = ("textwrap", "bisect", "heapq", "keyword", "this", "stat", "string", "
 def parts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the parts of text that were read in this process, not found finished."""
     found: list[int] = []
-    run = part._Maker.run
+    run = part.PartMaker.run
 
-    def counted(self: part._Maker) -> part.PartDone:
+    def counted(self: part.PartMaker) -> part.PartDone:
         found.append(self._task.part.number)
         return run(self)
 
-    monkeypatch.setattr(part._Maker, "run", counted)
+    monkeypatch.setattr(part.PartMaker, "run", counted)
     return found
 
 

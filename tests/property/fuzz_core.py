@@ -164,9 +164,8 @@ class Fuzz:
         except Exception:  # noqa: BLE001
             return core.Ring(*right)
 
-    def lump(self):
-        text = b"one two\n\nthree's\t\xc3\xa9 " * 4
-        return self.rng.choice(([b"one", b"", "é two".encode()], (text, np.array([0, 3, 9]), np.array([3, 9, 30]))))
+    def documents(self):
+        return b"one two\n\nthree's\t\xc3\xa9 " * 4, np.array([0, 3, 9]), np.array([3, 9, 30])
 
     def bpe(self):
         merges = np.array([97, 98, 256, 256, 99, 257], np.uint32)
@@ -175,7 +174,6 @@ class Fuzz:
     def targets(self):
         """A call and right arguments for it, of each kind."""
         rng, rows, orders = self.rng, np.arange(12.0), (("shuffled", 9, 3), ("block_shuffled", 9, 3, 2, 2))
-        ids, sizes, marks = np.array([1, 2, 3], "u4"), np.full(9, 1, "i4"), (2, 4, 5, 6)
         return {
             "samples": lambda: (core.samples, (rng.choice(orders), np.arange(7), np.zeros(7, "i8"))),
             "permute": lambda: (core.permute, (np.arange(9, dtype="u8"), 9, np.arange(24, dtype="u4"), False)),
@@ -184,13 +182,10 @@ class Fuzz:
             "scale_rows": lambda: (core.scale_rows, (rows, np.zeros(3), np.ones(3), np.zeros(12, "f4"))),
             "is_utf8": lambda: (core.is_utf8, ("é and more".encode() * 3, 0, 20)),
             "between_gaps": lambda: (core.between_gaps, (b"one\n\ntwo\n\n\nthree" * 9,)),
-            "documents": lambda: (core.documents, (b"one two three", np.array([0, 4]), np.array([3, 7]))),
-            "cleaned": lambda: (core.cleaned, (self.lump(), rng.choice((None, np.full(0x20000, 255, "u1"))))),
-            "hashed": lambda: (core.hashed, (self.lump(),)),
-            "measured": lambda: (core.measured, (self.lump(),)),
-            "spaced": lambda: (core.spaced, (self.lump(),)),
-            "joined": lambda: (core.joined, (self.lump(), b"<|end|>")),
-            "parted": lambda: (core.parted, (ids, sizes, np.array([1, 1]), b"\0", marks, np.zeros(9, "u2"), 2, np.zeros(2, "i8"))),
+            "clean_documents": lambda: (core.clean_documents, (self.documents(), rng.choice((None, np.full(0x20000, 255, "u1"))))),
+            "hash_documents": lambda: (core.hash_documents, (self.documents(),)),
+            "measure": lambda: (core.measure, (self.documents(),)),
+            "join_with_zeros": lambda: (core.join_with_zeros, (self.documents(),)),
             "copy_runs": lambda: (core.copy_runs, (np.arange(9, dtype="u1"), 1, np.array([0, 2, 4, 6]), np.zeros(4, "u2"), 2)),
             "num_maps": lambda: (core.num_maps, ()),
             "Map": self.map,
@@ -205,10 +200,10 @@ class Fuzz:
             "Program.is_cold": lambda: (self.program().is_cold, ()),
             "Ring.get": lambda: (self.ring().get, (True, 0, [])),
             "Ring": lambda: (self.run_ring, ()),
-            "Bpe.encode": lambda: (self.bpe().encode, (self.lump(), np.zeros(2000, "u1"), np.zeros(3, "i8"))),
+            "Bpe.encode": lambda: (self.bpe().encode, (self.documents(), np.zeros(2000, "u1"), np.zeros(3, "i8"))),
             "Bpe.learn": lambda: (self.bpe().learn, (np.full(0x110000, 2, "u1"),)),
-            "Seen": lambda: (core.Seen, (rng.choice((0, 9, 5000)),)),
-            "Seen.add": lambda: (core.Seen().add, (np.arange(64, dtype="u1"),)),
+            "KnownHashes": lambda: (core.KnownHashes, (rng.choice((0, 9, 5000)),)),
+            "KnownHashes.add": lambda: (core.KnownHashes().add, (np.arange(64, dtype="u1"),)),
         }  # fmt: skip
 
     def map(self):

@@ -69,7 +69,7 @@ def test_the_ids_of_pieces_are_those_of_the_whole(monkeypatch, kind, fast):
     if not fast:
         tokenizer.use("tokenizers")
     pieces = []
-    monkeypatch.setattr(breaks, "PIECE_BYTES", 200)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", 200)
     real = breaks.cut
     monkeypatch.setattr(breaks, "cut", lambda *a: pieces.append(list(real(*a))) or pieces[-1])
     for seed in range(30):
@@ -81,15 +81,15 @@ def test_the_ids_of_pieces_are_those_of_the_whole(monkeypatch, kind, fast):
         starts, stops = tokenizer.places(document.encode(), np.array(expected))
         assert starts.tolist() == sorted(starts.tolist())
         assert len(starts) == len(stops) == len(expected)
-        for piece in tokenizer.encode_pieces(document.encode()):
+        for piece in tokenizer.encode_sections(document.encode()):
             there = (starts >= piece.start) & (starts < piece.stop)
             assert piece.ids.tolist() == np.array(expected)[there].tolist()
     assert all(len(cuts) > 5 for cuts in pieces if cuts[-1].stop > 1000)
     assert max(stop - start for cuts in pieces for start, stop, _ in cuts) < 2000
 
 
-def test_what_the_fast_engine_gives_up_on_is_encoded_in_pieces():
-    """A run of a million spaces: only the piece that holds it goes to the slow engine."""
+def test_what_the_fast_encoder_gives_up_on_is_encoded_in_pieces():
+    """A run of a million spaces: only the piece that holds it goes to the slow encoder."""
     tokenizer, slow = gpt2(), []
     real = tokenizer._lists
     tokenizer._lists = lambda texts: slow.extend(map(len, texts)) or real(texts)
@@ -108,7 +108,7 @@ def test_a_text_that_cannot_be_cut_stays_whole_up_to_a_limit(monkeypatch):
     def never(texts):
         return [[1]] * 3
 
-    monkeypatch.setattr(breaks, "PIECE_BYTES", 100)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", 100)
     monkeypatch.setattr(breaks, "WHOLE_BYTES", 1000)
     assert list(breaks.cut(b"a" * 1000, never)) == [(0, 1000, False)]
     assert list(breaks.cut(b"a b" * 300, never)) == [(0, 900, False)]

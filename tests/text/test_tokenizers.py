@@ -7,7 +7,6 @@ import json
 import sys
 from importlib.resources import files
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,10 +16,11 @@ from hypothesis import strategies as st
 from millrace.errors import ConfigError, SourceError, StoreCorrupt
 from millrace.native import core
 from millrace.text import load
+from millrace.text.documents import Documents
 from millrace.text.load import gpt2, load_tokenizer, tokenizer_by_name, tokenizer_from_file
 from millrace.text.rank_file import TiktokenTokenizer
-from millrace.text.ranks import SEPARATOR, RankEngine
-from millrace.text.simple import BytesTokenizer, CharTokenizer
+from millrace.text.ranks import SEPARATOR, RankEncoder
+from millrace.text.simple import BytesTokenizer, CharTokenizer, space_python
 from millrace.text.train import train_bpe
 
 PIECES = [" ", "  ", "\n", "a", "The", " the", "'s", "123", "é", "中", "😀", "\u0301", "\x00", "\xa0", "!?", "\u3000"]
@@ -28,12 +28,12 @@ PIECES += ["<|endoftext|>", SEPARATOR, SEPARATOR[:5]]
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join)
 
 
-@pytest.fixture(scope="session", params=[*(["millrace"] if core else []), "gigatoken", "tiktoken"])
+@pytest.fixture(scope="session", params=[*(["millrace"] if core else []), "tiktoken"])
 def by_name(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MILLRACE_BPE", request.param)
         tokenizer = gpt2()
-    assert tokenizer.engine == request.param
+    assert tokenizer.encoder == request.param
     return tokenizer
 
 
@@ -69,17 +69,17 @@ def test_gpt2_gives_tiktokens_ids_on_any_text(by_name, reference, found):
     assert [by_name.decode(part) for part in ids] == found
 
 
-def test_gpt2_gives_the_same_ids_without_the_fast_engine(odd, reference):
+def test_gpt2_gives_the_same_ids_without_the_fast_encoder(odd, reference):
     slow = gpt2()
     slow.use("tokenizers")
-    assert slow.engine == "tokenizers"
+    assert slow.encoder == "tokenizers"
     assert separate(slow, odd) == [reference.encode(document.decode()) for document in odd]
 
 
-def test_gpt2_keeps_the_fast_engine_after_its_check(by_name, real, odd):
-    before = by_name.engine
+def test_gpt2_keeps_the_fast_encoder_after_its_check(by_name, real, odd):
+    before = by_name.encoder
     assert by_name.check([*real[:20], *odd])
-    assert by_name.engine == before
+    assert by_name.encoder == before
 
 
 def test_gpt2_encodes_runs_of_white_space_that_tiktoken_gives_up_on(by_name, reference):
@@ -116,7 +116,7 @@ def test_a_worker_encodes_by_the_outline_without_reading_the_file(monkeypatch, r
     monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("the file was read"))
     assert found.encode_spaced(real)[0].tolist() == expected
     long = b" word" * 500_000
-    assert sum(len(piece.ids) for piece in found.encode_pieces(long)) == 500_000
+    assert sum(len(piece.ids) for piece in found.encode_sections(long)) == 500_000
 
 
 def test_gpt2_decodes_within_a_character(by_name):
@@ -198,9 +198,9 @@ def test_ids_are_uint16_up_to_65536_of_them(characters, dtype):
     assert tokens.tolist() == [characters - 1, characters]
 
 
-def test_a_trained_vocabulary_gives_hugging_faces_ids_on_the_fast_engine(real, odd):
+def test_a_trained_vocabulary_gives_hugging_faces_ids_on_the_fast_encoder(real, odd):
     tokenizer = train_bpe(real[:60], 2000)
-    assert (tokenizer.vocab_size, tokenizer.engine) == (2000, "millrace" if core else "gigatoken")
+    assert (tokenizer.vocab_size, tokenizer.encoder) == (2000, "millrace" if core else "tiktoken")
     assert tokenizer.end == tokenizer._backend.token_to_id("<|endoftext|>")
     assert tokenizer.check([*real[60:], *odd])
     for document in [*real[60:80], *odd]:
@@ -220,16 +220,16 @@ def test_a_vocabulary_of_impossible_size_is_refused(size):
 def test_a_check_that_finds_a_difference_goes_back_to_tokenizers(real, reference, monkeypatch):
     monkeypatch.setenv("MILLRACE_BPE", "tiktoken")
     tokenizer = gpt2()
-    encode = RankEngine.encode_documents
+    encode = RankEncoder.encode_documents
 
     def reversed_ids(self, documents):
         ids, lengths = encode(self, documents)
         return ids[::-1], lengths
 
-    monkeypatch.setattr(RankEngine, "encode_documents", reversed_ids)
+    monkeypatch.setattr(RankEncoder, "encode_documents", reversed_ids)
     assert separate(tokenizer, [b"one two"]) != [reference.encode("one two")]
     assert not tokenizer.check(real[:3])
-    assert tokenizer.engine == "tokenizers"
+    assert tokenizer.encoder == "tokenizers"
     assert separate(tokenizer, real[:3]) == [reference.encode(document.decode()) for document in real[:3]]
 
 
@@ -288,7 +288,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, name, missing, m
 def test_without_tiktoken_gpt2_runs_on_tokenizers(monkeypatch, reference):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     tokenizer = gpt2()
-    assert tokenizer.engine == "tokenizers"
+    assert tokenizer.encoder == "tokenizers"
     assert tokenizer.encode("it's <|endoftext|>").tolist() == reference.encode("it's <|endoftext|>")
 
 
@@ -298,8 +298,7 @@ def test_bytes_are_spaced_by_the_core_as_without_it(found):
     ids, lengths = BytesTokenizer().encode_spaced(documents)
     assert ids.tobytes() == b"".join(document + b"\0" for document in documents)
     assert lengths.tolist() == [len(document) + 1 for document in documents]
-    with mock.patch("millrace.text.simple.core", None):
-        assert all(map(np.array_equal, BytesTokenizer().encode_spaced(documents), (ids, lengths)))
+    assert all(map(np.array_equal, space_python(Documents.of(documents)), (ids, lengths)))
 
 
 @pytest.mark.parametrize("name", ["gpt3", "missing.json", "train", ""])

@@ -18,7 +18,8 @@ from millrace.errors import ConfigError
 from millrace.native import core
 from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.load import load_tokenizer, tokenizer_by_name
-from millrace.text.ranks import SEPARATOR, RankEngine
+from millrace.text.ranks import SEPARATOR, RankEncoder
+from millrace.text.sentencepiece_file import SentencePieceTokenizer
 
 GPT4 = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -30,7 +31,7 @@ SPLITTERS = {
     "words": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\w+"), "isolated"), LEVEL]),
 }
 
-FASTEST = "millrace" if core else "gigatoken"
+FASTEST = "millrace" if core else "tiktoken"
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +71,9 @@ def assert_same_ids(saved: SimpleNamespace, documents: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("make", ["level", "split"])
-def test_byte_level_bpe_runs_on_the_fast_engine_with_hugging_faces_ids(backends, saved, real, odd, make):
+def test_byte_level_bpe_runs_on_the_fast_encoder_with_hugging_faces_ids(backends, saved, real, odd, make):
     own = saved(Tokenizer.from_str(backends[make]))
-    assert own.tokenizer.engine == (FASTEST if make == "level" else "tiktoken")
+    assert own.tokenizer.encoder == (FASTEST if make == "level" else "tiktoken")
     assert own.tokenizer.check([*real[40:60], *odd])
     assert_same_ids(own, [*odd, *real[60:80], b"<|endoftext|>"])
     for document in [*odd, *real[60:63]]:
@@ -83,7 +84,7 @@ def test_byte_level_bpe_runs_on_the_fast_engine_with_hugging_faces_ids(backends,
 @pytest.mark.parametrize("make", ["digits", "prefix"])
 def test_other_makes_run_on_tokenizers_with_the_same_ids(backends, saved, real, odd, make):
     own = saved(Tokenizer.from_str(backends[make]))
-    assert own.tokenizer.engine == "tokenizers"
+    assert own.tokenizer.encoder == "tokenizers"
     assert not own.tokenizer.check(odd)
     assert_same_ids(own, [*odd, *real[60:64]])
 
@@ -92,7 +93,7 @@ def test_a_normalizer_is_left_to_tokenizers(backends, saved, odd):
     backend = Tokenizer.from_str(backends["level"])
     backend.normalizer = normalizers.NFC()
     own = saved(backend)
-    assert own.tokenizer.engine == "tokenizers"
+    assert own.tokenizer.encoder == "tokenizers"
     assert_same_ids(own, odd)
 
 
@@ -100,18 +101,18 @@ def test_word_pieces_are_left_to_tokenizers(saved):
     backend = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2, "[SEP]": 3}, unk_token="[UNK]"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
     own = saved(backend)
-    assert (own.tokenizer.engine, own.tokenizer.end, own.tokenizer.vocab_size) == ("tokenizers", 3, 4)
+    assert (own.tokenizer.encoder, own.tokenizer.end, own.tokenizer.vocab_size) == ("tokenizers", 3, 4)
     assert own.tokenizer.encode("ab c a").tolist() == [1, 2, 0, 1]
     assert own.tokenizer.decode([1, 2, 1]) == "ab a"
 
 
 def test_a_pattern_that_leaves_text_out_goes_to_tokenizers_where_it_does(backends, saved, odd):
     own = saved(Tokenizer.from_str(backends["words"]))
-    assert own.tokenizer.engine == "tiktoken"  # it converts, and "word" alone shows no difference
+    assert own.tokenizer.encoder == "tiktoken"  # it converts, and "word" alone shows no difference
     assert own.tokenizer.check([b"word"])
     assert_same_ids(own, [b"word", b"two words, and more", *odd])
     assert not own.tokenizer.check([b"two words"])
-    assert own.tokenizer.engine == "tokenizers"
+    assert own.tokenizer.encoder == "tokenizers"
 
 
 def test_added_tokens_are_recognised_as_hugging_face_does(backends, saved, odd):
@@ -119,7 +120,7 @@ def test_added_tokens_are_recognised_as_hugging_face_does(backends, saved, odd):
     backend.add_special_tokens([AddedToken("<|user|>", lstrip=True, rstrip=True)])
     backend.add_tokens([AddedToken("hello", single_word=True), "世界"])
     own = saved(backend)
-    assert own.tokenizer.engine == FASTEST
+    assert own.tokenizer.encoder == FASTEST
     documents = [b"a <|user|> b", b"hello hellos", "世界你好".encode(), b"plain", b"<|endoftext|>x", b"", *odd]
     assert_same_ids(own, documents)
     assert own.tokenizer.encode("世界").tolist() == [backend.token_to_id("世界")]
@@ -195,7 +196,7 @@ def test_ranks_with_their_pattern_give_tiktokens_ids(ranks_file, reference, real
         ("[]", "holds no pattern"),
         ('{"pattern": 1}', "holds no pattern"),
         ('{"pattern": "(unclosed"}', "cannot encode"),
-        ('{"pattern": "x"}', "leaves out some of the text"),
+        ('{"pattern": "x"}', "skips some of the text"),
         ('{"pattern": "a", "special_tokens": ["b"]}', "special_tokens is not"),
         ('{"pattern": "a", "special_tokens": {"b": -1}}', "special_tokens is not"),
         ('{"pattern": "a", "special_tokens": {"b": 17}}', r"take the numbers \[17\] of others"),
@@ -229,10 +230,10 @@ def test_ranks_without_tiktoken_name_the_extra(ranks_file, monkeypatch):
         tokenizer_by_name(str(ranks_file))
 
 
-def test_the_engine_refuses_to_lose_text():
+def test_the_encoder_refuses_to_lose_text():
     ranks = {bytes([byte]): byte for byte in range(256)}
-    with pytest.raises(ValueError, match="leaves out"):
-        RankEngine(r"\w+", ranks).encode_documents([b"two", b"a b"])
+    with pytest.raises(ValueError, match="skips some"):
+        RankEncoder(r"\w+", ranks).encode_documents([b"two", b"a b"])
 
 
 @pytest.fixture(scope="session")
@@ -260,6 +261,28 @@ def test_a_sentencepiece_model_gives_its_ids_and_comes_back(model, tmp_path, rea
     assert [back.decode(back.encode(document.decode())) for document in real[40:44]] == [
         d.decode() for d in real[40:44]
     ]
+
+
+def test_the_last_id_of_a_model_is_decoded_and_its_end_is_none_of_them(model, tmp_path):
+    """With an end of its own, and without one: then the end is one id more."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    own = SentencePieceTokenizer(model, "own.model")
+    last = processor.get_piece_size() - 1
+    assert own.decode_bytes([last]) == processor.decode([last]).encode() != b""
+    assert own.decode([last, own.end]) == processor.decode([last]) + "<|endoftext|>"
+    proto = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["some words", "and some more"] * 20), model_writer=proto, vocab_size=30, eos_id=-1,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    endless = SentencePieceTokenizer(proto.getvalue(), "endless.model")
+    size = sentencepiece.SentencePieceProcessor(model_proto=proto.getvalue()).get_piece_size()
+    assert (endless.end, endless.vocab_size) == (size, size + 1)
+    assert endless.decode_bytes([size - 1]) != b""
+    assert endless.decode_bytes([size]) == b""
+    ids, lengths = endless.encode_with_ends([b"some words", b""])
+    assert ids.tolist()[-2:] == [size, size]
+    assert lengths.tolist() == [len(ids) - 1, 1]
 
 
 @pytest.mark.parametrize("data", [b"", b"no model"])

@@ -30,20 +30,20 @@ texts = st.lists(
 def small():
     """Pieces and windows of some hundred bytes, so that a text of some thousand has many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breaks, "PIECE_BYTES", 300)
+        patch.setattr(breaks, "SECTION_BYTES", 300)
         patch.setattr(words, "LONG_WORD", 200)
         patch.setattr(words, "WINDOW", 64)
         yield
 
 
 def in_pieces(tokenizer, text):
-    found = list(tokenizer.encode_pieces(text.encode()))
+    found = list(tokenizer.encode_sections(text.encode()))
     ends = [piece.stop for piece in found]
     assert ends == [*[piece.start for piece in found[1:]], len(text.encode())]
     return np.concatenate([piece.ids for piece in found]).tolist()
 
 
-@pytest.fixture(scope="module", params=["millrace", "gigatoken", "tiktoken", "tokenizers"])
+@pytest.fixture(scope="module", params=["millrace", "tiktoken", "tokenizers"])
 def tokenizer(request):
     made = gpt2()
     made.use(request.param)
@@ -107,7 +107,7 @@ def test_windows_without_a_token_in_common_are_an_error(monkeypatch):
         list(words.word_ids(b"a" * 20_002, lambda data: [1] + [2] * (len(data) // 3), sizes))
 
 
-def test_a_long_word_of_characters_that_engines_disagree_on_is_not_cut():
+def test_a_long_word_of_characters_that_encoders_disagree_on_is_not_cut():
     assert words.is_stable("日本 a1é😀")
     assert not words.is_stable("a\U0001fbff")
     assert unicodedata.category("\U0001fbff") == "Cn"

@@ -165,14 +165,14 @@ static PyObject *all_cleaned(const Documents *documents, const unsigned char *ta
     return found;
 }
 
-static PyObject *cleaned(PyObject *module, PyObject *args) {
+static PyObject *clean_documents(PyObject *module, PyObject *args) {
     (void)module;
     Documents documents;
     Py_buffer kinds = {0};
     PyObject *given, *table, *found = NULL;
     if (!PyArg_ParseTuple(args, "OO", &given, &table) || core_documents_init(&documents, given) < 0) return NULL;
     if (table == Py_None || PyObject_GetBuffer(table, &kinds, PyBUF_SIMPLE) == 0) {
-        if (kinds.buf != NULL && kinds.len != NUM_PLAIN) PyErr_SetString(PyExc_ValueError, "cleaned: one byte for each character");
+        if (kinds.buf != NULL && kinds.len != NUM_PLAIN) PyErr_SetString(PyExc_ValueError, "clean_documents: one byte for each character");
         else found = all_cleaned(&documents, kinds.buf);
     }
     if (kinds.buf != NULL) PyBuffer_Release(&kinds);
@@ -181,9 +181,9 @@ static PyObject *cleaned(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef clean_functions[] = {
-    {"cleaned", cleaned, METH_VARARGS,
-     "(documents, table) -> text, starts, stops and others: documents cleaned, and the numbers of those that are left: with "
-     "characters beyond ASCII of which the table says so, all where there is none."},
+    {"clean_documents", clean_documents, METH_VARARGS,
+     "(documents, table) -> text, starts, stops, others: clean documents, and the numbers of those it leaves to others. The "
+     "table names the characters beyond ASCII that it leaves; without a table it leaves them all."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -206,9 +206,8 @@ int core_add_program(PyObject *module);
 /* table.c: rows of tables turned, measured and scaled. */
 int core_add_table(PyObject *module);
 
-/* documents.c: many of them, as Python gives them. The list must not be changed meanwhile: the GIL is held. */
+/* documents.c: a chunk of documents. */
 typedef struct {
-    PyObject *list; /* or NULL, and then */
     Py_buffer text, start, stop;
     const int64_t *starts, *stops;
     int64_t count, longest;
@@ -221,7 +220,7 @@ void core_documents_free(Documents *documents);
 /* xxh3.c: hashes of documents. */
 int core_add_hashes(PyObject *module);
 
-/* text.c: documents cut out of a text. */
+/* text.c: where documents begin and end in a text. */
 int core_add_text(PyObject *module);
 
 /* clean.c: documents cleaned. */
@@ -229,7 +228,7 @@ int core_add_text(PyObject *module);
 
 int core_add_clean(PyObject *module);
 
-/* tokens.c: documents joined for a tokenizer, and its ids taken apart. */
+/* tokens.c: sizes of documents, and runs of values copied. */
 int core_add_tokens(PyObject *module);
 
 /* words.c: a bit for each byte of a text, set where a word begins. The text is padded by newlines. */
@@ -242,7 +241,7 @@ int core_contraction(const unsigned char *at);
 /* bpe.c: documents and their ids. */
 int core_add_bpe(PyObject *module);
 
-/* repeats.c: units with a key that an earlier one has. */
+/* repeats.c: a set of hashes. */
 int core_add_repeats(PyObject *module);
 
 #endif

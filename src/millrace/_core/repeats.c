@@ -11,26 +11,26 @@ typedef struct {
     uint64_t (*places)[2];
     uint64_t mask, count;
     int has_zero; /* the key that is all zeros */
-} Seen;
+} KnownHashes;
 
 static int is_free(const uint64_t *place) { return (place[0] | place[1]) == 0; }
 
-static uint64_t first_place(const Seen *seen, const uint64_t *key) { return (key[0] ^ key[1]) & seen->mask; }
+static uint64_t first_place(const KnownHashes *known, const uint64_t *key) { return (key[0] ^ key[1]) & known->mask; }
 
-static uint64_t place_of(const Seen *seen, const uint64_t *key) {
-    uint64_t at = first_place(seen, key);
-    while (!is_free(seen->places[at]) && memcmp(seen->places[at], key, 16) != 0) at = (at + 1) & seen->mask;
+static uint64_t place_of(const KnownHashes *known, const uint64_t *key) {
+    uint64_t at = first_place(known, key);
+    while (!is_free(known->places[at]) && memcmp(known->places[at], key, 16) != 0) at = (at + 1) & known->mask;
     return at;
 }
 
 /* To so many places, a power of two. */
-static int seen_grow(Seen *seen, uint64_t room) {
-    uint64_t old_room = seen->places == NULL ? 0 : seen->mask + 1;
-    uint64_t (*old)[2] = seen->places, (*places)[2] = core_table(room * 16);
+static int known_grow(KnownHashes *known, uint64_t room) {
+    uint64_t old_room = known->places == NULL ? 0 : known->mask + 1;
+    uint64_t (*old)[2] = known->places, (*places)[2] = core_table(room * 16);
     if (places == NULL) return -1;
-    seen->places = places, seen->mask = room - 1;
+    known->places = places, known->mask = room - 1;
     for (uint64_t k = 0; k < old_room; k++)
-        if (!is_free(old[k])) memcpy(places[place_of(seen, old[k])], old[k], 16);
+        if (!is_free(old[k])) memcpy(places[place_of(known, old[k])], old[k], 16);
     free(old);
     return 0;
 }
@@ -38,18 +38,18 @@ static int seen_grow(Seen *seen, uint64_t room) {
 static int is_full(uint64_t room, uint64_t count) { return count > room / 4 * 3; }
 
 /* Whether a key is new; it is kept. -1 without memory. */
-static int seen_key(Seen *seen, const uint64_t *key) {
-    if (is_free(key)) return seen->has_zero ? 0 : (seen->has_zero = 1);
-    if (is_full(seen->mask + 1, seen->count) && seen_grow(seen, (seen->mask + 1) * 4) < 0) return -1;
-    uint64_t at = place_of(seen, key);
-    if (!is_free(seen->places[at])) return 0;
-    memcpy(seen->places[at], key, 16);
-    seen->count++;
+static int known_key(KnownHashes *known, const uint64_t *key) {
+    if (is_free(key)) return known->has_zero ? 0 : (known->has_zero = 1);
+    if (is_full(known->mask + 1, known->count) && known_grow(known, (known->mask + 1) * 4) < 0) return -1;
+    uint64_t at = place_of(known, key);
+    if (!is_free(known->places[at])) return 0;
+    memcpy(known->places[at], key, 16);
+    known->count++;
     return 1;
 }
 
-static PyObject *seen_add(PyObject *object, PyObject *given) {
-    Seen *seen = (Seen *)object;
+static PyObject *known_add(PyObject *object, PyObject *given) {
+    KnownHashes *known = (KnownHashes *)object;
     Py_buffer keys;
     if (PyObject_GetBuffer(given, &keys, PyBUF_SIMPLE) < 0) return NULL;
     PyObject *found = NULL;
@@ -61,9 +61,9 @@ static PyObject *seen_add(PyObject *object, PyObject *given) {
         memcpy(key, (const char *)keys.buf + 16 * k, 16);
         if (k + AHEAD < keys.len / 16) {
             memcpy(ahead, (const char *)keys.buf + 16 * (k + AHEAD), 16);
-            __builtin_prefetch(seen->places[first_place(seen, ahead)], 1);
+            __builtin_prefetch(known->places[first_place(known, ahead)], 1);
         }
-        int status = seen_key(seen, key);
+        int status = known_key(known, key);
         if (status < 0) {
             Py_CLEAR(found);
             PyErr_NoMemory();
@@ -75,42 +75,42 @@ static PyObject *seen_add(PyObject *object, PyObject *given) {
     return found;
 }
 
-static PyObject *seen_new(PyTypeObject *type, PyObject *args, PyObject *options) {
+static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *options) {
     (void)options;
     unsigned long long count = 0;
     uint64_t room = 4096;
-    if (!PyArg_ParseTuple(args, "|K:Seen", &count)) return NULL;
+    if (!PyArg_ParseTuple(args, "|K:KnownHashes", &count)) return NULL;
     while (room < UINT64_MAX / 64 && is_full(room, count)) room *= 2;
-    Seen *seen = (Seen *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    if (seen != NULL && seen_grow(seen, room) < 0) {
-        Py_CLEAR(seen);
+    KnownHashes *known = (KnownHashes *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (known != NULL && known_grow(known, room) < 0) {
+        Py_CLEAR(known);
         PyErr_NoMemory();
     }
-    return (PyObject *)seen;
+    return (PyObject *)known;
 }
 
-static void seen_dealloc(PyObject *object) {
-    free(((Seen *)object)->places);
+static void known_dealloc(PyObject *object) {
+    free(((KnownHashes *)object)->places);
     core_free(object);
 }
 
-static PyMethodDef seen_methods[] = {
-    {"add", seen_add, METH_O, "Of keys of 16 bytes, one after the other: 1 where one is new, 0 where it was met."},
+static PyMethodDef known_methods[] = {
+    {"add", known_add, METH_O, "Of keys of 16 bytes, one after the other: 1 where one is new, 0 where it was met."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot seen_slots[] = {
-    {Py_tp_new, (void *)seen_new},
-    {Py_tp_dealloc, (void *)seen_dealloc},
-    {Py_tp_methods, seen_methods},
+static PyType_Slot known_slots[] = {
+    {Py_tp_new, (void *)known_new},
+    {Py_tp_dealloc, (void *)known_dealloc},
+    {Py_tp_methods, known_methods},
     {0, NULL},
 };
 
-static PyType_Spec seen_spec = {
-    .name = "millrace._core.Seen",
-    .basicsize = sizeof(Seen),
+static PyType_Spec known_spec = {
+    .name = "millrace._core.KnownHashes",
+    .basicsize = sizeof(KnownHashes),
     .flags = Py_TPFLAGS_DEFAULT,
-    .slots = seen_slots,
+    .slots = known_slots,
 };
 
-int core_add_repeats(PyObject *module) { return core_add_type(module, &seen_spec, NULL); }
+int core_add_repeats(PyObject *module) { return core_add_type(module, &known_spec, NULL); }

@@ -31,22 +31,6 @@ static int64_t first_gap(const char *text) {
 }
 #endif
 
-static PyObject *documents(PyObject *module, PyObject *args) {
-    (void)module;
-    Documents documents;
-    if (core_documents_init(&documents, args) < 0) return NULL;
-    PyObject *list = PyList_New((Py_ssize_t)documents.count);
-    for (int64_t k = 0; k < documents.count && list != NULL; k++) {
-        const char *text;
-        int64_t size;
-        core_document(&documents, k, &text, &size);
-        PyObject *document = PyBytes_FromStringAndSize(text, (Py_ssize_t)size);
-        if (document == NULL || PyList_SetItem(list, (Py_ssize_t)k, document) < 0) Py_CLEAR(list);
-    }
-    core_documents_free(&documents);
-    return list;
-}
-
 /* Pairs of places, as many as there turn out to be. */
 typedef struct {
     int64_t *starts, *ends;
@@ -139,7 +123,6 @@ static PyObject *is_utf8(PyObject *module, PyObject *args) {
 static PyMethodDef text_functions[] = {
     {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
     {"between_gaps", between_gaps, METH_O, "Where documents between empty lines start and end."},
-    {"documents", documents, METH_VARARGS, "text[starts[k] : stops[k]] of every k, as a list of bytes."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -145,7 +145,7 @@ static Hash hash_of(const unsigned char *text, uint64_t size) {
     return size > 0 ? up_to_3(text, size) : (Hash){mixed64(flip(64)), mixed64(flip(80))};
 }
 
-static PyObject *hashed(PyObject *module, PyObject *given) {
+static PyObject *hash_documents(PyObject *module, PyObject *given) {
     (void)module;
     Documents documents;
     if (core_documents_init(&documents, given) < 0) return NULL;
@@ -164,7 +164,7 @@ static PyObject *hashed(PyObject *module, PyObject *given) {
 }
 
 static PyMethodDef hash_functions[] = {
-    {"hashed", hashed, METH_O, "The xxh3_128 digests of documents, one behind the other."},
+    {"hash_documents", hash_documents, METH_O, "The xxh3_128 digests of documents, one after the other."},
     {NULL, NULL, 0, NULL},
 };
 

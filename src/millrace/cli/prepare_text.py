@@ -203,7 +203,7 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         print_line(f"{'' if reason == REPLACED else 'dropped, '}{reason}: {number:,}{where}")
     seconds = max(report.seconds, 1e-9)
     each = report.characters / max(tokens, 1)
-    by = f", by {report.engine}" if report.engine != report.tokenizer else ""
+    by = f", by {report.encoder}" if report.encoder != report.tokenizer else ""
     print_line(f"{each:.2f} characters per token ({report.tokenizer}{by})")
     print_line(
         f"read {size(report.bytes_read)} of text in {seconds:.1f} s: {report.bytes_read / seconds / 1e6:.1f} MB/s, "

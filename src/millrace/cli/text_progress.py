@@ -13,14 +13,14 @@ from millrace.cli.console import size
 
 EVERY_S = 5.0
 SEPARATOR = ", "
-AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line that are neither bar nor facts: stage, per cent, time left
+AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line besides bar and facts: stage, per cent, time left
 
 
 class TextProgress:
-    """Called as (stage, done, total, facts); stage "unpack" counts files, "read" bytes, "lines" parts, "write" shards.
+    """Called as (stage, done, total, facts); stage "read" counts bytes, "lines" parts, "write" shards.
 
-    A call of which facts say that a stage ``begins`` tells what an earlier run did of it. Before all come "note", one for
-    the user to read, and "room": bytes of disk that may be needed, and that are free.
+    A call whose facts say that a stage ``begins`` holds what an earlier run did of it. Before all stages
+    come "note", for the user to read, and "room": bytes of disk that may be needed, and that are free.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class TextProgress:
         self._bar: Any = None
         self._task: Any = None
         self._stage = ""
-        self._done = 0  # when this stage began, of which an earlier run may have done some
+        self._done = 0  # when this stage began: an earlier run may have done some of it
         self._before: Mapping[str, Any] = {}
 
     def __enter__(self) -> TextProgress:
@@ -70,28 +70,27 @@ class TextProgress:
             self._done, self._before = (done, facts) if begins else (0, {})
             if self._bar is not None:
                 self._task = self._bar.add_task(stage, total=total, facts="")
-        self._stage_began = time.monotonic()  # the next stage begins where the last call of this one was
-        found = self._facts(stage, done, facts)
+        self._stage_began = time.monotonic()  # the next stage begins at the last call of this one
+        shown = self._facts(stage, done, facts)
         if self._bar is not None:
             width = self._bar.console.width
-            text = fitting(found, width - _bar_width(width) - AROUND)
+            text = fit_facts(shown, width - _bar_width(width) - AROUND)
             self._bar.update(self._task, completed=done, facts=text)
         elif time.monotonic() - self._said >= EVERY_S:
             self._said = time.monotonic()
             left = (time.monotonic() - self._started) * (total - done) / max(done - self._done, 1)
             when = f", about {left:.0f} s left" if done > self._done else ""
-            sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {SEPARATOR.join(found)}{when}\n")
+            sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {SEPARATOR.join(shown)}{when}\n")
 
     def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
-        """What there is to say, the most important first."""
+        """Facts to show, the most important first."""
         if stage == "lines":
             return [f"{facts['lines']:,} lines compared"]
         if stage != "read":
-            noun = "file" if stage == "unpack" else "shard"
-            return [f"{done:,} {noun}{'s' * (done != 1)}"]
+            return [f"{done:,} shard{'s' * (done != 1)}"]
         files = f"{facts['files']:,} of {facts['all_files']:,} files"
         num_bytes, num_tokens = (facts[name] - self._before.get(name, 0) for name in ("bytes", "tokens"))
-        if not num_bytes:  # nothing to reckon with yet
+        if not num_bytes:  # too early for rates
             return [files, f"{size(memory())} memory"]
         seconds = max(time.monotonic() - self._started, 1e-9)
         repeats = facts["repeats"] / max(facts["documents"] + facts["repeats"], 1)
@@ -106,18 +105,18 @@ class TextProgress:
 
 
 def _bar_width(width: int) -> int:
-    """Of the bar itself, on a terminal of this width."""
+    """The width of the bar on a terminal of this width."""
     return max(6, min(40, width // 8))
 
 
-def fitting(facts: Sequence[str], width: int) -> str:
-    """As many as there is room for, the first ones first; a shorter one may stand for a longer that does not fit."""
-    found, left = [], width + len(SEPARATOR)
+def fit_facts(facts: Sequence[str], width: int) -> str:
+    """As many facts as fit, in their order; one that is too long is skipped for shorter ones."""
+    shown, left = [], width + len(SEPARATOR)
     for fact in facts:
         if len(fact) + len(SEPARATOR) <= left:
-            found.append(fact)
+            shown.append(fact)
             left -= len(fact) + len(SEPARATOR)
-    return SEPARATOR.join(found)
+    return SEPARATOR.join(shown)
 
 
 def thousands(number: float) -> str:
@@ -134,7 +133,7 @@ def memory() -> float:
 
     try:
         me = psutil.Process(os.getpid())
-    except psutil.Error:  # no /proc: what this process alone has had at most
+    except psutil.Error:  # no /proc: the peak of this process alone
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]  # stage, done, total, facts
-STAGES = {"unpack": "unpacking", "lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing"}
+STAGES = {"lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing"}
 
 
 def is_watched(stream: TextIO | None) -> bool:

@@ -1,7 +1,7 @@
-"""Byte-level BPE: a vocabulary in Hugging Face's ``tokenizer.json``, run by the fastest engine.
+"""Byte-level BPE: a vocabulary in Hugging Face's ``tokenizer.json``, run by the fastest encoder.
 
-An engine other than Hugging Face's tokenizers is used only where it gives the same ids: the vocabulary must convert, and
-``check`` compares them on real text.
+Another encoder than Hugging Face's tokenizers is used only where it gives the same ids: the vocabulary
+must convert, and ``check`` compares them on real text.
 """
 
 from __future__ import annotations
@@ -18,32 +18,27 @@ from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.text import breaks
-from millrace.text.giga import Engine, GigatokenEngine
-from millrace.text.lump import Lump
-from millrace.text.merges import MergeEngine, Merges
-from millrace.text.ranks import byte_alphabet, fast_engines, joined, own_merges, slower_engines, splitting_pattern
-from millrace.text.tokenizer import Encoded, Tokenizer, byte_places, with_ends
+from millrace.text.documents import Documents
+from millrace.text.merges import MergeEncoder, Merges
+from millrace.text.ranks import byte_alphabet, core_merges, fast_encoder, rank_encoder, splitting_pattern
+from millrace.text.tokenizer import Encoder, SectionIds, Tokenizer, add_ends, byte_places, join_ids, pack_ids
 from millrace.text.words import LONG_WORD, word_ids
 
-ENGINES = ("millrace", "gigatoken", "tiktoken", "tokenizers")  # fastest first
+ENCODERS = ("millrace", "tiktoken", "tokenizers")  # fastest first
 END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|im_end|>")
 
 
-def _with_lengths(arrays: Sequence[Array]) -> tuple[Array, Int64s]:
-    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return (np.concatenate(arrays) if len(arrays) else np.zeros(0, np.uint32)), lengths
-
-
 def as_lists(ids: Array, lengths: Int64s) -> list[list[int]]:
+    """The ids of each document."""
     ends = np.cumsum(lengths).tolist()
     return [ids[start:stop].tolist() for start, stop in zip([0, *ends], ends, strict=False)]
 
 
-def in_windows(start: int, found: Iterator[tuple[int, Array]]) -> Iterator[Encoded]:
+def word_sections(start: int, parts: Iterator[tuple[int, Array]]) -> Iterator[SectionIds]:
     """The ids of a long word, with the bytes they stand for."""
     try:
-        for size, ids in found:
-            yield Encoded(start, start + size, ids)
+        for size, ids in parts:
+            yield SectionIds(start, start + size, ids)
             start += size
     except ValueError as error:
         raise breaks.Uncuttable(
@@ -52,7 +47,7 @@ def in_windows(start: int, found: Iterator[tuple[int, Array]]) -> Iterator[Encod
 
 
 def tokenizers_package(name: str) -> Any:
-    """Hugging Face's package, which the tokenizer of this name needs."""
+    """Hugging Face's package; an error names the tokenizer that needs it."""
     try:
         import tokenizers
     except ImportError as error:
@@ -61,20 +56,20 @@ def tokenizers_package(name: str) -> Any:
 
 
 class Outline(NamedTuple):
-    """What encoding needs of a ``tokenizer.json``, in a form that is quickly sent to workers."""
+    """What encoding needs from a ``tokenizer.json``, in a form that is quickly sent to workers."""
 
     end: int
     vocab_size: int
     added: Sequence[bytes]  # tokens that are recognised in a text
-    pattern: str | None  # that splits words
-    merges: Merges | None  # of the core's own engine, where that may be used
+    pattern: str | None  # splits text into words
+    merges: Merges | None  # for the core's encoder, where it may be used
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A ``tokenizer.json``. Byte-level BPE in the usual forms runs on a faster engine, everything else on tokenizers.
+    """A ``tokenizer.json``. The usual byte-level BPE runs on a faster encoder, everything else on tokenizers.
 
-    Of one that ``is_known``, which was loaded before, Hugging Face's own engine is made when it is first needed, which is never
-    in most workers. Where its ``outline`` is given, its file is not read before it is needed either.
+    ``is_known`` says that it was loaded before: then Hugging Face's encoder is made when it is first
+    needed, which is never in most workers. With an ``outline``, the file is read only when it is needed.
     """
 
     kind = "json"
@@ -91,22 +86,21 @@ class HuggingFaceTokenizer(Tokenizer):
     ) -> None:
         self.name, self._data, self._plain_special = name, data, plain_special
         if not is_known:
-            self._backend  # noqa: B018 - what is wrong with it is said here
-        self.outline = outline = self._outlined(end) if outline is None else outline
+            self._backend  # noqa: B018 - refuses a broken file
+        self.outline = outline = self._make_outline(end) if outline is None else outline
         self.end, self.vocab_size, self._added = outline.end, outline.vocab_size, outline.added
-        self._engines = fast_engines(outline.merges, self.vocab_size, self.end, lambda: self._body)
+        self._fast = fast_encoder(outline.merges, self.vocab_size, self.end, lambda: self._body)
         if os.environ.get("MILLRACE_BPE"):
             self.use(os.environ["MILLRACE_BPE"])
 
-    def _outlined(self, end: int | None) -> Outline:
+    def _make_outline(self, end: int | None) -> Outline:
         vocabulary, added = self._vocabulary(), self._body.get("added_tokens") or []
-        found = next((vocabulary[candidate] for candidate in END_NAMES if candidate in vocabulary), None)
         top = max(vocabulary.values(), default=-1)
         if end is None:
-            end = top + 1 if found is None else found
-        # Added tokens in the text are recognised, as Hugging Face does; gpt2 takes them for plain text, as tiktoken does.
+            end = next((vocabulary[name] for name in END_NAMES if name in vocabulary), top + 1)
+        # Added tokens in a text are recognised, as by Hugging Face; for gpt2 they are plain text, as for tiktoken.
         names = [] if self._plain_special else [token["content"].encode() for token in added]
-        return Outline(end, max(top, end) + 1, names, splitting_pattern(self._body), own_merges(self._body))
+        return Outline(end, max(top, end) + 1, names, splitting_pattern(self._body), core_merges(self._body))
 
     @cached_property
     def _body(self) -> dict[str, Any]:
@@ -127,25 +121,22 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _vocabulary(self) -> Mapping[str, int]:
         vocabulary = self._body["model"]["vocab"]
-        if not isinstance(vocabulary, dict):  # of Unigram a list
+        if not isinstance(vocabulary, dict):  # Unigram has a list
             return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
         return vocabulary | {token["content"]: token["id"] for token in self._body.get("added_tokens") or []}
 
     @property
-    def engine(self) -> str:
-        return self._engines[0].name if self._engines else "tokenizers"
-
-    @property
-    def _fast(self) -> Engine | None:
-        return self._engines[0] if self._engines else None
+    def encoder(self) -> str:
+        """The name of the encoder in use."""
+        return "tokenizers" if self._fast is None else self._fast.name
 
     def check(self, documents: Sequence[bytes]) -> bool:
-        """Compares the fast engines with Hugging Face's on these documents, and gives up those with any other id."""
+        """Compares the fast encoder with Hugging Face's; one that gives other ids is replaced by the next."""
         plain = [document for document in documents if not self._has_added(document)]
-        slow = self._slow(plain) if self._engines else None
-        while slow is not None and self._engines:
+        expected = self._slow(plain) if self._fast is not None else None
+        while expected is not None and self._fast is not None:
             try:
-                if self._is_same(self._engines[0], plain, slow):
+                if self._is_same(self._fast, plain, expected):
                     return True
             except ValueError:
                 pass
@@ -153,74 +144,68 @@ class HuggingFaceTokenizer(Tokenizer):
         return False
 
     def _give_up(self) -> None:
-        """Goes on with the next engine."""
-        is_own = isinstance(self._engines.pop(0), MergeEngine)
-        if is_own:
-            self._engines = slower_engines(self._body, self.vocab_size)
+        """Changes to the next encoder."""
+        self._fast = rank_encoder(self._body) if isinstance(self._fast, MergeEncoder) else None
 
-    def _is_same(self, engine: Engine, documents: Sequence[bytes], expected: tuple[Array, Int64s]) -> bool:
-        """Whether this engine gives these ids, in each of its ways."""
-        if not all(map(np.array_equal, engine.encode_documents(documents), expected)):
+    def _is_same(self, encoder: Encoder, documents: Sequence[bytes], expected: tuple[Array, Int64s]) -> bool:
+        if not all(map(np.array_equal, encoder.encode_documents(documents), expected)):
             return False
-        spaced = self._spaced(engine, documents)
-        return spaced is None or all(map(np.array_equal, spaced, with_ends(*expected, self.dtype, self.end)))
+        if not isinstance(encoder, MergeEncoder):
+            return True
+        spaced = encoder.encode_spaced(documents)
+        return all(map(np.array_equal, spaced, add_ends(*expected, self.dtype, self.end)))
 
-    def _spaced(self, engine: Engine | None, documents: Sequence[bytes]) -> tuple[Array, Int64s] | None:
-        """By the engines that leave room for the end themselves."""
-        if isinstance(engine, MergeEngine):
-            return engine.encode_spaced(documents)
-        return engine.encode_spaced(documents, self.dtype, self.end) if isinstance(engine, GigatokenEngine) else None
-
-    def use(self, engine: str) -> None:
-        """Leaves alone all engines that are faster than this one."""
-        allowed = ENGINES[ENGINES.index(engine) :] if engine in ENGINES else ENGINES[-1:]
-        while self.engine not in allowed:
+    def use(self, encoder: str) -> None:
+        """Gives up all encoders that are faster than this one."""
+        allowed = ENCODERS[ENCODERS.index(encoder) :] if encoder in ENCODERS else ENCODERS[-1:]
+        while self.encoder not in allowed:
             self._give_up()
 
     def _has_added(self, document: bytes) -> bool:
         return any(token in document for token in self._added)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        documents = Documents.of(documents)
         if breaks.any_long(documents):
-            return joined([self._whole(document) for document in documents])
+            return self._encode_long(documents)
         if self._fast is None:
             return self._slow(documents)
         if self._added and any(map(self._has_added, documents)):
-            return joined([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
+            return join_ids([self._slow([d]) if self._has_added(d) else self._quick([d]) for d in documents])
         return self._quick(documents)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        text = documents.text if isinstance(documents, Lump) else b"\n".join(documents) if self._added else b""
-        is_plain = not any(token in text for token in self._added)
-        found = None
-        with contextlib.suppress(ValueError):  # one is too long, or more than it can do
-            found = self._spaced(self._fast, documents) if is_plain else None
-        return self.encode_with_ends(documents) if found is None else found
+        documents = Documents.of(documents)
+        if isinstance(self._fast, MergeEncoder) and not self._has_added(documents.text):
+            with contextlib.suppress(ValueError):  # a document is too long
+                return self._fast.encode_spaced(documents)
+        return self.encode_with_ends(documents)
 
-    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+    def encode_sections(self, document: bytes) -> Iterator[SectionIds]:
         is_plain = not self._has_added(document)
         is_quick = is_plain and self._fast is not None
         pattern = self.outline.pattern if is_plain else None
         for start, stop, is_word in breaks.cut(document, self._quick_lists if is_quick else self._lists, pattern):
-            piece = document[start:stop]
+            section = document[start:stop]
             if is_word:
-                yield from in_windows(start, self._word(piece) if self._fast is None else self._fast.encode_word(piece))
+                encode = self._encode_word if self._fast is None else self._fast.encode_word
+                yield from word_sections(start, encode(section))
             else:
-                yield Encoded(start, stop, (self._quick if is_quick else self._slow)([piece])[0])
+                yield SectionIds(start, stop, (self._quick if is_quick else self._slow)([section])[0])
 
     def _quick(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """By the fast engine; what that gives up on goes to the slow one."""
+        """By the fast encoder; documents that it gives up on go to the slow one."""
         assert self._fast is not None
         try:
             return self._fast.encode_documents(documents)
         except ValueError:
-            return joined([self._quick([d]) for d in documents]) if len(documents) > 1 else self._slow(documents)
+            return join_ids([self._quick([d]) for d in documents]) if len(documents) > 1 else self._slow(documents)
 
     def _slow(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        return _with_lengths([np.array(ids, np.uint32) for ids in self._lists([d.decode() for d in documents])])
+        return pack_ids(self._lists([document.decode() for document in documents]))
 
-    def _word(self, word: bytes) -> Iterator[tuple[int, Array]]:
-        """As ``Engine.encode_word``, by Hugging Face's engine."""
+    def _encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
+        """``Encoder.encode_word`` by Hugging Face's encoder."""
         assert self._byte_table is not None
         model, letters = self._backend.model, {byte: letter for letter, byte in byte_alphabet().items()}
         sizes = np.zeros(self.vocab_size, np.int64)
@@ -242,7 +227,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
         if self._byte_table is not None and int(self._sizes(ids).sum()) == len(document):
             return super().places(document, ids)
-        # Another make, or an added token that takes white space with it: Hugging Face says which characters.
+        # Not byte-level, or an added token takes white space with it: Hugging Face knows the characters.
         found = []
         for start, stop, _ in breaks.cut(document, self._lists):
             text = document[start:stop].decode()
@@ -260,7 +245,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _byte_table(self) -> dict[int, bytes] | None:
-        """The bytes of every id of a byte-level vocabulary, so that decoding is exact also within a character."""
+        """The bytes of every id of a byte-level vocabulary: exact also within a character."""
         if self.outline.pattern is None:
             return None
         alphabet = byte_alphabet()

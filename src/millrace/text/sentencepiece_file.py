@@ -1,4 +1,4 @@
-"""sentencepiece models, by file."""
+"""sentencepiece models."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import sentencepiece
 from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
 from millrace.text import breaks
-from millrace.text.ranks import joined
-from millrace.text.tokenizer import Encoded, Tokenizer, byte_places
+from millrace.text.documents import Documents
+from millrace.text.tokenizer import SectionIds, Tokenizer, byte_places, pack_ids
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece model; its own end-of-sentence id ends a document, or one more id where it has none."""
+    """A sentencepiece model. Its end-of-sentence id ends a document; a model without one gets one more id."""
 
     kind = "sentencepiece"
 
     def __init__(self, data: bytes, name: str) -> None:
         self.name, self._data = name, data
-        if not data:  # sentencepiece takes this for no model given yet
+        if not data:  # which sentencepiece takes for no model yet
             raise ConfigError(f"tokenizer {name} is empty; copy it again")
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
@@ -34,27 +34,25 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = max(size, self.end + 1)
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if breaks.any_long(documents):
-            return joined([self._whole(document) for document in documents])
-        return self._encode(documents)
+        documents = Documents.of(documents)
+        return self._encode_long(documents) if breaks.any_long(documents) else self._encode(documents)
 
-    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
-        for start, stop, _ in breaks.cut(
-            document, lambda texts: self._model.encode(texts, out_type=int, num_threads=1)
-        ):
-            yield Encoded(start, stop, self._encode([document[start:stop]])[0])
+    def encode_sections(self, document: bytes) -> Iterator[SectionIds]:
+        for start, stop, _ in breaks.cut(document, self._lists):
+            yield SectionIds(start, stop, self._encode([document[start:stop]])[0])
 
     def _encode(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        found = self._model.encode([document.decode() for document in documents], out_type=int, num_threads=1)
-        arrays = [np.array(ids, np.uint32) for ids in found]
-        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        return (np.concatenate(arrays) if arrays else np.zeros(0, np.uint32)), lengths
+        return pack_ids(self._lists([document.decode() for document in documents]))
+
+    def _lists(self, texts: list[str]) -> list[list[int]]:
+        lists: list[list[int]] = self._model.encode(texts, out_type=int, num_threads=1)
+        return lists
 
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
         text = document.decode()
-        found = self._model.encode(text, out_type="offset_mapping")["offsets"]  # in characters
-        assert len(found) == len(ids)
-        return byte_places(text, np.array(found, np.int64).reshape(-1, 2))
+        places = self._model.encode(text, out_type="offset_mapping")["offsets"]  # in characters
+        assert len(places) == len(ids)
+        return byte_places(text, np.array(places, np.int64).reshape(-1, 2))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return str(self._model.decode([token for token in ids if token < self._model.get_piece_size()])).encode()

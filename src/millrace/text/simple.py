@@ -1,4 +1,4 @@
-"""Tokenizers without a model: bytes, and single characters."""
+"""Tokenizers without a model: one id for each byte, or for each character."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.native import core
 from millrace.ragged import Array, Int64s
-from millrace.text.breaks import PIECE_BYTES
-from millrace.text.lump import for_core, lengths_of
-from millrace.text.tokenizer import Encoded, Tokenizer, UnknownCharacter
-from millrace.text.words import character
+from millrace.text.breaks import SECTION_BYTES
+from millrace.text.documents import Documents
+from millrace.text.tokenizer import SectionIds, Tokenizer, UnknownCharacter
+from millrace.text.words import character_start
 
 
-def _blocks(document: bytes) -> Iterator[tuple[int, int]]:
-    """[start, stop) of pieces of whole characters."""
+def space_core(documents: Documents) -> tuple[Array, Int64s]:
+    text, lengths = core.join_with_zeros(documents.arrays)
+    return np.frombuffer(text, np.uint8), np.frombuffer(lengths, np.int64)
+
+
+def space_python(documents: Documents) -> tuple[Array, Int64s]:
+    return np.frombuffer(b"\0".join((*documents, b"")), np.uint8), documents.lengths + 1
+
+
+_space = space_core if core else space_python  # the bytes of documents with a 0 after each, and their lengths
+
+
+def _sections(document: bytes) -> Iterator[tuple[int, int]]:
+    """[start, stop) of stretches of whole characters."""
     stop = 0
     while stop < len(document):
-        start, stop = stop, character(document, stop + PIECE_BYTES)
+        start, stop = stop, character_start(document, stop + SECTION_BYTES)
         yield start, stop
 
 
@@ -32,17 +44,12 @@ class BytesTokenizer(Tokenizer):
     end = 256
 
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        joined = np.frombuffer(b"".join(documents), np.uint8)
-        return joined, lengths_of(documents)
+        return np.frombuffer(b"".join(documents), np.uint8), Documents.of(documents).lengths
 
     spaced_dtype = np.dtype(np.uint8)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        if core:
-            found = core.spaced(for_core(documents))
-            return np.frombuffer(found[0], np.uint8), np.frombuffer(found[1], np.int64)
-        joined = np.frombuffer(b"\0".join((*documents, b"")), np.uint8)
-        return joined, lengths_of(documents) + 1
+        return _space(Documents.of(documents))
 
     def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         spaced, lengths = self.encode_spaced(documents)
@@ -50,9 +57,9 @@ class BytesTokenizer(Tokenizer):
         tokens[np.cumsum(lengths) - 1] = self.end
         return tokens, lengths
 
-    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
-        for start, stop in _blocks(document):
-            yield Encoded(start, stop, np.frombuffer(document[start:stop], np.uint8))
+    def encode_sections(self, document: bytes) -> Iterator[SectionIds]:
+        for start, stop in _sections(document):
+            yield SectionIds(start, stop, np.frombuffer(document[start:stop], np.uint8))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return bytes(ids)
@@ -62,7 +69,7 @@ class BytesTokenizer(Tokenizer):
 
 
 class CharTokenizer(Tokenizer):
-    """One id per character of the corpus it was made for, in the order of code points; the last id ends a document."""
+    """One id per character of its corpus, in the order of code points; the last id ends a document."""
 
     kind = name = "char"
 
@@ -73,7 +80,7 @@ class CharTokenizer(Tokenizer):
         self.end = len(self.characters)
         self.vocab_size = self.end + 1
         points = np.array([ord(c) for c in self.characters], np.uint32)
-        # A table over code points: 4 bytes each, at most 4.5 MB.
+        # The id of every code point: 4 bytes each, at most 4.5 MB.
         self._table = np.full(int(points[-1]) + 2, -1, np.int32)
         self._table[points] = np.arange(len(points))
 
@@ -90,9 +97,9 @@ class CharTokenizer(Tokenizer):
             )
         return ids.astype(np.uint32), lengths
 
-    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
-        for start, stop in _blocks(document):
-            yield Encoded(start, stop, self.encode_documents([document[start:stop]])[0])
+    def encode_sections(self, document: bytes) -> Iterator[SectionIds]:
+        for start, stop in _sections(document):
+            yield SectionIds(start, stop, self.encode_documents([document[start:stop]])[0])
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return "".join(self.characters[token] for token in ids).encode()

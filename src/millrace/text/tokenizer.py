@@ -1,32 +1,30 @@
-"""What a tokenizer is to millrace: many documents in, one array of ids out, and back again.
+"""``Tokenizer``: many documents in, one array of ids out, and back again.
 
-``encode_documents`` takes many documents at once because joining them is what makes the fast engines fast.
-``encode_with_ends`` is what preparation stores.
+Fast encoders are fast because they take many documents at once. Preparation stores what
+``encode_with_ends`` gives.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError, SourceError
 from millrace.identity import digest
-from millrace.native import core
 from millrace.ragged import Array, Int64s
-from millrace.text.lump import Lump, for_core, lengths_of
 
 
 class UnknownCharacter(SourceError):
-    """A text has a ``character`` that the vocabulary has not."""
+    """A text has a ``character`` that the vocabulary does not have."""
 
     character: str
 
 
-class Encoded(NamedTuple):
+class SectionIds(NamedTuple):
     """The ids of bytes [start, stop) of a document."""
 
     start: int
@@ -34,8 +32,19 @@ class Encoded(NamedTuple):
     ids: Array
 
 
+class Encoder(Protocol):
+    """Documents in; out come their ids one after the other, and how many each has. ValueError: it gives up."""
+
+    name: str
+
+    def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]: ...
+
+    def encode_word(self, word: bytes) -> Iterator[tuple[int, Array]]:
+        """The ids of one long word, some at a time, each with the number of bytes they stand for."""
+
+
 class Tokenizer(ABC):
-    """A vocabulary of ``vocab_size`` ids, ``end`` among them as the end of a document."""
+    """A vocabulary of ``vocab_size`` ids. One of them, ``end``, ends a document."""
 
     kind: str
     name: str
@@ -44,45 +53,49 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_documents(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """The ids of utf-8 documents one after the other, and how many each has."""
+        """The ids of utf-8 documents, one after the other, and how many each has."""
 
     def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """The same with the end-of-document id behind each, in the dtype of a store; lengths count it."""
-        return with_ends(*self.encode_documents(documents), self.dtype, self.end)
+        """The same with the end-of-document id after each, in the dtype of a store; lengths count it."""
+        return add_ends(*self.encode_documents(documents), self.dtype, self.end)
 
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        """Ids with the end behind each document, in as few bytes as they need: what preparation keeps meanwhile.
+        """Ids in as few bytes as they need, with the end after each document: what a part stores.
 
-        Where these are fewer than in a store, there is only room for the end. The next call may write over them.
+        Where ids have fewer bytes than in a store, a 0 holds the place of the end. The next call may
+        overwrite the ids.
         """
         return self.encode_with_ends(documents)
 
     @property
     def spaced_dtype(self) -> np.dtype[Any]:
-        """Of the ids of ``encode_spaced``."""
+        """The dtype of ``encode_spaced``."""
         return self.dtype
 
-    def encode_pieces(self, document: bytes) -> Iterator[Encoded]:
-        """The ids of one document, of a long one piece by piece: memory is that of a piece, wherever it can be cut."""
-        yield Encoded(0, len(document), self.encode_documents([document])[0])
+    def encode_sections(self, document: bytes) -> Iterator[SectionIds]:
+        """The ids of one document. A long one is cut into sections, so that memory is that of a section."""
+        yield SectionIds(0, len(document), self.encode_documents([document])[0])
 
-    def _whole(self, document: bytes) -> tuple[Array, Int64s]:
-        """The ids of one long document together."""
-        ids = np.concatenate([piece.ids for piece in self.encode_pieces(document)])
+    def _encode_long(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
+        """The same ids as ``encode_documents``, by sections."""
+        return join_ids([self._encode_one(document) for document in documents])
+
+    def _encode_one(self, document: bytes) -> tuple[Array, Int64s]:
+        ids = np.concatenate([section.ids for section in self.encode_sections(document)])
         return ids, np.array([len(ids)], np.int64)
 
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
-        """Which bytes of a document, [start, stop), each of its ids stands for."""
+        """The bytes [start, stop) of a document that each of its ids stands for."""
         sizes = self._sizes(ids)
         if int(sizes.sum()) != len(document):
-            raise ConfigError(f"tokenizer {self.name} does not say where its tokens stand in the text, as masks need")
+            raise ConfigError(f"tokenizer {self.name} does not say where its tokens are in the text, which masks need")
         stops = np.cumsum(sizes)
         return stops - sizes, stops
 
     def _sizes(self, ids: Array) -> Int64s:
         """How many bytes each id stands for."""
-        different, which = np.unique(ids, return_inverse=True)
-        sizes = np.fromiter((len(self.decode_bytes([i])) for i in different.tolist()), np.int64, len(different))
+        distinct, which = np.unique(ids, return_inverse=True)
+        sizes = np.fromiter((len(self.decode_bytes([i])) for i in distinct.tolist()), np.int64, len(distinct))
         return sizes[which]
 
     @abstractmethod
@@ -91,10 +104,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_file(self) -> bytes:
-        """The contents of ``tokenizer.json``, from which ``load_tokenizer`` makes it again."""
+        """The contents of ``tokenizer.json``; ``load_tokenizer`` reads it."""
 
     def encode(self, text: str) -> Array:
-        """The ids of one text, in the dtype they are stored in."""
+        """The ids of one text, in the dtype of a store."""
         return self.encode_documents([text.encode()])[0].astype(self.dtype)
 
     def decode(self, ids: npt.ArrayLike) -> str:
@@ -118,7 +131,7 @@ class Tokenizer(ABC):
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Its entry in the manifest."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -129,8 +142,20 @@ class Tokenizer(ABC):
         }
 
 
-def with_ends(ids: Array, lengths: Int64s, dtype: np.dtype[Any], end: int) -> tuple[Array, Int64s]:
-    """Ids of documents with ``end`` behind each; the lengths count it."""
+def join_ids(parts: Sequence[tuple[Array, Int64s]]) -> tuple[Array, Int64s]:
+    """Ids and lengths of several groups of documents as those of one."""
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+
+def pack_ids(lists: Sequence[Sequence[int]]) -> tuple[Array, Int64s]:
+    """The ids of each document as one array, and how many each has."""
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    arrays = [np.array(ids, np.uint32) for ids in lists]
+    return (np.concatenate(arrays) if arrays else np.zeros(0, np.uint32)), lengths
+
+
+def add_ends(ids: Array, lengths: Int64s, dtype: np.dtype[Any], end: int) -> tuple[Array, Int64s]:
+    """Ids of documents with ``end`` after each; the lengths count it."""
     tokens = np.empty(len(ids) + len(lengths), dtype)
     ends = np.cumsum(lengths) + np.arange(len(lengths))
     is_end = np.zeros(len(tokens), bool)
@@ -140,23 +165,8 @@ def with_ends(ids: Array, lengths: Int64s, dtype: np.dtype[Any], end: int) -> tu
     return tokens, lengths + 1
 
 
-def measured(documents: Sequence[bytes]) -> tuple[Int64s, Int64s]:
-    """How many bytes, and how many characters, each document has."""
-    if isinstance(documents, Lump) and documents.text.isascii():
-        return lengths_of(documents), lengths_of(documents)
-    if core:
-        found = core.measured(for_core(documents))
-        return np.frombuffer(found[0], np.int64), np.frombuffer(found[1], np.int64)
-    lengths = np.fromiter(map(len, documents), np.int64, len(documents))
-    characters = lengths.copy()
-    for k, document in enumerate(documents):
-        if not document.isascii():
-            characters[k] = len(document.decode())
-    return lengths, characters
-
-
 def byte_places(text: str, places: Int64s) -> tuple[Int64s, Int64s]:
-    """Pairs of places counted in characters, as starts and stops counted in bytes."""
+    """Pairs of places in characters, as starts and stops in bytes."""
     if not text.isascii():
         points = np.frombuffer(text.encode("utf-32-le"), "<u4")
         sizes = 1 + (points >= 0x80).astype(np.int8) + (points >= 0x800) + (points >= 0x10000)

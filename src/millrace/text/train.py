@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE vocabulary on documents of the corpus itself."""
+"""Trains a byte-level BPE vocabulary on documents of the corpus."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Iterable, Iterator
 from millrace.errors import ConfigError
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.kinds import GPT2_PATTERN
-from millrace.text.words import character, words_of
+from millrace.text.words import character_start, words_of
 
-PIECE_BYTES = 64 << 10  # given to the trainer at once: it buffers 256, and needs 140 bytes for every byte it splits
-WORD_CHARS = 1 << 10  # longer words are cut, since each merge looks at all of them again
-DISTINCT_BYTES = (
-    4 << 20
-)  # of different words, which the trainer keeps: 130 bytes for every byte (64 MiB of code have 1.1)
+TEXT_BYTES = 64 << 10  # of one text for the trainer: it buffers 256, and needs 140 bytes for every byte
+WORD_CHARS = 1 << 10  # longer words are cut, since each merge looks at them again
+# Of different words, which the trainer keeps: 130 bytes for every byte (64 MiB of code have 1.1 MiB).
+DISTINCT_BYTES = 4 << 20
 WORD = re.compile(rb"[A-Za-z]+|[0-9]+|[\x80-\xff]+|[^\sA-Za-z0-9\x80-\xff]+")  # nearly
-SPACE = re.compile(rb"(?<=[!-~])[ \n]")  # at which GPT-2's pattern always begins a word
+SPACE = re.compile(rb"(?<=[!-~])[ \n]")  # here GPT-2's pattern always begins a word
 
 
 def check_vocab_size(vocab_size: int) -> int:
@@ -41,35 +40,35 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> HuggingFaceTokeniz
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(_bounded(documents), trainer=trainer)
-    # The name of the end in a text is text: else a document could make ends of its own.
+    backend.train_from_iterator(_texts(documents), trainer=trainer)
+    # A document that names the end-of-document token must not end there.
     return HuggingFaceTokenizer(backend.to_str().encode(), f"train:{vocab_size}", plain_special=True)
 
 
-def _bounded(documents: Iterable[bytes]) -> Iterator[str]:
-    """The documents in pieces of whole words, until their different words are as many as memory should hold."""
-    seen: set[int] = set()
+def _texts(documents: Iterable[bytes]) -> Iterator[str]:
+    """The documents in texts of whole words, until their different words fill the memory allowed."""
+    known: set[int] = set()
     num_bytes = 0
     for document in documents:
-        for piece in _pieces(document):
-            new = {word for word in set(WORD.findall(piece)) if hash(word) not in seen}
-            seen.update(map(hash, new))
+        for text in _split(document):
+            new = {word for word in set(WORD.findall(text)) if hash(word) not in known}
+            known.update(map(hash, new))
             num_bytes += sum(map(len, new))
             if num_bytes > DISTINCT_BYTES:
                 return
-            yield piece.decode()
+            yield text.decode()
 
 
-def _pieces(document: bytes) -> Iterator[bytes]:
-    """Pieces whose words are those of the document, but for very long ones."""
+def _split(document: bytes) -> Iterator[bytes]:
+    """Texts with the words of the document, but for very long ones."""
     start = 0
-    while len(document) - start > 2 * PIECE_BYTES:
-        space = SPACE.search(document, start + PIECE_BYTES, start + 2 * PIECE_BYTES)
+    while len(document) - start > 2 * TEXT_BYTES:
+        space = SPACE.search(document, start + TEXT_BYTES, start + 2 * TEXT_BYTES)
         if space is None:
-            text = document[start : character(document, start + PIECE_BYTES)].decode()
-            for piece in _groups(text):
-                yield piece
-                start += len(piece)
+            text = document[start : character_start(document, start + TEXT_BYTES)].decode()
+            for group in _groups(text):
+                yield group
+                start += len(group)
         else:
             yield document[start : space.start()]
             start = space.start()
@@ -77,10 +76,10 @@ def _pieces(document: bytes) -> Iterator[bytes]:
 
 
 def _groups(text: str) -> Iterator[bytes]:
-    """Words of a text that goes on, many together, and pieces of long ones."""
+    """Words of a text that goes on, many together, and stretches of long words."""
     words = words_of(GPT2_PATTERN)
     ends = (words.ends(text) if words is not None else None) or []
-    while ends and text[ends[-1] - 1].isspace():  # at the end of a text white space makes other words
+    while ends and text[ends[-1] - 1].isspace():  # white space makes other words at the end of a text
         ends.pop()
     ends = ends or [len(text)]
     begin = start = 0

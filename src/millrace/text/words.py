@@ -1,6 +1,7 @@
-"""The words into which a byte-level tokenizer splits text before it merges bytes, and the ids of very long ones.
+"""The words of a byte-level tokenizer's splitting pattern, and the ids of very long words.
 
-Asked only where a long document has no space to cut it at: a language without them, a run of one character.
+Used only where a long document has no space to cut it at: a language without spaces, a run of one
+character.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 
 from millrace.ragged import Array
 
-LONG_WORD = 64 << 10  # characters beyond which a word is encoded in windows
+LONG_WORD = 64 << 10  # characters; a longer word is encoded in windows
 WINDOW, MAX_WINDOW = 64 << 10, 4 << 20  # bytes
-OVERLAP = 8  # the share of a window that the next one sees again, at least
+OVERLAP = 8  # two windows share at least one part in 8
 TRIES = 64
-UNSURE = 3  # words at the end of what is in hand that may be others when the text goes on
-# Each alternative of these is at most one character, a run of a class, and a short end or line ends; what it looks at
-# beyond its own word is the next two at most. So all words but the last three are those of the whole text.
+UNSURE = 3  # last words of a text that may change when it goes on
+# Each alternative of these patterns is at most one character, a run of one class, and a short end. It
+# looks at most two words ahead. So all words but the last three are those of the whole text.
 LETTERS_AND_CASE = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -39,7 +40,7 @@ KNOWN = frozenset(
 
 
 class Words:
-    """The words of a pattern that is known."""
+    """The words of a known pattern."""
 
     def __init__(self, pattern: str) -> None:
         import regex
@@ -47,29 +48,29 @@ class Words:
         self._pattern = regex.compile(pattern)
 
     def next(self, document: bytes, start: int, num_bytes: int) -> tuple[int, bool] | None:
-        """Where words from ``start`` on end, and whether that is one word: a long one, or one that must be encoded alone.
+        """Where some words from ``start`` on end, and whether they are one word to encode alone.
 
-        None where that is not sure.
+        None where the end of a word is not certain.
         """
         while True:
-            last = character(document, start + num_bytes)
+            last = character_start(document, start + num_bytes)
             text = document[start:last].decode()
             ends = self.ends(text, is_all=last == len(document))
             if ends is None:
                 return None
             if ends:
                 break
-            num_bytes *= 2  # a word that is longer than what is in hand
+            num_bytes *= 2  # the word is longer than this
         is_long = np.diff([0, *ends]) > LONG_WORD
         count = int(np.argmax(is_long)) if is_long.any() else len(ends)
         for end in ends[max(0, count - TRIES) : count][::-1]:
-            # Not behind white space: at the end of a text it makes other words than before more of it.
+            # Not after white space, which makes other words at the end of a text.
             if not text[end - 1].isspace() and is_stable(text[max(0, end - 2) : end + 2]):
                 return start + len(text[:end].encode()), False
         return (start + len(text[: ends[0]].encode()), True) if is_stable(text[: ends[0] + 2]) else None
 
     def ends(self, text: str, *, is_all: bool = False) -> list[int] | None:
-        """The ends of words of which the rest of the text makes no others; None where the pattern leaves some out."""
+        """The ends of words that stay the same when the text goes on; None where the pattern skips text."""
         ends, at = [], 0
         for match in self._pattern.finditer(text):
             if match.start() != at:
@@ -81,6 +82,7 @@ class Words:
 
 @lru_cache(maxsize=8)
 def words_of(pattern: str | None) -> Words | None:
+    """The words of a pattern; None where it is not known, or regex is not installed."""
     if pattern not in KNOWN:
         return None
     try:
@@ -90,12 +92,12 @@ def words_of(pattern: str | None) -> Words | None:
 
 
 def is_stable(text: str) -> bool:
-    """Whether all characters have long been assigned: engines know different versions of Unicode."""
+    """Whether Python knows all characters: encoders know different versions of Unicode."""
     return all(unicodedata.category(character) != "Cn" for character in set(text))
 
 
-def character(document: bytes, at: int) -> int:
-    """The start of the character in which this byte of valid utf-8 lies."""
+def character_start(document: bytes, at: int) -> int:
+    """The start of the character that this byte of valid utf-8 belongs to."""
     for start in range(min(at, len(document)), max(0, at - 4), -1):
         if start == len(document) or document[start] & 0xC0 != 0x80:
             return start
@@ -103,41 +105,43 @@ def character(document: bytes, at: int) -> int:
 
 
 def word_ids(word: bytes, encode: Callable[[bytes], Sequence[int]], sizes: Array) -> Iterator[Array]:
-    """The ids of one long word, by way of windows that overlap; ``sizes`` has the number of bytes of every id.
+    """The ids of one long word by windows that overlap; ``sizes`` has the number of bytes of every id.
 
-    A sequence of tokens is the encoding of its bytes exactly if that holds for every two neighbours: merges are made
-    lowest rank first, leftmost of equals, so the first that crossed the border of two tokens would cross it in these
-    two alone as well. Two windows that have one token in common, at the same place, may therefore be joined there.
+    An encoder needs about 50 bytes for every byte of a word, so a long one is not encoded at once.
+
+    Tokens are the encoding of their bytes exactly if that holds for every two neighbours: merges go by
+    lowest rank, then leftmost, so the first merge across a border of two tokens would also happen in these
+    two alone. So two windows with the same token at the same place may be joined there.
     """
-    # Every window is longer than any token: one that is a token itself would not be encoded by merges.
+    # Every window is longer than any token: a window that is a token would not be encoded by merges.
     start, size = 0, max(WINDOW, 2 * OVERLAP * int(sizes.max()))
-    ids = _encoded(word[:size], encode)
+    ids = _encode(word[:size], encode)
     stop = size
     while stop < len(word):
         ends = start + np.cumsum(sizes[ids])
-        kept = max(1, int(np.searchsorted(ends, stop - size // OVERLAP, side="right")))
-        after = int(ends[kept - 1])
-        more = _encoded(word[after : after + size], encode)
-        mine, theirs = _in_common(ids[kept:], more, sizes)
-        if mine < 0:  # merges reach further than the windows overlap
+        num_sure = max(1, int(np.searchsorted(ends, stop - size // OVERLAP, side="right")))
+        after = int(ends[num_sure - 1])
+        more = _encode(word[after : after + size], encode)
+        mine, theirs = _first_common(ids[num_sure:], more, sizes)
+        if mine < 0:  # merges reach further than the overlap
             size *= 2
-            again = _encoded(word[start : start + size], encode)
+            again = _encode(word[start : start + size], encode)
             if size > MAX_WINDOW or (start and again[0] != ids[0]):
                 raise ValueError("its windows have no token in common")
             stop, ids = start + size, again
             continue
-        yield ids[: kept + mine]
+        yield ids[: num_sure + mine]
         start = after + int(sizes[more[:theirs]].sum())
         stop, ids = after + size, more[theirs:]
     yield ids
 
 
-def _encoded(data: bytes, encode: Callable[[bytes], Sequence[int]]) -> Array:
+def _encode(data: bytes, encode: Callable[[bytes], Sequence[int]]) -> Array:
     return np.array(encode(data), np.uint32)
 
 
-def _in_common(ids: Array, others: Array, sizes: Array) -> tuple[int, int]:
-    """The places of the first token that two encodings from the same byte on have in common; -1 where there is none."""
+def _first_common(ids: Array, others: Array, sizes: Array) -> tuple[int, int]:
+    """The places of the first token that two encodings of the same bytes share; -1 where they share none."""
     ends, other_ends = np.cumsum(sizes[ids]), np.cumsum(sizes[others])
     keys = ends << 20 | sizes[ids], other_ends << 20 | sizes[others]
     _, mine, theirs = np.intersect1d(*keys, assume_unique=True, return_indices=True)

@@ -1,6 +1,5 @@
 """A command whose files were fixed, removed or added keeps what it has finished of the others."""
 
-import gzip
 import json
 import os
 import shutil
@@ -47,7 +46,7 @@ class Broken(Exception):
 
 
 def interrupt(monkeypatch, corpus, *, after, **options):
-    run, done = part._Maker.run, []
+    run, done = part.PartMaker.run, []
 
     def breaking(self):
         if len(done) == after:
@@ -56,7 +55,7 @@ def interrupt(monkeypatch, corpus, *, after, **options):
         return run(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(part._Maker, "run", breaking)
+        patch.setattr(part.PartMaker, "run", breaking)
         with pytest.raises(Broken):
             corpus.prepare(**options)
 
@@ -165,26 +164,12 @@ def test_files_come_back_to_the_parts_that_were_made_of_them(corpus, monkeypatch
     """A command with too few files loses nothing: parts stay until the store is there."""
     interrupt(monkeypatch, corpus, after=3)
     with monkeypatch.context() as patch:
-        patch.setattr(part._Maker, "run", lambda self: 1 / 0)
+        patch.setattr(part.PartMaker, "run", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             mr.prepare_text(str(corpus.folder / "7.txt"), corpus.out, **OPTIONS)
     parts_read.clear()
     report = corpus.prepare()
     assert "3 of" in " ".join(report.notes)
-    assert tree_digest(corpus.out) == corpus.from_scratch()
-
-
-def test_parquet_that_is_unpacked_first_follows_its_file(tmp_path, monkeypatch):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    corpus = Corpus(tmp_path)
-    for k in range(3):
-        parquet.write_table(pyarrow.table({"text": [f"row {n} of {k}" for n in range(300)]}), tmp_path / "x")
-        (corpus.folder / f"p{k}.parquet.gz").write_bytes(gzip.compress((tmp_path / "x").read_bytes()))
-    interrupt(monkeypatch, corpus, after=6)
-    (corpus.folder / "p0.parquet.gz").unlink()
-    corpus.prepare()
     assert tree_digest(corpus.out) == corpus.from_scratch()
 
 

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
-from millrace.prepare.text.clean.characters import NUM_POINTS, clean, clean_all, clean_many, is_utf8, tables
-from millrace.prepare.text.read.framing import Stretch
+from millrace.prepare.text.clean.characters import (
+    NUM_POINTS,
+    clean,
+    clean_core,
+    clean_documents,
+    clean_numpy,
+    is_utf8,
+    is_utf8_python,
+    tables,
+)
+from millrace.text.documents import Documents
 
 ODD = st.sampled_from(
     "a b\t\n\r\x00\x0b\x0c\x1c\x1f\x7f\x85\x9f\xa0\u0301\u0323\u1100\u1161\u200b\u2028\u2029\u3000\ufeffé😀\uac00\u11a8"
@@ -134,11 +143,24 @@ def test_many_documents_are_cleaned_like_each(some, before):
         ends.append(len(data))
         data += gap
     expected = [clean(text).encode() for text, _ in some]
-    assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
-    with mock.patch("millrace.prepare.text.clean.characters.MANY_BYTES", 0):  # with tables of characters
-        assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
-    with mock.patch("millrace.prepare.text.clean.characters.core", None):
-        assert list(clean_many(data, np.array(starts), np.array(ends))) == expected
+    documents = Documents(data, np.array(starts), np.array(ends))
+    assert list(clean_numpy(documents)) == expected
+    assert list(clean_numpy(Documents.of([text.encode() for text, _ in some]))) == expected
+    if core:
+        assert list(clean_core(documents)) == expected
+        with mock.patch("millrace.prepare.text.clean.characters.MANY_BYTES", 0):  # with tables of characters
+            assert list(clean_core(documents)) == expected
+
+
+@pytest.mark.parametrize("cleaner", [clean_numpy, pytest.param(clean_core, marks=pytest.mark.needs_core)])
+def test_what_lies_between_documents_is_no_part_of_them(cleaner):
+    data = b"  one\xff\x00gap two \n\n\nthree four\n"
+    documents = Documents(data, np.array([0, 11, 24]), np.array([5, 15, 24]), np.array([7, 8, 9]), None, 3)
+    cleaned = cleaner(documents)
+    assert list(cleaned) == [b"one", b"two", b""]
+    assert (cleaned.offsets.tolist(), cleaned.piece_of) == ([7, 8, 9], 3)
+    assert list(cleaner(Documents(b"ab", np.array([0, 1]), np.array([1, 2])))) == [b"a", b"b"]  # nothing between
+    assert list(cleaner(Documents.of([]))) == []
 
 
 @pytest.mark.needs_core
@@ -147,16 +169,7 @@ def test_many_documents_are_cleaned_like_each(some, before):
 )
 def test_documents_outside_of_their_text_are_refused_by_the_core(starts, ends):
     with pytest.raises(ValueError, match="outside of their text"):
-        core.documents(b"abc", np.array(starts), np.array(ends))
-
-
-@given(st.binary(max_size=40), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6))
-def test_documents_are_slices_with_and_without_the_core(data, some):
-    places = [sorted((min(first, len(data)), min(last, len(data)))) for first, last in some]
-    stretch = Stretch(data, 0, *np.array(places, np.int64).reshape(-1, 2).T.copy())
-    assert stretch.documents() == [data[first:last] for first, last in places]
-    with mock.patch("millrace.prepare.text.read.framing.core", None):
-        assert stretch.documents() == [data[first:last] for first, last in places]
+        core.measure((b"abc", np.array(starts), np.array(ends)))
 
 
 @given(
@@ -166,9 +179,7 @@ def test_documents_are_slices_with_and_without_the_core(data, some):
 )
 def test_what_is_utf8_is_what_python_decodes(data, cut, end):
     first, last = min(cut, len(data)), max(min(cut, len(data)), len(data) - end)
-    with mock.patch("millrace.prepare.text.clean.characters.core", None):
-        expected = is_utf8(data, first, last)
-    assert is_utf8(data, first, last) == expected
+    assert is_utf8(data, first, last) == is_utf8_python(data, first, last)
 
 
 @pytest.mark.needs_core
@@ -208,14 +219,16 @@ def test_every_character_is_cleaned_by_the_core_as_by_python(beside):
     points = [*range(0xD800), *range(0xE000, NUM_POINTS), *range(NUM_POINTS, 0x110000, 61), *range(0x2F7F0, 0x2FA20)]
     texts = [beside.format(chr(point)) for point in points]
     tables()
-    found = clean_all([text.encode() for text in texts])
+    found = clean_core(Documents.of([text.encode() for text in texts]))
     wrong = [(text, one) for text, one in zip(texts, found, strict=True) if one != clean(text).encode()]
     assert wrong == []
 
 
 def by_core(text, table):
     """The document, or None where the core leaves it to Python."""
-    found, _, _, others = core.cleaned([text if isinstance(text, bytes) else text.encode()], table)
+    found, _, _, others = core.clean_documents(
+        Documents.of([text if isinstance(text, bytes) else text.encode()]).arrays, table
+    )
     return None if others else found.decode()
 
 
@@ -261,4 +274,4 @@ def test_what_nfc_may_change_is_left_unless_it_was_done():
 
 def test_of_many_documents_one_that_is_not_utf8_is_an_error():
     with pytest.raises(UnicodeDecodeError):
-        clean_many(b"a\n\n\xff", np.array([0, 3]), np.array([1, 4]))
+        clean_documents(Documents(b"a\n\n\xff", np.array([0, 3]), np.array([1, 4])))

@@ -221,7 +221,7 @@ def test_the_rate_of_a_stage_counts_from_its_beginning(capsys, monkeypatch):
 
 
 def test_a_shorter_fact_stands_for_one_that_does_not_fit():
-    assert text_progress.fitting(["files", "12 MB/s", "a long one", "3 %"], 20) == "files, 12 MB/s, 3 %"
+    assert text_progress.fit_facts(["files", "12 MB/s", "a long one", "3 %"], 20) == "files, 12 MB/s, 3 %"
     assert [text_progress.thousands(n) for n in (0, 999, 1000, 12_345, 3_400_000, 5e9)] == [
         "0", "999", "1.0K", "12.3K", "3.4M", "5.0G",
     ]  # fmt: skip

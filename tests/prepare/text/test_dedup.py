@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text.dedup import part_repeats as seen
+from millrace.prepare.text.dedup import known_hashes
 from millrace.prepare.text.dedup import repeats as dedup
 from millrace.prepare.text.dedup.near import BANDS, band_hashes
 from millrace.testing import tree_digest
@@ -37,9 +37,9 @@ def test_repeats_are_those_of_a_dict(memory_folder, known, keys, piece, entries,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup, "PARTITION_ENTRIES", entries)
         patch.setattr(dedup, "MASK_UNITS", piece)
-        patch.setattr(dedup, "PIECE_ENTRIES", 1 + piece // 2)
+        patch.setattr(dedup, "GROUP_ENTRIES", 1 + piece // 2)
         if twin:
-            patch.setattr(dedup, "core", None)
+            patch.setattr(dedup, "repeated_numbers", dedup.repeated_numbers_numpy)
         folder = memory_folder / "partitions"
         found = dedup.find_repeats(pieces, len(known) + len(keys), len(keys), folder)
     assert found.tolist() == expected
@@ -57,7 +57,7 @@ def source(tmp_path):
 
 @pytest.mark.parametrize(("max_seen", "entries"), [(1 << 20, 1 << 20), (3, 50)])
 def test_the_first_occurrence_in_source_order_stays(source, tmp_path, tools, monkeypatch, max_seen, entries):
-    monkeypatch.setattr(seen, "MAX_SEEN", max_seen)
+    monkeypatch.setattr(known_hashes, "MAX_HASHES", max_seen)
     monkeypatch.setattr(dedup, "PARTITION_ENTRIES", entries)
     report = mr.prepare_text(source, tmp_path / "out", part_bytes=700, workers=1, **OPTIONS)
     found = tools.records(mr.open_store(tmp_path / "out"))

@@ -18,7 +18,8 @@ from pyarrow import parquet
 import millrace as mr
 from millrace.errors import SourceError
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.read.framing import BLOCK, Bad, read_documents, read_stretches
+from millrace.prepare.text.read.framing import BLOCK, read_chunks, read_documents
+from millrace.prepare.text.read.records import Bad
 from millrace.prepare.text.read.sources import cut_parts, find_sources
 
 
@@ -26,7 +27,8 @@ def read(path: Path, **options: object) -> list[tuple[int, bytes | Bad]]:
     sources = find_sources([str(path)], None)[0]
     asked = ReadOptions(**options)  # type: ignore[arg-type]
     parts = cut_parts(sources, asked.part_bytes)
-    return [found for part in parts for unit in part.units for found in read_documents(sources[0], unit, asked)]
+    found = [found for part in parts for piece in part.slices for found in read_documents(sources[0], piece, asked)]
+    return [(one.offset, one if isinstance(one, Bad) else one.text) for one in found]
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -61,15 +63,15 @@ def test_the_text_of_json_lines_at_their_offsets(tmp_path, part_bytes):
         (b'"text"', "not a JSON object: a str"),
         (b'{"text": 7}', "field 'text' is not text: it is int"),
         (b'{"text": null}', "field 'text' is not text: it is NoneType"),
-        (b'{"text": "a", "text": "b"}', "field 'text' stands twice"),
-        (b'{"text": "a", "text": 1}', "field 'text' stands twice"),
+        (b'{"text": "a", "text": "b"}', "field 'text' is twice"),
+        (b'{"text": "a", "text": 1}', "field 'text' is twice"),
         (b'{"text": "\\ud800"}', "a lone surrogate \\(U\\+D800\\)"),
         (b'{"text": ' + b"[" * 100_000, "not JSON"),
         (b'{"n": ' + b"9" * 10_000 + b', "text": "a"}', "not JSON that can be read"),
         (b'{"text": "cut sh', "not JSON: Unterminated string"),
         (b"{\x00\"\x00t\x00", "not JSON"),
         (b'\xef\xbb\xbf{"text": "a"}', "not JSON: a byte order mark at character 0"),
-        (b'{"text": "a", "\\u0074ext": "b"}', "field 'text' stands twice"),
+        (b'{"text": "a", "\\u0074ext": "b"}', "field 'text' is twice"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_not_a_record_is_told_with_its_offset(tmp_path, line, reason):
@@ -373,6 +375,6 @@ def test_records_longer_than_the_limit_can_be_skipped(tmp_path, on_error, length
 def test_of_a_file_in_hand_are_a_block_or_two_however_long_it_is(tmp_path, size):
     path = written(tmp_path / "lines.txt", (b"x" * (size - 1) + b"\n") * (12_000_000 // size))
     (source,), options = find_sources([str(path)], "line")[0], ReadOptions(document="line")
-    stretches = list(read_stretches(source, cut_parts([source], 1 << 30)[0].units[0], options))
-    assert sum(len(stretch.starts) for stretch in stretches) == 12_000_000 // size
-    assert max(len(stretch.data) for stretch in stretches) <= 3 * max(BLOCK, size)
+    chunks = list(read_chunks(source, cut_parts([source], 1 << 30)[0].slices[0], options))
+    assert sum(map(len, chunks)) == 12_000_000 // size
+    assert max(len(chunk.text) for chunk in chunks) <= 3 * max(BLOCK, size)

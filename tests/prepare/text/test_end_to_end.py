@@ -136,7 +136,7 @@ def test_an_empty_split_stops_with_its_remedies_and_keeps_what_was_read(corpus, 
     with pytest.raises(mr.ConfigError, match=r"'val' would be empty.*val=0.*(larger val=|val_tail=True)"):
         mr.prepare_text(source, out, tokenizer="bytes", val=1e-9, workers=1)
     assert not out.exists()
-    monkeypatch.setattr("millrace.prepare.text.part._Maker.run", lambda self: pytest.fail("read again"))
+    monkeypatch.setattr("millrace.prepare.text.part.PartMaker.run", lambda self: pytest.fail("read again"))
     report = mr.prepare_text(source, out, tokenizer="bytes", val=0, workers=1)
     assert report.documents == {"train": 1}
 
@@ -176,36 +176,36 @@ def test_a_text_that_spells_the_end_token_is_text(tmp_path, tools):
     (tmp_path / "a.txt").write_text(text)
     report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", val=0, workers=1)
     assert tools.records(mr.open_store(tmp_path / "out"))[0][2] == [*tools.gpt2().encode_ordinary(text), 50256]
-    assert report.engine == "millrace"
+    assert report.encoder == "millrace"
 
 
 def test_parts_that_are_made_here_take_the_tokenizer_that_is_loaded(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(loaded, "load_tokenizer", lambda *_: pytest.fail("it was loaded again"))
     report = mr.prepare_text(str(corpus), tmp_path / "out", val=0, workers=1)
-    assert report.engine == "millrace"
+    assert report.encoder == "millrace"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_where_the_fast_engine_differs_the_slow_one_makes_the_parts(corpus, tmp_path, monkeypatch, workers):
     """Also those that an earlier life has made on the fast one."""
-    from millrace.text.ranks import RankEngine
+    from millrace.text.ranks import RankEncoder
 
     def prepared(name, **options):
         return mr.prepare_text(
             str(corpus / "a.txt"), tmp_path / name, tokenizer="train:400", val=0, **{**SMALL, **options}
         )
 
-    right = RankEngine.encode_documents
+    right = RankEncoder.encode_documents
     with monkeypatch.context() as wrong:
         wrong.setenv("MILLRACE_BPE", "tiktoken")
-        wrong.setattr(RankEngine, "encode_documents", lambda self, d: (right(self, d)[0] ^ 1, right(self, d)[1]))
+        wrong.setattr(RankEncoder, "encode_documents", lambda self, d: (right(self, d)[0] ^ 1, right(self, d)[1]))
         with monkeypatch.context() as unchecked:
-            unchecked.setattr(prepare, "check_engine", lambda *_: None)
+            unchecked.setattr(prepare, "check_encoder", lambda *_: None)
             unchecked.setattr(prepare, "notes_after", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 prepared("out", workers=1)
         assert len(list(tmp_path.glob("out.partial/parts/*/done.json"))) > 1
-        assert prepared("out", workers=workers).engine == "tokenizers"
+        assert prepared("out", workers=workers).encoder == "tokenizers"
     prepared("right")
     one, other = (mr.open_store(tmp_path / name).columns["tokens"][:] for name in ("out", "right"))
     assert np.array_equal(one, other)

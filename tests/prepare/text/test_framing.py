@@ -14,7 +14,8 @@ from millrace.errors import SourceError
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read import framing as documents
 from millrace.prepare.text.read.framing import read_documents
-from millrace.prepare.text.read.sources import Unit, find_sources
+from millrace.prepare.text.read.records import Bad
+from millrace.prepare.text.read.sources import SourceSlice, find_sources
 
 MARK = b"\xef\xbb\xbf"
 PIECES = [
@@ -37,8 +38,9 @@ texts = st.lists(st.sampled_from(PIECES), max_size=14).map(b"".join)
 def read(path: Path, document: str, cuts: list[int] | None = None, **options: object) -> list[tuple[int, bytes]]:
     (source,) = find_sources([str(path)], document)[0]
     edges = [0, *sorted(cuts or []), -1]
-    units = [Unit(0, start, stop) for start, stop in pairwise(edges) if start != stop]
-    return [found for unit in units for found in read_documents(source, unit, ReadOptions(**options))]  # type: ignore[arg-type]
+    units = [SourceSlice(0, start, stop) for start, stop in pairwise(edges) if start != stop]
+    found = [found for unit in units for found in read_documents(source, unit, ReadOptions(**options))]  # type: ignore[arg-type]
+    return [(one.offset, one if isinstance(one, Bad) else one.text) for one in found]
 
 
 def expected(data: bytes, document: str) -> list[tuple[int, bytes]]:
@@ -206,7 +208,7 @@ def test_a_slice_within_one_document_reads_no_further_than_itself(tmp_path, monk
     monkeypatch.setattr(documents, "BLOCK", 1000)
     monkeypatch.setattr(documents._Window, "read_on", counted)
     (source,) = find_sources([str(path)], "line")[0]
-    assert list(read_documents(source, Unit(0, 100_000, 200_000), ReadOptions())) == []
+    assert list(read_documents(source, SourceSlice(0, 100_000, 200_000), ReadOptions())) == []
     assert 100 <= len(calls) <= 102
 
 
@@ -215,5 +217,5 @@ def test_a_slice_within_one_document_reads_no_further_than_itself(tmp_path, monk
 @settings(max_examples=300)
 def test_documents_between_empty_lines_are_found_with_and_without_the_core(data):
     text = np.frombuffer(data, np.uint8)
-    for found, expected in zip(documents._between_gaps(text), documents._between_pairs(text), strict=True):
+    for found, expected in zip(documents.between_gaps(text), documents.between_gaps_numpy(text), strict=True):
         assert found.tolist() == expected.tolist()

@@ -6,6 +6,7 @@ import json
 import pytest
 
 import millrace as mr
+from millrace.prepare.advice import with_flags
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "workers": 1}
 
@@ -68,7 +69,9 @@ def test_a_line_that_is_wrong_does_not_take_its_file_with_it(tmp_path):
 def test_a_file_that_is_no_parquet_is_set_aside_too(folder, tmp_path):
     (folder / "h.parquet").write_bytes(b"nothing of the kind")
     (folder / "i.parquet.gz").write_bytes(gzip.compress((folder / "f.parquet").read_bytes()))
-    with pytest.raises(mr.SourceError, match=r"^4 files .*h\.parquet' is not readable Parquet"):
+    with pytest.raises(
+        mr.SourceError, match=r"^5 files .*h\.parquet' is not readable Parquet.*i\.parquet\.gz' is Parquet inside gzip"
+    ):
         mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
     report = mr.prepare_text(str(folder), tmp_path / "out", on_error="skip", **OPTIONS)
     assert report.dropped["unreadable: the whole file"] == 4
@@ -86,3 +89,56 @@ def test_an_error_at_the_header_leaves_finished_parts_where_they_are(folder, tmp
     (folder / "b.csv").write_text("id,text\n1,fixed\n")
     report = mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
     assert report.documents == {"train": 5}
+
+
+@pytest.mark.parametrize(
+    ("ending", "named"), [(".gz", "gzip; unpack it first (gunzip)"), (".zst", "zstd; unpack it first (unzstd)")]
+)
+def test_parquet_that_is_compressed_as_a_whole_is_refused_before_any_work(folder, tmp_path, parts_read, ending, named):
+    path = tmp_path / f"a.parquet{ending}"
+    path.write_bytes(b"never opened")
+    with pytest.raises(mr.SourceError) as caught:
+        mr.prepare_text([str(folder / "a.csv"), str(path)], tmp_path / "out", **OPTIONS)
+    assert str(caught.value) == f"{str(path)!r} is Parquet inside {named}: Parquet is compressed inside"
+    assert parts_read == []
+    assert not (tmp_path / "out.partial").exists()
+    report = mr.prepare_text([str(folder / "a.csv"), str(path)], tmp_path / "out", on_error="skip", **OPTIONS)
+    assert (report.documents, report.dropped) == ({"train": 1}, {"unreadable: the whole file": 1})
+
+
+REMEDY = (
+    "; other files have it: prepare those first and leave {0} out with exclude=; then add {0} with append=True and "
+    'text_field="NAME"'
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "these"),
+    [(["b.csv"], "this file"), (["d.jsonl"], "this file"), (["b.csv", "f.parquet"], "the files without it")],
+)
+def test_text_fields_of_two_names_are_told_how_to_go_on(folder, tmp_path, names, these):
+    paths = [str(folder / name) for name in ("a.csv", *names)]
+    with pytest.raises(mr.SourceError) as caught:
+        mr.prepare_text(paths, tmp_path / "out", **OPTIONS)
+    assert REMEDY.format(these) in str(caught.value)
+    mr.prepare_text(paths, tmp_path / "out", exclude=[*names], **OPTIONS)
+    mr.prepare_text(paths[1:], tmp_path / "out", append=True, text_field="body", workers=1)
+    assert mr.open_store(tmp_path / "out").num_records > 1
+
+
+def test_the_remedy_for_two_names_is_given_only_where_it_helps(folder, tmp_path):
+    for paths, options in (
+        (["b.csv"], {}),  # no other file
+        (["b.csv", "g.txt"], {}),  # none with fields
+        (["a.csv", "c.jsonl"], {"mask_field": "loss", "normalize": False}),  # another field
+    ):
+        with pytest.raises(mr.SourceError) as caught:
+            mr.prepare_text([str(folder / name) for name in paths], tmp_path / "out", **OPTIONS, **options)
+        assert "other files have it" not in str(caught.value)
+
+
+def test_a_command_gives_the_remedy_for_two_names_in_flags(folder, tmp_path):
+    with pytest.raises(
+        mr.SourceError, match=r"with --exclude; then add this file with --append and --text-field NAME$"
+    ):
+        with_flags(mr.prepare_text)([str(folder / "a.csv"), str(folder / "b.csv")], tmp_path / "out", **OPTIONS)

@@ -159,7 +159,7 @@ def test_a_filter_that_answers_otherwise_the_second_time_is_found_out(tmp_path, 
     (tmp_path / "fickle.py").write_text("n = 0\n\ndef keep(text):\n    global n\n    n += 1\n    return n != 5\n")
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(mr.SourceError, match="filter= must answer alike"):
+    with pytest.raises(mr.SourceError, match="filter= must give the same answer"):
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", filter="fickle:keep", **OPTIONS)
 
 

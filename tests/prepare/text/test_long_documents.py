@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
+from millrace.prepare.text.clean import characters
 from millrace.prepare.text.clean import long_documents as long
-from millrace.prepare.text.clean.characters import EMPTY_LINES, clean, clean_block, single_spaces, tables
+from millrace.prepare.text.clean.characters import (
+    EMPTY_LINES,
+    clean,
+    clean_block,
+    is_utf8_python,
+    single_spaces,
+    tables,
+)
 from millrace.testing import tree_digest
 from millrace.text import breaks, words
 
@@ -28,6 +36,7 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long, "BLOCK", 64)
         patch.setattr(long, "STEP", 16)
+        patch.setattr(characters, "BLOCK", 64)
         yield
 
 
@@ -54,12 +63,11 @@ def test_blocks_are_checked_and_counted_as_the_whole(text):
     try:
         count = len(document.decode())
     except UnicodeDecodeError:
-        with pytest.raises(UnicodeDecodeError):
-            long.check_utf8(document)
+        assert not is_utf8_python(document, 0, len(document))
         with pytest.raises(UnicodeDecodeError):
             long.clean_long(document)
     else:
-        long.check_utf8(document)
+        assert is_utf8_python(document, 0, len(document))
         assert long.num_characters(document) == count
 
 
@@ -95,7 +103,7 @@ def test_a_store_of_long_documents_is_that_of_whole_ones(tmp_path, monkeypatch, 
     (tmp_path / "a.txt").write_text("\n\n".join(documents))
     given = {"val": 0, "workers": 1, "tokenizer": "gpt2", **options}
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "whole", **given)
-    monkeypatch.setattr(breaks, "PIECE_BYTES", 300)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", 300)
     monkeypatch.setattr(words, "LONG_WORD", 200)
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "long", **given)
     assert tree_digest(tmp_path / "long") == tree_digest(tmp_path / "whole")
@@ -111,13 +119,13 @@ def test_a_masked_long_document_has_the_mask_of_the_whole(tmp_path, monkeypatch)
     (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
     given = {"val": 0, "workers": 1, "mask_field": "loss", "normalize": False}
     mr.prepare_text(str(tmp_path / "a.jsonl"), tmp_path / "whole", **given)
-    monkeypatch.setattr(breaks, "PIECE_BYTES", 300)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", 300)
     mr.prepare_text(str(tmp_path / "a.jsonl"), tmp_path / "long", **given)
     assert tree_digest(tmp_path / "long") == tree_digest(tmp_path / "whole")
 
 
 def test_invalid_bytes_of_a_long_document_are_named_with_their_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(breaks, "PIECE_BYTES", 300)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", 300)
     (tmp_path / "a.txt").write_bytes(b"first\n\n" + b"word " * 500 + b"\xff" + b" word" * 500)
     with pytest.raises(mr.SourceError, match=r"a\.txt', byte 2507: invalid utf-8 \(ff") as caught:
         mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", val=0, workers=1)
@@ -136,14 +144,14 @@ def test_a_document_that_the_tokenizer_cannot_take_in_pieces_is_named(tmp_path, 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(["some text"], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
     backend.save(str(tmp_path / "own.json"))
-    monkeypatch.setattr(breaks, "PIECE_BYTES", 300)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", 300)
     monkeypatch.setattr(breaks, "WHOLE_BYTES", 3000)
     given = {"val": 0, "workers": 1, "tokenizer": str(tmp_path / "own.json")}
     (tmp_path / "a.txt").write_text("first\n\n" + "some words " * 100 + "a" * 2500)
     mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "in", **given)
     (tmp_path / "b.txt").write_text("first\n\n" + "some words " * 100 + "a" * 5000)
     with pytest.raises(
-        mr.SourceError, match=r"b\.txt': the document at byte 7 is too .* its byte 9\d\d on there is"
+        mr.SourceError, match=r"b\.txt': the document at byte 7 is too .* its byte 9\d\d on its text has no place"
     ) as caught:
         mr.prepare_text(str(tmp_path / "b.txt"), tmp_path / "out", **given)
     assert caught.value.offset == 7

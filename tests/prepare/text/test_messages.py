@@ -206,12 +206,12 @@ def test_a_store_does_not_depend_on_the_engine_that_is_installed(tmp_path, monke
     for k in range(2):
         (tmp_path / f"{k}.txt").write_text(f"text {k}\n\nmore of it")
     reports = {}
-    for name in ("millrace", "gigatoken", "tiktoken", "tokenizers"):
+    for name in ("millrace", "tiktoken", "tokenizers"):
         monkeypatch.setenv("MILLRACE_BPE", name)
         for k in range(2):  # and an append
             source = str(tmp_path / f"{k}.txt")
             reports[name] = mr.prepare_text(source, tmp_path / name, val=0, workers=1, append=bool(k))
-    assert len({report.engine for report in reports.values()}) > 1
+    assert len({report.encoder for report in reports.values()}) > 1
     assert len({report.fingerprint for report in reports.values()}) == 1
     assert len({(tmp_path / name / "store.json").read_bytes() for name in reports}) == 1
     assert b"tiktoken" in (tmp_path / "tiktoken" / "provenance.json").read_bytes()
@@ -294,8 +294,8 @@ def test_what_was_dropped_is_told_where_nothing_is_left(prepare, tmp_path):
 
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 50])
 def test_a_character_that_an_append_brings_is_told_with_its_document(tmp_path, monkeypatch, piece_bytes):
-    monkeypatch.setattr(breaks, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(simple, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", piece_bytes)
+    monkeypatch.setattr(simple, "SECTION_BYTES", piece_bytes)
     given = {"tokenizer": "char", "workers": 1, "val": 0}
     (tmp_path / "a.txt").write_text("abc \n")
     (tmp_path / "b.txt").write_text("abc\n\ncab " + "abc " * 50 + "\u00e9\n\nabba")
@@ -338,7 +338,7 @@ def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
     options = ReadOptions(tokenizer="bytes", part_bytes=10_000)
     sources = find_sources([str(tmp_path / "a.txt")], None)[0]
     parts = cut_parts(sources, options.part_bytes)
-    without = [part.number for part in parts if not list(read_documents(sources[0], part.units[0], options))]
+    without = [part.number for part in parts if not list(read_documents(sources[0], part.slices[0], options))]
     assert without == list(range(1, len(parts) - 1))
     done = [PartDone(k, 0, "", 0, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
     rng = np.random.default_rng(5)
@@ -356,15 +356,15 @@ def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
     tally = Tally(sources, parts)
     for number in range(1, len(parts)):
         tally.add(number, done[number])
-    assert tally.done == parts[-1].units[0].stop - parts[-1].units[0].start  # the last document alone
+    assert tally.done == parts[-1].slices[0].stop - parts[-1].slices[0].start  # the last document alone
     for num_bytes in (30_000, 60_000, 2 * size):
         tally.move(0, {"bytes": num_bytes})
-        assert tally.done == min(num_bytes + parts[-1].units[0].stop - parts[-1].units[0].start, size)
+        assert tally.done == min(num_bytes + parts[-1].slices[0].stop - parts[-1].slices[0].start, size)
 
 
 def test_a_long_document_tells_its_tokens_as_they_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(breaks, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(simple, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(breaks, "SECTION_BYTES", 1000)
+    monkeypatch.setattr(simple, "SECTION_BYTES", 1000)
     monkeypatch.setattr(engines, "EVERY_S", 0.0)
     (tmp_path / "a.md").write_text("word " * 2000)
     seen = []

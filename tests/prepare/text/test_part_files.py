@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.native import core
 from millrace.prepare.text import text as prepare
-from millrace.prepare.text.options import parted
-from millrace.prepare.text.part_files import COLUMNS, kept
-from millrace.prepare.text.shards.columns import joined_runs, offsets_of
+from millrace.prepare.text.options import split_options
+from millrace.prepare.text.part_files import COLUMNS, part_column
+from millrace.prepare.text.shards.columns import copy_runs_core, copy_runs_numpy, offsets_of
 
+TWINS = [copy_runs_numpy, *([copy_runs_core] if core else [])]
 edges = st.lists(st.integers(0, 30), max_size=12).map(lambda found: sorted(found[: len(found) // 2 * 2]))
 
 
@@ -20,17 +21,18 @@ def test_runs_are_copied_by_the_core_as_by_numpy(found, dtype, tail):
     values = np.arange(30 * int(np.prod(tail)), dtype=dtype).reshape(30, *tail)
     runs = np.array(found, np.int64).reshape(-1, 2)
     expected = [values[k] for first, last in runs.tolist() for k in range(first, last)]
-    joined = joined_runs(values, runs) if len(runs) or core else values[:0]
-    assert (joined.dtype, joined.shape) == (values.dtype, (len(expected), *tail))
-    assert joined.tolist() == [value.tolist() for value in expected]
+    for copy_runs in TWINS:
+        copied = copy_runs(values, runs)
+        assert (copied.dtype, copied.shape) == (values.dtype, (len(expected), *tail))
+        assert copied.tolist() == [value.tolist() for value in expected]
 
 
 @given(edges)
 def test_runs_of_bytes_may_become_wider(found):
     values, runs = np.arange(30, dtype=np.uint8) + 220, np.array(found, np.int64).reshape(-1, 2)
-    if len(runs) or core:
-        joined = joined_runs(values, runs, np.dtype("<u2"))
-        assert (joined.dtype, joined.tolist()) == (np.uint16, joined_runs(values, runs).tolist())
+    for copy_runs in TWINS:
+        copied = copy_runs(values, runs, np.dtype("<u2"))
+        assert (copied.dtype, copied.tolist()) == (np.uint16, copy_runs(values, runs).tolist())
 
 
 @pytest.mark.needs_core
@@ -59,10 +61,10 @@ def test_a_part_keeps_what_the_store_and_the_report_need(tmp_path, monkeypatch, 
     seen = {}
 
     def settle(self, done):
-        folder, reading = self._folder, parted({"tokenizer": "bytes", **options})[0]
+        folder, reading = self._folder, split_options({"tokenizer": "bytes", **options})[0]
         named = {name.removesuffix(".bin") for name in reading.part_files} & set(COLUMNS)
         seen["files"] = {path.stem for path in (folder / "parts" / done[0].key).glob("*.bin")} & set(COLUMNS)
-        seen["columns"] = {name: kept(folder, done[0].key, name) for name in named}
+        seen["columns"] = {name: part_column(folder, done[0].key, name) for name in named}
         seen["part"] = done[0]
         raise KeyboardInterrupt
 

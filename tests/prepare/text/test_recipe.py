@@ -191,7 +191,7 @@ def test_a_name_that_may_be_another_file_is_refused(tmp_path):
         (tmp_path / folder / "a.txt").write_text(f"text of {folder}")
     mr.prepare_text(str(tmp_path / "day1"), tmp_path / "out", **OPTIONS)
     os.unlink(tmp_path / "out" / "provenance.json")
-    with pytest.raises(mr.ConfigError, match=r"'a\.txt' is in the store already, and provenance\.json is missing"):
+    with pytest.raises(mr.ConfigError, match=r"already has a source 'a\.txt', and without provenance\.json"):
         mr.prepare_text(str(tmp_path / "day2"), tmp_path / "out", append=True, workers=1)
 
 

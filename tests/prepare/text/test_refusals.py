@@ -36,7 +36,7 @@ def out(tmp_path):
 
 def interrupt(monkeypatch, source, out, *, after=2, **options):
     """A run that breaks off when some parts are finished."""
-    run, done = part._Maker.run, []
+    run, done = part.PartMaker.run, []
 
     def breaking(self):
         if len(done) == after:
@@ -45,7 +45,7 @@ def interrupt(monkeypatch, source, out, *, after=2, **options):
         return run(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(part._Maker, "run", breaking)
+        patch.setattr(part.PartMaker, "run", breaking)
         with pytest.raises(Broken):
             mr.prepare_text(source, out, **{**OPTIONS, **options})
     assert len(list(out.with_name("out.partial").glob("parts/*[0-9a-f]/done.json"))) == after
@@ -103,9 +103,9 @@ def test_what_an_error_recommends_continues_the_run(source, out, tmp_path, monke
         mr.prepare_text(source, out, max_document=300, **OPTIONS)
     with pytest.raises(mr.SourceError, match='long_documents="split"'):
         mr.prepare_text(source, out, on_error="skip", max_document=300, **OPTIONS)
-    run = part._Maker.run
+    run = part.PartMaker.run
     read = []
-    monkeypatch.setattr(part._Maker, "run", lambda self: (read.append(self), run(self))[1])
+    monkeypatch.setattr(part.PartMaker, "run", lambda self: (read.append(self), run(self))[1])
     mr.prepare_text(source, out, on_error="skip", max_document=300, long_documents="split", **OPTIONS)
     assert len(read) <= 2, "the parts that were whole are kept"
     assert tree_digest(out) == tree_digest(tmp_path / "straight")
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_read_is_not_a_failed_write(source, out, monkeypat
         raise PermissionError(13, "Permission denied", source[0])
         yield
 
-    monkeypatch.setattr(reading, "read_stretches", refuse)
+    monkeypatch.setattr(reading, "read_chunks", refuse)
     with pytest.raises(mr.SourceError, match=r"a\.txt' cannot be read: Permission denied"):
         mr.prepare_text(source, out, **OPTIONS)
 
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_not_a_failed_write(source, out, monkeypat
 def test_the_same_call_again_is_already_complete(source, out, monkeypatch):
     first = mr.prepare_text(source, out, **OPTIONS)
     before = tree_digest(out)
-    monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("read again"))
+    monkeypatch.setattr(part.PartMaker, "run", lambda self: pytest.fail("read again"))
     again = mr.prepare_text(source, out, **OPTIONS)
     assert first.is_new
     assert not again.is_new

@@ -22,7 +22,7 @@ def test_the_repeats_and_splits_of_a_run_are_found_on_a_full_disk_too(tmp_path, 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(repeats, "_partitioned", full)
+    monkeypatch.setattr(repeats, "_partition", full)
     with pytest.raises(mr.StoreWriteFailed, match="No space left"):
         prepare()
     monkeypatch.undo()

@@ -285,9 +285,7 @@ def test_more_sources_than_the_dictionary_of_a_store_can_take_are_refused_before
 
     monkeypatch.setattr(columns, "MAX_DICTIONARY", 12)
     mr.prepare_text(many[:10], tmp_path / "out", **OPTIONS)
-    monkeypatch.setattr(part._Maker, "run", lambda self: pytest.fail("read"))
-    with pytest.raises(
-        mr.ConfigError, match=r"13 source files with those appended; a store made of few has room for 12"
-    ):
+    monkeypatch.setattr(part.PartMaker, "run", lambda self: pytest.fail("read"))
+    with pytest.raises(mr.ConfigError, match=r"13 source files with those appended; this store has room for 12"):
         mr.prepare_text(many[10:13], tmp_path / "out", append=True, **OPTIONS)
     assert not (tmp_path / "out.partial").exists()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import check_unchanged
-from millrace.prepare.text.read.sources import Part, Source, Unit, cut_parts, find_sources
+from millrace.prepare.text.read.sources import Part, Source, SourceSlice, cut_parts, find_sources
 
 CHOSEN = {"tokenizer": "bytes", "val": 0, "document": "file"}
 
@@ -264,7 +264,7 @@ def sized(*sizes: int, document: str = "line") -> list[Source]:
 def test_parts_cover_every_byte_once_in_order(sizes, part_bytes):
     parts = cut_parts(sized(*sizes), part_bytes)
     assert [part.number for part in parts] == list(range(len(parts)))
-    units = [unit for part in parts for unit in part.units]
+    units = [unit for part in parts for unit in part.slices]
     at = dict.fromkeys(range(len(sizes)), 0)
     for unit in units:
         assert unit.start == at[unit.source]
@@ -273,7 +273,7 @@ def test_parts_cover_every_byte_once_in_order(sizes, part_bytes):
     assert list(at.values()) == sizes
     assert [unit.source for unit in units] == sorted(unit.source for unit in units)
     for part in parts:
-        weight = sum((sizes[unit.source] if unit.stop < 0 else unit.stop) - unit.start for unit in part.units)
+        weight = sum((sizes[unit.source] if unit.stop < 0 else unit.stop) - unit.start for unit in part.slices)
         assert weight <= part_bytes
 
 
@@ -281,14 +281,14 @@ def test_parts_are_the_same_every_time():
     sources = sized(1000, 10, 10, 0, 95)
     assert cut_parts(sources, 100) == cut_parts(list(sources), 100)
     assert cut_parts(sized(250), 100) == [
-        Part(0, (Unit(0, 0, 83),)),
-        Part(1, (Unit(0, 83, 166),)),
-        Part(2, (Unit(0, 166, 250),)),
+        Part(0, (SourceSlice(0, 0, 83),)),
+        Part(1, (SourceSlice(0, 83, 166),)),
+        Part(2, (SourceSlice(0, 166, 250),)),
     ]
 
 
 def test_whole_files_are_never_cut():
-    assert [part.units for part in cut_parts(sized(1000, 7, document="file"), 100)] == [
-        (Unit(0, 0, -1),),
-        (Unit(1, 0, -1),),
+    assert [part.slices for part in cut_parts(sized(1000, 7, document="file"), 100)] == [
+        (SourceSlice(0, 0, -1),),
+        (SourceSlice(1, 0, -1),),
     ]

@@ -16,7 +16,7 @@ from millrace.errors import SourceError
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read import records, streams
 from millrace.prepare.text.read.framing import read_documents
-from millrace.prepare.text.read.sources import Unit, cut_parts, find_sources
+from millrace.prepare.text.read.sources import SourceSlice, cut_parts, find_sources
 
 zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
 TEXT = b"".join(b"document %d\nof two lines\n\n" % k for k in range(5000))
@@ -32,7 +32,8 @@ PACKERS = {".gz": gzip.compress, ".zst": zstd_compress}
 
 def read(path: Path, **options: object) -> list[bytes]:
     (source,) = find_sources([str(path)], None)[0]
-    return [text for _, text in read_documents(source, Unit(0, 0, -1), ReadOptions(**options))]  # type: ignore[arg-type, misc]
+    found = read_documents(source, SourceSlice(0, 0, -1), ReadOptions(**options))  # type: ignore[arg-type]
+    return [getattr(one, "text", one) for one in found]
 
 
 @pytest.fixture(params=PACKERS)
@@ -77,7 +78,7 @@ def test_a_compressed_file_is_one_unit(packed):
     path, pack = packed
     path.write_bytes(pack(os.urandom(5000)))
     (part,) = cut_parts(find_sources([str(path)], None)[0], 100)
-    assert part.units == (Unit(0, 0, -1),)
+    assert part.slices == (SourceSlice(0, 0, -1),)
 
 
 def test_a_file_cut_short_anywhere_is_an_error_and_no_end(packed):
@@ -199,7 +200,7 @@ resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
 from millrace.errors import SourceError
 from millrace.prepare.text.read.framing import read_documents
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.read.sources import Unit, cut_parts, find_sources
+from millrace.prepare.text.read.sources import SourceSlice, cut_parts, find_sources
 
 path, document, cutting = sys.argv[1:]
 (source,) = find_sources([path], document)[0]
@@ -207,8 +208,8 @@ options = ReadOptions(long_documents=cutting, max_ratio=100)
 size = 0
 try:
     for part in cut_parts([source], options.part_bytes):
-        for offset, found in read_documents(source, part.units[0], options):
-            size += len(found)
+        for found in read_documents(source, part.slices[0], options):
+            size += len(found.text)
     print(f"read {size}")
 except SourceError as error:
     print(error.source, error.offset, error)

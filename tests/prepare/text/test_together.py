@@ -50,7 +50,7 @@ def test_documents_taken_together_make_the_store_of_documents_one_by_one(tmp_pat
         path.write_bytes(("first\n\n" + "\n".join(some)).encode())
         found = store("together")
         with monkeypatch.context() as patch:
-            patch.setattr(reading.Reader, "_together", lambda *_: None)
+            patch.setattr(reading.DocumentReader, "_clean", lambda *_: None)
             assert store("one by one") == found
         for name in ("together", "one by one"):
             mr.store.platform.remove(tmp_path / name)

@@ -9,8 +9,8 @@ import pytest
 from pyarrow import parquet
 
 import millrace as mr
-from millrace.prepare.text.read import turns as alone
-from millrace.prepare.text.read.sources import Unit, find_sources
+from millrace.prepare.text.read import turns
+from millrace.prepare.text.read.sources import SourceSlice, find_sources
 from millrace.testing import tree_digest
 
 
@@ -18,10 +18,10 @@ def test_one_is_within_at_a_time(tmp_path):
     order = []
 
     def other():
-        with alone.alone(tmp_path / "alone"):
+        with turns.take_turn(tmp_path / "alone"):
             order.append("other")
 
-    with alone.alone(tmp_path / "alone"):
+    with turns.take_turn(tmp_path / "alone"):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join(timeout=0.3)
@@ -33,13 +33,13 @@ def test_one_is_within_at_a_time(tmp_path):
 
 @pytest.mark.parametrize(("rows", "size", "expected"), [(4, 5000, True), (100, 200, False), (1, 2000, False)])
 def test_groups_of_long_rows_are_heavy(tmp_path, monkeypatch, rows, size, expected):
-    monkeypatch.setattr(alone, "HEAVY_GROUP", 10_000)
-    monkeypatch.setattr(alone, "HEAVY_ROW", 1000)
+    monkeypatch.setattr(turns, "HEAVY_GROUP", 10_000)
+    monkeypatch.setattr(turns, "HEAVY_ROW", 1000)
     parquet.write_table(pyarrow.table({"text": [f"{k}" + "x" * size for k in range(rows)]}), tmp_path / "a.parquet")
     (tmp_path / "b.txt").write_text("x" * 20_000)
     (found, text), *_ = find_sources([str(tmp_path / "a.parquet"), str(tmp_path / "b.txt")], None)
-    assert alone.is_heavy(found, Unit(0, 0, 1)) is expected
-    assert not alone.is_heavy(text, Unit(1, 0, -1))
+    assert turns.is_heavy(found, SourceSlice(0, 0, 1)) is expected
+    assert not turns.is_heavy(text, SourceSlice(1, 0, -1))
 
 
 def test_a_store_does_not_depend_on_it(tmp_path, monkeypatch):
@@ -48,10 +48,12 @@ def test_a_store_does_not_depend_on_it(tmp_path, monkeypatch):
     given = {"val": 0, "tokenizer": "bytes", "workers": 1, "part_bytes": 1000}
     mr.prepare_text(str(tmp_path / "a.parquet"), tmp_path / "usual", **given)
     entered = []
-    monkeypatch.setattr(alone, "HEAVY_GROUP", 1)
-    monkeypatch.setattr(alone, "HEAVY_ROW", 1)
-    real = alone.alone
-    monkeypatch.setattr("millrace.prepare.text.read.reader.alone", lambda path: entered.append(path.name) or real(path))
+    monkeypatch.setattr(turns, "HEAVY_GROUP", 1)
+    monkeypatch.setattr(turns, "HEAVY_ROW", 1)
+    real = turns.take_turn
+    monkeypatch.setattr(
+        "millrace.prepare.text.read.reader.take_turn", lambda path: entered.append(path.name) or real(path)
+    )
     mr.prepare_text(str(tmp_path / "a.parquet"), tmp_path / "alone", **given)
     assert entered == ["alone"] * 4
     assert tree_digest(tmp_path / "alone") == tree_digest(tmp_path / "usual")

@@ -8,7 +8,7 @@ from millrace.text.load import gpt2
 
 @pytest.fixture
 def tokenizer(tmp_path, monkeypatch):
-    monkeypatch.setattr(loaded, "_kept", {})
+    monkeypatch.setattr(loaded, "_cache", {})
     monkeypatch.setattr(loaded.gc, "freeze", lambda: None)
     made = gpt2()
     (tmp_path / "vocabulary.json").write_bytes(made.to_file())
@@ -17,14 +17,14 @@ def tokenizer(tmp_path, monkeypatch):
 
 @pytest.mark.needs_core
 def test_a_worker_takes_nothing_apart_to_encode(tmp_path, tokenizer):
-    what = (str(tmp_path), tokenizer.describe(), loaded.outlined(tmp_path, tokenizer))
+    what = (str(tmp_path), tokenizer.describe(), loaded.write_outline(tmp_path, tokenizer))
     loaded.load_early(what)
-    again = loaded.tokenizer_of(*what[:2], tokenizer.engine)
+    again = loaded.tokenizer_of(*what[:2], tokenizer.encoder)
     documents = [b"some text", "und größer, ꙮ".encode()]
     assert [a.tolist() for a in again.encode_documents(documents)] == [
         a.tolist() for a in tokenizer.encode_documents(documents)
     ]
-    assert again.engine == "millrace"
+    assert again.encoder == "millrace"
     assert "_body" not in again.__dict__
     assert "_backend" not in again.__dict__
 
@@ -32,8 +32,8 @@ def test_a_worker_takes_nothing_apart_to_encode(tmp_path, tokenizer):
 def test_what_has_no_outline_is_loaded_from_its_file(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setenv("MILLRACE_BPE", "tiktoken")
     tokenizer = gpt2()
-    assert loaded.outlined(tmp_path, tokenizer) is None
+    assert loaded.write_outline(tmp_path, tokenizer) is None
     loaded.load_early((str(tmp_path), tokenizer.describe(), None))
-    again = loaded.tokenizer_of(str(tmp_path), tokenizer.describe(), tokenizer.engine)
-    assert again.engine == "tiktoken"
+    again = loaded.tokenizer_of(str(tmp_path), tokenizer.describe(), tokenizer.encoder)
+    assert again.encoder == "tiktoken"
     assert again.encode_documents([b"some text"])[0].tolist() == tokenizer.encode_documents([b"some text"])[0].tolist()

@@ -1,4 +1,4 @@
-"""What a preparation says besides its counts: what may not be what the user meant, and the remedy."""
+"""Notes of a preparation: what the user may not have meant, and the remedy."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ TAIL = "--val-tail without deduplication: equal documents may be in train and in
 
 
 def notes_before(sources: Sequence[Source], reading: ReadOptions, cutting: ShardOptions) -> list[str]:
-    """What is known before the work, which may take hours."""
+    """Notes that are known before the work, which may take hours."""
     notes = []
     indented = [source.path for source in sources if source.is_indented] if reading.normalize else []
     if indented:
         notes.append(
-            f"{_listed(indented)}: code and markup are cleaned like prose and lose their indentation; "
+            f"{_name_files(indented)}: code and markup are cleaned like prose and lose their indentation; "
             "--no-normalize keeps it"
         )
     pages = [source.path for source in sources if source.is_raw_html]
     if pages:
-        notes.append(f"{_listed(pages)}: HTML is kept with its tags; --html text takes only its text")
+        notes.append(f"{_name_files(pages)}: HTML is kept with its tags; --html text takes only its text")
     if cutting.val_tail and cutting.val + cutting.test > 0 and reading.dedup == "none":
         notes.append(TAIL)
     return notes
 
 
 def notes_after(sources: Sequence[Source], parts: Sequence[Part], done: Sequence[PartDone]) -> list[str]:
-    """What is known only then: files that held nothing."""
-    found = {
-        unit.source for part in parts for unit in part.units
-        if unit.source - part.first_source not in done[part.number].without
+    """Notes that are known after the work: files without a document."""
+    used = {
+        piece.source for part in parts for piece in part.slices
+        if piece.source - part.first_source not in done[part.number].without
     }  # fmt: skip
-    empty = [source.path for number, source in enumerate(sources) if number not in found]
-    return [f"{_listed(empty)}: no document is in {'it' if len(empty) == 1 else 'them'}"] if empty else []
+    empty = [source.path for number, source in enumerate(sources) if number not in used]
+    return [f"{_name_files(empty)}: no document is in {'it' if len(empty) == 1 else 'them'}"] if empty else []
 
 
-def _listed(paths: Sequence[str]) -> str:
+def _name_files(paths: Sequence[str]) -> str:
     return f"{paths[0]!r}{f' and {len(paths) - 1:,} more' if len(paths) > 1 else ''}"

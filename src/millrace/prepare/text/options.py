@@ -1,4 +1,4 @@
-"""What a user asks of the preparation of text, as one value that goes to workers and into the plan."""
+"""The options of ``prepare_text``, as two values that go to workers and into the plan."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 from millrace.errors import ConfigError
 from millrace.prepare.text.part_files import file_of
 
-MIN_CUT = 4  # bytes of a piece: those of the longest character
-EARLIER = {"encoding": "utf-8", "html": "raw"}  # what stores mean that were made before there were these options
+MIN_CUT = 4  # bytes of a piece: the longest character has as many
+EARLIER = {"encoding": "utf-8", "html": "raw"}  # in stores that are older than these options
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How sources become documents: with these unchanged, finished parts of an interrupted run are kept."""
+    """How sources become documents. While these stay the same, finished parts of an interrupted run stay."""
 
     tokenizer: str = "gpt2"
     format: str | None = None
@@ -61,23 +61,23 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.mask_field is not None:
             self._check_mask()
-        self.codec  # noqa: B018 - refuses a name that is none
+        self.codec  # noqa: B018 - refuses an unknown name
 
     @property
     def codec(self) -> str | None:
-        """The codec that files are decoded by; None: they are UTF-8, and read as they are."""
+        """The codec that decodes files; None for UTF-8, which is read as it is."""
         try:
-            found = codecs.lookup(self.encoding)
+            codec = codecs.lookup(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"encoding={self.encoding!r} is no encoding that Python knows; expected one such as utf-8, latin-1 or utf-16"
+                f"encoding={self.encoding!r} is not an encoding that Python knows; expected one such as utf-8, latin-1 or utf-16"
             ) from error
-        if not getattr(found, "_is_text_encoding", True) or found.incrementaldecoder is None:
+        if not getattr(codec, "_is_text_encoding", True) or codec.incrementaldecoder is None:
             raise ConfigError(f"encoding={self.encoding!r} is not one of text; expected one such as utf-8 or latin-1")
-        return None if found.name == "utf-8" else found.name
+        return None if codec.name == "utf-8" else codec.name
 
     def _check_mask(self) -> None:
-        """What changes the text would move what its mask speaks of."""
+        """Refuses options that change the text: they would move the characters that a mask counts."""
         if self.normalize:
             raise ConfigError("--mask-field needs --no-normalize: cleaning would move the characters its spans count")
         if self.on_error == "replace":
@@ -91,7 +91,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dedups_documents(self) -> bool:
-        """Whether whole documents are compared; where lines are, no two documents stay alike anyway."""
+        """Whether whole documents are compared; with ``--dedup-unit line`` no two stay alike anyway."""
         return self.dedup != "none" and self.dedup_unit == "document"
 
     @property
@@ -101,32 +101,32 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def part_files(self) -> tuple[str, ...]:
         """The files of every part."""
-        found = ["tokens.bin", *map(file_of, ("hash", "source", "offset", "length"))]
-        found += [file_of("size")] if self.dedups_documents else []
-        found += [file_of("goes_on")] if self.cuts_documents else []
-        found += ["signatures.bin"] if self.dedup == "near" else []
-        found += ["lines.bin", "line_counts.bin"] if self.dedup_unit == "line" else []
-        return (*found, *(["mask.bin"] if self.mask_field is not None else []))
+        names = ["tokens.bin", *map(file_of, ("hash", "source", "offset", "length"))]
+        names += [file_of("size")] if self.dedups_documents else []
+        names += [file_of("goes_on")] if self.cuts_documents else []
+        names += ["signatures.bin"] if self.dedup == "near" else []
+        names += ["lines.bin", "line_counts.bin"] if self.dedup_unit == "line" else []
+        return (*names, *(["mask.bin"] if self.mask_field is not None else []))
 
 
-def loosened(old: Mapping[str, Any], new: Mapping[str, Any], *, has_records: bool) -> dict[str, Any]:
-    """The old options with those changes to the new ones that only stop at less: what was read stays as it is.
+def relax_options(old: Mapping[str, Any], new: Mapping[str, Any], *, has_records: bool) -> dict[str, Any]:
+    """The old options with the changes that only allow more: with these, finished parts stay as they are.
 
-    Records that were too long may have been set aside, where documents of plain text stopped the run.
+    A long document of plain text stops a run, but long records may have been set aside.
     """
-    kept = {**EARLIER, **old}
+    options = {**EARLIER, **old}
     if old["on_error"] == "stop":
-        kept["on_error"] = new["on_error"]
+        options["on_error"] = new["on_error"]
     if old["long_documents"] == "stop" and new["max_document"] >= old["max_document"]:
-        kept["long_documents"] = new["long_documents"]
+        options["long_documents"] = new["long_documents"]
         if old["on_error"] == "stop" or not has_records:
-            kept["max_document"] = new["max_document"]
-    kept["max_ratio"] = max(old["max_ratio"], new["max_ratio"])
-    return kept
+            options["max_document"] = new["max_document"]
+    options["max_ratio"] = max(old["max_ratio"], new["max_ratio"])
+    return options
 
 
 class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How documents become shards and splits; may change between runs without reading the sources again."""
+    """How documents become shards and splits. They may change between runs without reading sources again."""
 
     shard_tokens: int = 10_000_000
     val: float = 0.01
@@ -140,8 +140,8 @@ class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"val={self.val}, test={self.test}; expected shares from 0 that leave some for train")
 
 
-def parted(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
-    """Options by name as those of reading and those of shards, checked."""
+def split_options(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
+    """Options by name, checked, as those for reading and those for shards."""
     kinds = (ReadOptions, ShardOptions)
     names = [set(kind.__struct_fields__) for kind in kinds]
     unknown = set(given) - names[0] - names[1]

@@ -1,4 +1,4 @@
-"""What a part keeps of its documents beside their tokens: a file for each column, since they are read by the million."""
+"""The columns that a part stores beside its tokens: a file each, since documents come by the million."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ COLUMNS = {
     "source": np.dtype("<i4"),
     "offset": np.dtype("<i8"),
     "length": np.dtype("<i8"),  # tokens, with the end
-    "size": np.dtype(("<i8", 2)),  # bytes and characters; only where documents may yet go
-    "goes_on": np.dtype(bool),  # with the one before it, of which it is another piece; only where long ones are cut
+    "size": np.dtype(("<i8", 2)),  # bytes and characters; only where documents may still be dropped
+    "goes_on": np.dtype(bool),  # whether it is another piece of the one before; only where documents are cut
 }
 
 
@@ -24,7 +24,7 @@ def file_of(column: str) -> str:
     return f"{column}.bin"
 
 
-def kept(folder: str | Path, key: str, column: str) -> Array:
+def part_column(folder: str | Path, key: str, column: str) -> Array:
     """A column of all documents of a part."""
     dtype = COLUMNS[column]
     values = mapped(part_folder(folder, key) / file_of(column), dtype.base)

@@ -11,38 +11,38 @@ from millrace.prepare.run import Run
 from millrace.prepare.text.dedup.line_scan import scan_part, with_repeats
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.part import PartDone, PartTask, is_intact, placed
-from millrace.prepare.text.read.sources import Part, Source, UnitId, unit_id
+from millrace.prepare.text.part import PartDone, PartTask, is_intact, renumber
+from millrace.prepare.text.read.sources import Part, SliceId, Source, slice_id
 from millrace.prepare.text.shards import reclaim
 from millrace.store import platform
 from millrace.text.tokenizer import Tokenizer
 
 
-def finished_units(folder: Path) -> list[tuple[UnitId, ...]]:
+def finished_slices(folder: Path) -> list[tuple[SliceId, ...]]:
     """What each finished part holds, whatever the sources of its run were."""
     names = sorted(path.parent.name for path in (folder / "parts").glob("*/done.json") if not path.parent.suffix)
     found = (read_done(folder, name, PartDone, reclaim.FILES) for name in names)
-    return [done.units for done in found if done is not None and done.units]
+    return [done.slices for done in found if done is not None and done.slices]
 
 
 def find_part(task: PartTask) -> PartDone | None:
     """A part that an earlier run finished, as it stands in the plan of this one; None where it is damaged."""
     done = read_done(task.folder, task.key, PartDone, reclaim.FILES)
     is_whole = done is not None and done.key == task.key and is_intact(task.folder, done)
-    return placed(done, task.part) if done is not None and is_whole else None
+    return renumber(done, task.part) if done is not None and is_whole else None
 
 
 def part_tasks(
     folder: Path, options: ReadOptions, sources: Sequence[Source], parts: Sequence[Part], tokenizer: Tokenizer
 ) -> list[PartTask]:
-    described, engine = tokenizer.describe(), getattr(tokenizer, "engine", "")
+    described, encoder = tokenizer.describe(), getattr(tokenizer, "encoder", "")
     tasks = []
     for part in parts:
-        mine = tuple(sources[unit.source] for unit in part.units)
+        mine = tuple(sources[piece.source] for piece in part.slices)
         # Not its number, nor those of its sources: they change when others come and go. Options are the plan's.
-        units = [unit_id(source, unit) for source, unit in zip(mine, part.units, strict=True)]
-        key = digest(canonical([described["hash"], units]))
-        tasks.append(PartTask(part, mine, options, str(folder), described, key, engine))
+        slices = [slice_id(source, piece) for source, piece in zip(mine, part.slices, strict=True)]
+        key = digest(canonical([described["hash"], slices]))
+        tasks.append(PartTask(part, mine, options, str(folder), described, key, encoder))
     return tasks
 
 

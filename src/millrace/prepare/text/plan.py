@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.prepare.plan import make_plan
 from millrace.prepare.text.existing import Existing
-from millrace.prepare.text.options import EARLIER, ReadOptions, loosened
+from millrace.prepare.text.options import EARLIER, ReadOptions, relax_options
 from millrace.prepare.text.read.sources import Source
 from millrace.prepare.text.tokens.vocabulary import file_identity
 
@@ -26,7 +26,7 @@ def part_plan(reading: ReadOptions, sources: Sequence[Source], existing: Existin
 def allow_changes(old: Any, new: Any, sources: Sequence[Source]) -> Any:
     """The old plan with those changes of the new one that leave finished parts as they are."""
     has_records = any(source.format != "text" for source in sources)
-    options = loosened(old["options"], new["options"], has_records=has_records)
+    options = relax_options(old["options"], new["options"], has_records=has_records)
     # Parts belong to their sources: those of unchanged ones stay, whichever others come and go.
     return {**old, "options": options, **{name: new[name] for name in SOURCES if name in new}}
 

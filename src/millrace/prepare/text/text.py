@@ -23,32 +23,38 @@ from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TEXT_FORMS, expand_split
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
-from millrace.prepare.text.options import ReadOptions, ShardOptions, parted
+from millrace.prepare.text.options import ReadOptions, ShardOptions, split_options
 from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, prepare_part
-from millrace.prepare.text.parts import find_part, finished_units, part_tasks, without_repeats
+from millrace.prepare.text.parts import find_part, finished_slices, part_tasks, without_repeats
 from millrace.prepare.text.plan import allow_changes, part_plan, store_plan
 from millrace.prepare.text.read.headers import check_headers
 from millrace.prepare.text.read.names import names_in_store
 from millrace.prepare.text.read.sources import STDIN, cut_parts, find_sources
 from millrace.prepare.text.read.spool import read_through, spool
-from millrace.prepare.text.read.unpack import unpack, unpack_tasks, unpacked
 from millrace.prepare.text.recipe import changed_filter, options_for_meta, options_of_append, read_runs
-from millrace.prepare.text.report import Tally, TextReport, joined, reported, summary
+from millrace.prepare.text.report import Tally, TextReport, add_reports, existing_report, summary
 from millrace.prepare.text.shards import shards as sharding
 from millrace.prepare.text.shards.assignment import SPLITS, Assignment
 from millrace.prepare.text.shards.columns import store_columns
 from millrace.prepare.text.shards.quarantine import Quarantine
-from millrace.prepare.text.shards.reclaim import Spending
+from millrace.prepare.text.shards.reclaim import Reclaim
 from millrace.prepare.text.space import estimate
-from millrace.prepare.text.tokens.vocabulary import SEAL, check_engine, choose_tokenizer, is_whole, seal_of, told_of
-from millrace.prepare.text.tokens.worker_tokenizer import keep_loaded, load_early, outlined
+from millrace.prepare.text.tokens.vocabulary import (
+    SEAL,
+    check_encoder,
+    choose_tokenizer,
+    is_whole,
+    seal_of,
+    vocabulary_note,
+)
+from millrace.prepare.text.tokens.worker_tokenizer import load_early, set_tokenizer, write_outline
 from millrace.store import platform
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
     *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", SEAL),
-    *("merges.bin", "names.bin", "name_ends.bin", "alone", "unpacked"),
+    *("merges.bin", "names.bin", "name_ends.bin", "alone"),
 )
 
 
@@ -73,7 +79,7 @@ def prepare_text(
     """
     options = expand_split({**options, "split": split}, TEXT_FORMS)
     target = Path(os.path.realpath(out))
-    reading, cutting = parted(options_of_append(target, options) if append else options)
+    reading, cutting = split_options(options_of_append(target, options) if append else options)
     run = Run(
         target, SCRATCH, append=append, restart=restart, workers=workers, stall_s=stall_s, progress=progress,
     )  # fmt: skip
@@ -133,7 +139,9 @@ class Text(Kind):
             return Earlier(None, {}, None)
         made, fingerprint = found[line], found[line].get("fingerprint")
         return Earlier(
-            fingerprint, made.get("plan") or {}, reported(self._run.out, fingerprint or "", made.get("report", {}))
+            fingerprint,
+            made.get("plan") or {},
+            existing_report(self._run.out, fingerprint or "", made.get("report", {})),
         )
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
@@ -147,7 +155,7 @@ class Text(Kind):
 
     def change(self, old: Any, new: Any) -> Sequence[str]:
         note = f"what is asked for has changed since this was begun: {show_changes(differences(old, new))}"
-        if self._existing is not None or told_of(self._reading.tokenizer) is None:
+        if self._existing is not None or vocabulary_note(self._reading.tokenizer) is None:
             self._run.note(f"{note}; finished parts of unchanged files are used again")
             return ("cut.json",)
         name = self._reading.tokenizer
@@ -160,16 +168,12 @@ class Text(Kind):
         if self._existing is not None:
             run.note(*changed_filter(self._existing.manifest, reading))
         run.note(*notes_before(self._sources, reading, self._cutting))
-        tasks = unpack_tasks(self._sources, reading, self._folder)
-        for finished, _ in enumerate(run.engine.run(unpack, tasks, apart=self.apart), start=1):
-            run.progress("unpack", finished, len(tasks), {})
-        self._sources = check_headers(unpacked(self._sources, self._folder), reading)
-        self._parts = cut_parts(self._sources, reading.part_bytes, finished_units(self._folder))
+        self._parts = cut_parts(self._sources, reading.part_bytes, finished_slices(self._folder))
         # Workers start while the vocabulary loads.
         is_apart = run.engine.start(prepare_part, len(self._parts), apart=self.apart)
         self._tokenizer = self._load_tokenizer()
         if not is_apart:
-            keep_loaded(str(self._folder), self._tokenizer)
+            set_tokenizer(str(self._folder), self._tokenizer)
         known = None if self._existing is None else self._existing.sources
         self.columns = store_columns(self._names, self._tokenizer, reading, known)
         run.check_room(*estimate(self._sources, self._tokenizer, reading, self._cutting))
@@ -180,14 +184,14 @@ class Text(Kind):
         if self._existing is not None:
             tokenizer = self._existing.tokenizer()
         else:
-            if not is_whole(path) and (first := told_of(self._reading.tokenizer)):
+            if not is_whole(path) and (first := vocabulary_note(self._reading.tokenizer)):
                 self._run.note(first)
             tokenizer = choose_tokenizer(path, self._sources, self._parts, self._reading)
         with platform.writing(path):
             data = tokenizer.to_file()
             platform.write_file(path, data, mode=0o644)
             platform.write_file(seal_of(path), digest(data).encode(), mode=0o644)
-            what = (str(self._folder), tokenizer.describe(), outlined(self._folder, tokenizer))
+            what = (str(self._folder), tokenizer.describe(), write_outline(self._folder, tokenizer))
             self._run.engine.warm(load_early, what)
         return tokenizer
 
@@ -204,11 +208,11 @@ class Text(Kind):
         return tally
 
     def meanwhile(self) -> Callable[[], None]:
-        engine = getattr(self._tokenizer, "engine", "")
+        encoder = getattr(self._tokenizer, "encoder", "")
 
         def check() -> None:
-            check_engine(self._tokenizer, self._sources, self._parts, self._reading)
-            if getattr(self._tokenizer, "engine", "") != engine:
+            check_encoder(self._tokenizer, self._sources, self._parts, self._reading)
+            if getattr(self._tokenizer, "encoder", "") != encoder:
                 raise PartsVoid  # also those of an earlier run may have wrong ids
 
         return check
@@ -220,7 +224,7 @@ class Text(Kind):
         self._assignment = Assignment(folder, parts, self._cutting)
         compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
         with platform.writing(folder):
-            self._assignment.make(sharding.repeated(folder, parts, self._reading, *compared))
+            self._assignment.make(sharding.document_repeats(folder, parts, self._reading, *compared))
         self._planned: dict[str, Any] = {}
         if existing is None:
             self._assignment.check()
@@ -234,16 +238,16 @@ class Text(Kind):
             )  # fmt: skip
 
     def begin_shards(self, tasks: list[sharding.ShardTask]) -> None:
-        tasks.sort(key=lambda task: -len(task.pieces))  # those of many parts take longest: nobody waits for them last
-        self._spending = Spending(self._folder, self._done, tasks)
-        if again := self._spending.missing():
+        tasks.sort(key=lambda task: -len(task.ranges))  # those of many parts take longest: nobody waits for them last
+        self._reclaim = Reclaim(self._folder, self._done, tasks)
+        if again := self._reclaim.missing():
             self._run.note(f"{len(again):,} parts were read again: the shards made of them are gone")
         for _ in self._run.engine.run(prepare_part, [self._tasks[number] for number in again], apart=self.apart):
             pass
 
     def end_shard(self, task: sharding.ShardTask) -> Mapping[str, Any]:
         with platform.writing(self._folder):
-            self._spending.after(task)
+            self._reclaim.after(task)
         return {}
 
     def product(self) -> Product:
@@ -254,7 +258,7 @@ class Text(Kind):
         meta = options_for_meta(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
         fields = {
             "kind": "text", "columns": self.columns, "splits": tuple(dict.fromkeys((*known, *splits))),
-            "tokenizer": tokenizer.describe(), "meta": {"report": joined(before, report), **meta},
+            "tokenizer": tokenizer.describe(), "meta": {"report": add_reports(before, report), **meta},
         }  # fmt: skip
         stored_bytes = 0 if existing is None else existing.quarantine_bytes()
         quarantine = Quarantine(self._run.out, self._folder, self._done, stored_bytes)

@@ -1,8 +1,8 @@
-"""Documents that are too long and cut (``--long-documents split``): their pieces are stored as records, and stay one document.
+"""Long documents that are cut (``--long-documents split``): each piece is a record, and they stay one document.
 
-All pieces have the hash of the whole, so that they go to one split, and where near-duplicates are looked for its bands.
-Only the first is compared with others; the pieces behind it, which ``goes_on`` marks, stay or go with it. The hash is known
-when the last piece is read, and then written into the records of all.
+All pieces have the hash of the whole, so they go to one split; with ``--dedup near`` they have its bands too.
+Only the first is compared with other documents. ``goes_on`` marks the other pieces, which stay or go with
+it. The hash is known after the last piece, and is then written into the records of all.
 """
 
 from __future__ import annotations
@@ -18,61 +18,50 @@ from millrace.prepare.text.part_files import COLUMNS
 from millrace.ragged import Array
 
 
-class Piece(int):
-    """Where a piece of a document stands in its source; ``document`` is where that begins."""
-
-    document: int
-
-    def __new__(cls, place: int, document: int) -> Piece:
-        self = super().__new__(cls, place)
-        self.document = document
-        return self
-
-
 class CutDocument:
-    """The pieces of one document as they are stored, from record ``first`` on."""
+    """The pieces of one document, stored from record ``first`` on."""
 
     def __init__(self, key: tuple[int, int], first: int) -> None:
         self.key, self._first, self._hash = key, first, xxhash.xxh3_128()
         self._signature: Array | None = None
 
-    def add(self, texts: Sequence[bytes]) -> bytes:
-        """Room for their hashes."""
-        for text in texts:
-            self._hash.update(text)
-        return bytes(HASH_BYTES * len(texts))
+    def add(self, pieces: Sequence[bytes]) -> bytes:
+        """Adds pieces to the hash of the document; returns zeros in place of their hashes."""
+        for piece in pieces:
+            self._hash.update(piece)
+        return bytes(HASH_BYTES * len(pieces))
 
-    def sign(self, signatures: Array) -> None:
-        """The signature of a whole is the least of those of its pieces."""
+    def add_signatures(self, signatures: Array) -> None:
+        """The signature of the document is the least of those of its pieces."""
         least = signatures.min(axis=0)
         self._signature = least if self._signature is None else np.minimum(self._signature, least)
 
     def finish(self, stop: int, hashes: Spill, goes_on: Spill, signatures: Spill | None) -> int:
-        """Tells the records up to ``stop`` what they are pieces of; how many go on with the first."""
-        found = np.frombuffer(self._hash.digest(), "<u8")
+        """Writes hash, mark and bands into the records up to ``stop``; returns how many go on with the first."""
+        whole_hash = np.frombuffer(self._hash.digest(), "<u8")
 
-        def tell(records: Array, first: int) -> None:
-            records[:] = found
+        def write_hash(records: Array, first: int) -> None:
+            records[:] = whole_hash
 
         def mark(records: Array, first: int) -> None:
             records[:] = np.arange(first, first + len(records)) > self._first
 
-        hashes.revise(self._first, stop, COLUMNS["hash"], tell)
+        hashes.revise(self._first, stop, COLUMNS["hash"], write_hash)
         goes_on.revise(self._first, stop, COLUMNS["goes_on"], mark)
         if signatures is not None and self._signature is not None:
             from millrace.prepare.text.dedup.near import BANDS, bands
 
-            whole = bands(self._signature[None])
+            whole_bands = bands(self._signature[None])
 
-            def copy(records: Array, first: int) -> None:
-                records[:] = whole
+            def write_bands(records: Array, first: int) -> None:
+                records[:] = whole_bands
 
-            signatures.revise(self._first, stop, np.dtype(("<u8", BANDS)), copy)
+            signatures.revise(self._first, stop, np.dtype(("<u8", BANDS)), write_bands)
         return stop - self._first - 1
 
 
 def spread(why: Array, goes_on: Array, before: int) -> Array:
-    """Why records go, with that of the first piece for those behind it; ``before`` is that of the record before all."""
+    """Why records go; other pieces go for the reason of the first. ``before`` is that of the record before all."""
     if not goes_on.any():
         return why
     heads = np.maximum.accumulate(np.where(goes_on, -1, np.arange(len(why))))

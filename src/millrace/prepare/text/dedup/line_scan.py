@@ -1,7 +1,7 @@
-"""Before lines are deduplicated: the hashes of all lines of the corpus, and a mask of those that are repeats.
+"""The first pass of deduplication by lines: hashes of all lines of the corpus, and a mask of the repeats.
 
-Each part is read once for the hashes of its lines (``lines/KEY.bin``, 16 bytes per line) and, when all are compared,
-once more to be tokenised without its repeats (``lines/repeats-KEY.bin``, one byte per line of the corpus).
+Each part is read once for the hashes of its lines (``lines/KEY.bin``, 16 bytes per line). When all are
+compared, it is read again and tokenised without its repeats (``lines/repeats-KEY.bin``, one byte per line).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.dedup.lines import HASH_BYTES, as_keys, line_hashes
 from millrace.prepare.text.dedup.repeats import find_repeats
 from millrace.prepare.text.part import PartTask
-from millrace.prepare.text.read.reader import Reader
+from millrace.prepare.text.read.reader import DocumentReader
 from millrace.ragged import Array
 from millrace.store import platform
 
-STEP = 1 << 20  # lines looked at in one go
+STEP = 1 << 20  # lines at a time
 
 
 def scan_part(task: PartTask) -> int:
-    """Writes the hashes of a part's lines, unless they are there; returns how many there are."""
+    """Writes the hashes of a part's lines, unless they are there; returns their number."""
     path = lines_path(task.folder, task.key)
-    if sealed(path) is None:
+    if read_sealed(path) is None:
         aside = platform.attempt_name(path)
         with platform.writing(path):
             with contextlib.closing(Spill(aside)) as spill:
-                reader = Reader(task.options, lambda line: None, task.folder)  # the second reading sets aside
-                for _, _, texts in reader.chunks(task.part, task.sources):
-                    for text in texts:
+                reader = DocumentReader(task.options, lambda line: None, task.folder)  # the second pass quarantines
+                for _, documents in reader.chunks(task.part, task.sources):
+                    for text in documents:
                         spill.write_bytes(line_hashes(text))
                 seal(spill)
             platform.rename(aside, path)
@@ -43,13 +43,13 @@ def scan_part(task: PartTask) -> int:
 
 
 def seal(spill: Spill) -> None:
-    """Ends a file with the hash of what stands before."""
+    """Ends a file with the hash of its contents."""
     spill.write_bytes(spill.hash.encode())
     spill.finish()
 
 
-def sealed(path: Path) -> Array | None:
-    """What stands in a file before its hash; None where it is not whole, or not what was written."""
+def read_sealed(path: Path) -> Array | None:
+    """The contents of a file before its hash; None where the file is not whole or was changed."""
     if not path.exists() or path.stat().st_size < HASH_BYTES:
         return None
     data = mapped(path, np.uint8)
@@ -64,13 +64,13 @@ def lines_path(folder: str | Path, key: str) -> Path:
 def with_repeats(
     folder: Path, tasks: Sequence[PartTask], counts: Sequence[int], known: Iterable[Array], num_known: int, base: str
 ) -> list[PartTask]:
-    """The tasks, told which lines of their parts are repeats, also of those ``known`` from the store ``base``."""
+    """The tasks with the repeated lines of their parts, also repeats of lines ``known`` from the store ``base``."""
     name = f"lines/repeats-{digest(base, *(task.key for task in tasks))}.bin"
     mark_repeats(folder / name, [lines_path(folder, task.key) for task in tasks], counts, known, num_known)
     repeats, found, end = mapped(folder / name, np.uint8), [], 0
     for task, count in zip(tasks, counts, strict=True):
         first, end = end, end + count
-        # A part holds for these repeats alone.
+        # With other repeats it would be another part.
         key = digest(task.key, xxhash.xxh3_128_digest(repeats[first:end].data))
         found.append(msgspec.structs.replace(task, key=key, lines=(name, first, end)))
     return found
@@ -79,14 +79,14 @@ def with_repeats(
 def mark_repeats(
     path: Path, paths: Sequence[Path], counts: Sequence[int], known: Iterable[Array], num_known: int
 ) -> None:
-    """Writes the mask over all lines; lines ``known`` from the store that is appended to come before all."""
-    if sealed(path) is not None:
+    """Writes the mask over all lines; lines ``known`` from the store that is appended to come first."""
+    if read_sealed(path) is not None:
         return
 
     def keys() -> Iterator[tuple[Array, Array]]:
-        for piece in known:
-            for start in range(0, len(piece), STEP):
-                some = piece[start : start + STEP]
+        for hashes in known:
+            for start in range(0, len(hashes), STEP):
+                some = hashes[start : start + STEP]
                 yield some, np.full(len(some), -1, np.int64)
         first = 0
         for place, count in zip(paths, counts, strict=True):

@@ -1,20 +1,20 @@
-"""Lines as the units of deduplication: which lines a document has, and the document without those that are repeats.
+"""Deduplication by lines: the lines of a document, and the document without repeated ones.
 
-A line ends at ``\\n`` or ``\\r\\n``, which is no part of it. Lines of nothing but white space are no units: they
-separate paragraphs, and stay.
+A line ends at ``\\n`` or ``\\r\\n``, which is not part of it. Lines of white space alone are not compared:
+they separate paragraphs, and stay.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import xxhash
 
 from millrace.errors import SourceError
 from millrace.ragged import Array
+from millrace.text.documents import Documents
 
 HASH_BYTES = 16
 EMPTY_LINES = re.compile(rb"\n{3,}")
@@ -25,7 +25,7 @@ def is_unit(line: bytes) -> bool:
 
 
 def line_hashes(text: bytes) -> bytes:
-    """The 128-bit hashes of the units of a document, one after the other."""
+    """The 128-bit hashes of the lines of a document, one after the other."""
     return b"".join([_hash(line) for line in text.split(b"\n") if is_unit(line)])
 
 
@@ -34,53 +34,55 @@ def _hash(line: bytes) -> bytes:
 
 
 class RepeatedLines:
-    """Removes from the documents of a part, in their order, the lines that ``repeats`` marks."""
+    """Removes the lines that ``repeats`` marks from the documents of a part, which come in order."""
 
     def __init__(self, repeats: Array, *, is_clean: bool, dropped: Counter[str]) -> None:
         self._repeats, self._is_clean, self._dropped, self._at = repeats, is_clean, dropped, 0
 
-    def remove(self, offsets: Sequence[int], texts: Sequence[bytes]) -> tuple[list[int], list[bytes], list[bytes]]:
-        """Offsets and texts of the documents of which something stays, and the hashes of their lines."""
-        kept: list[tuple[int, bytes, bytes]] = []
-        for offset, text in zip(offsets, texts, strict=True):
-            left, hashes, gone = self._without(text)
-            self._dropped["duplicate lines"] += gone
-            self._dropped["bytes of duplicate lines"] += len(text) - len(left)
-            if gone and not hashes:
+    def remove(self, documents: Documents) -> tuple[Documents, list[bytes]]:
+        """The documents that still have text, and the hashes of their lines."""
+        offsets, texts, line_hashes = [], [], []
+        for offset, text in zip(documents.offsets.tolist(), documents, strict=True):
+            rest, hashes, num_removed = self._without(text)
+            self._dropped["duplicate lines"] += num_removed
+            self._dropped["bytes of duplicate lines"] += len(text) - len(rest)
+            if num_removed and not hashes:
                 self._dropped["nothing but duplicate lines"] += 1
-                self._dropped["bytes of duplicate lines"] += len(left)
+                self._dropped["bytes of duplicate lines"] += len(rest)
             else:
-                kept.append((offset, left, hashes))
-        return [k[0] for k in kept], [k[1] for k in kept], [k[2] for k in kept]
+                offsets.append(offset)
+                texts.append(rest)
+                line_hashes.append(hashes)
+        return Documents.of(texts, offsets, None, documents.piece_of), line_hashes
 
     def _without(self, text: bytes) -> tuple[bytes, bytes, int]:
-        """The text without repeats, the hashes of the lines it has left, and how many went."""
+        """The text without repeats, the hashes of the lines that are left, and how many were removed."""
         lines = text.split(b"\n")
         units = [k for k, line in enumerate(lines) if is_unit(line)]
-        gone = self._repeats[self._at : self._at + len(units)].tolist()
+        are_repeats = self._repeats[self._at : self._at + len(units)].tolist()
         self._at += len(units)
-        if len(gone) != len(units):
-            raise self.changed()
-        hashes = b"".join(_hash(lines[k]) for k, repeat in zip(units, gone, strict=True) if not repeat)
-        if not any(gone):
+        if len(are_repeats) != len(units):
+            raise self._changed()
+        hashes = b"".join(_hash(lines[k]) for k, repeat in zip(units, are_repeats, strict=True) if not repeat)
+        if not any(are_repeats):
             return text, hashes, 0
-        doomed = {k for k, repeat in zip(units, gone, strict=True) if repeat}
-        left = b"\n".join([line for k, line in enumerate(lines) if k not in doomed])
-        if self._is_clean:  # stays so: at most one empty line, none at the ends
-            left = EMPTY_LINES.sub(b"\n\n", left).strip(b"\n")
-        return left, hashes, len(doomed)
+        removed = {k for k, repeat in zip(units, are_repeats, strict=True) if repeat}
+        rest = b"\n".join([line for k, line in enumerate(lines) if k not in removed])
+        if self._is_clean:  # and stays clean: at most one empty line, none at the ends
+            rest = EMPTY_LINES.sub(b"\n\n", rest).strip(b"\n")
+        return rest, hashes, len(removed)
 
     def finish(self) -> None:
         if self._at != len(self._repeats):
-            raise self.changed()
+            raise self._changed()
 
-    def changed(self) -> SourceError:
+    def _changed(self) -> SourceError:
         return SourceError(
-            f"lines were compared, but there are not {len(self._repeats)} of them any more: "
-            "--filter must answer alike for the same text"
+            f"the sources no longer have {len(self._repeats)} lines, as when they were compared; "
+            "--filter must give the same answer for the same text"
         )
 
 
 def as_keys(data: Array) -> Array:
-    """Hashes as they lie in files, as keys of shape (lines, 2)."""
+    """Hashes from a file as keys of shape (lines, 2)."""
     return np.asarray(data).view("<u8").reshape(-1, 2)

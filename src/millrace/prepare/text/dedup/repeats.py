@@ -1,7 +1,7 @@
-"""Which documents, or lines, are repeats of earlier ones: hashes partitioned on disk, so that memory is one partition.
+"""Finds documents, or lines, that repeat earlier ones. Hashes are partitioned on disk; memory is one partition.
 
-The first occurrence in source order stays, whatever the number of workers: units come in that order, and within a
-partition too.
+The first one in source order stays, for any number of workers: units come in that order, also within a
+partition.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
 ENTRY = np.dtype([("key", "<u8", 2), ("number", "<i8")])
-PARTITION_ENTRIES = 3_000_000  # 72 MB in memory, and 64 MiB for the core to find them by
-PIECE_ENTRIES = 1 << 16
-MASK_UNITS = 16_000_000  # numbers that are marked in one go: 16 MB, and 8 bytes for each repeat among them
-
-
+PARTITION_ENTRIES = 3_000_000  # 72 MB in memory, and 64 MiB for the core's set
+GROUP_ENTRIES = 1 << 16
+MASK_UNITS = 16_000_000  # marked at once: 16 MB, and 8 bytes for each repeat among them
 EXACT, NEAR = 1, 2
 
 
 class Repeats(NamedTuple):
-    """Masks over units: those that are equal to an earlier one, and those that are much like one, where that is asked."""
+    """Masks over units: those equal to an earlier one, and with ``--dedup near`` those much like one."""
 
     exact: Array
     near: Array | None = None
 
     def among(self, units: slice) -> Array:
-        """For each 0, EXACT or NEAR; what is both is the first."""
+        """0, EXACT or NEAR for each; EXACT where both hold."""
         exact = self.exact[units].view(np.uint8)
         return exact if self.near is None else np.where(exact, EXACT, self.near[units] * np.uint8(NEAR))
 
@@ -45,19 +43,22 @@ class Repeats(NamedTuple):
 def find_repeats(keys: Iterable[tuple[Array, Array]], total: int, units: int, folder: Path) -> Array:
     """A mask over units: True where an earlier one had the same key.
 
-    ``keys`` gives (keys of shape (n, 2), numbers of their units) piece by piece, equal keys in the order of their units;
-    ``total`` says how many there are at most. Negative numbers are units of the store that is appended to. Beyond one
-    partition the mask is a map of a file that has no name any more.
+    ``keys`` gives groups of (keys of shape (n, 2), numbers of their units), equal keys in the order of
+    their units; ``total`` is the most there are. Units of the store that is appended to have negative
+    numbers. With several partitions, the mask is a map of a file that has no name any more.
     """
     partitions = max(1, -(-total // PARTITION_ENTRIES))
     if partitions == 1:
         repeats = np.zeros(units, bool)
-        for numbers in _repeated(keys, total):
+        for numbers in repeated_numbers(keys, total):
             repeats[numbers] = True
         return repeats
     try:
-        groups = _partitioned(keys, partitions, folder)
-        found = (numbers for entries in groups for numbers in _repeated(_pieces(entries), len(entries)))
+        found = (
+            numbers
+            for entries in _partition(keys, partitions, folder)
+            for numbers in repeated_numbers(_groups(entries), len(entries))
+        )
         return _mask(found, units, folder)
     finally:
         platform.remove(folder)
@@ -69,52 +70,51 @@ def _entries(keys: Array, numbers: Array) -> Array:
     return entries
 
 
-def _pieces(entries: Array) -> Iterator[tuple[Array, Array]]:
-    """As they were given."""
-    for start in range(0, len(entries), PIECE_ENTRIES):
-        some = entries[start : start + PIECE_ENTRIES]
+def _groups(entries: Array) -> Iterator[tuple[Array, Array]]:
+    """Entries as keys and numbers, some at a time."""
+    for start in range(0, len(entries), GROUP_ENTRIES):
+        some = entries[start : start + GROUP_ENTRIES]
         yield some["key"], some["number"]
 
 
-def _repeated(pieces: Iterable[tuple[Array, Array]], total: int) -> Iterator[Int64s]:
-    """The numbers whose key came before."""
-    if not core:
-        entries = [_entries(*piece) for piece in pieces]
-        yield _repeated_by_sorting(np.concatenate(entries) if entries else np.empty(0, ENTRY))
-        return
-    seen = core.Seen(total)
-    for keys, numbers in pieces:
-        again = numbers[~np.frombuffer(seen.add(np.ascontiguousarray(keys)), bool)]
-        yield again[again >= 0]
+def repeated_numbers_core(groups: Iterable[tuple[Array, Array]], total: int) -> Iterator[Int64s]:
+    known = core.KnownHashes(total)
+    for keys, numbers in groups:
+        repeats = numbers[~np.frombuffer(known.add(np.ascontiguousarray(keys)), bool)]
+        yield repeats[repeats >= 0]
 
 
-def _repeated_by_sorting(entries: Array) -> Int64s:
-    """The twin of the core's."""
-    entries = _shared(entries)
+def repeated_numbers_numpy(groups: Iterable[tuple[Array, Array]], total: int) -> Iterator[Int64s]:
+    """By sorting; ``total`` is for the core alone."""
+    parts = [_entries(*group) for group in groups]
+    entries = _candidates(np.concatenate(parts) if parts else np.empty(0, ENTRY))
     order = np.lexsort((entries["key"][:, 1], entries["key"][:, 0]))  # equal ones stay in their order
     keys = entries["key"][order]
-    again = np.zeros(len(order), bool)
-    again[1:] = np.all(keys[1:] == keys[:-1], axis=1)
-    found: Int64s = entries["number"][order[again]]
-    return found[found >= 0]
+    is_repeat = np.zeros(len(order), bool)
+    is_repeat[1:] = np.all(keys[1:] == keys[:-1], axis=1)
+    repeats: Int64s = entries["number"][order[is_repeat]]
+    yield repeats[repeats >= 0]
 
 
-def _shared(entries: Array) -> Array:
-    """Those whose first half of the key another has too: few, and found by sorting numbers alone, which is fastest."""
+repeated_numbers = repeated_numbers_core if core else repeated_numbers_numpy  # numbers whose key came before
+
+
+def _candidates(entries: Array) -> Array:
+    """Entries that share the first half of their key: few, and quickly found by sorting the halves alone."""
     half = np.ascontiguousarray(entries["key"][:, 0])
     in_order = np.sort(half)
-    again = in_order[1:][in_order[1:] == in_order[:-1]]
-    if not len(again):
+    shared = in_order[1:][in_order[1:] == in_order[:-1]]
+    if not len(shared):
         return entries[:0]
-    found: Array = entries[again[np.minimum(np.searchsorted(again, half), len(again) - 1)] == half]
-    return found
+    candidates: Array = entries[shared[np.minimum(np.searchsorted(shared, half), len(shared) - 1)] == half]
+    return candidates
 
 
-def _partitioned(keys: Iterable[tuple[Array, Array]], partitions: int, folder: Path) -> Iterator[Array]:
-    """The entries grouped by the high bits of their key, by way of one file per group."""
+def _partition(keys: Iterable[tuple[Array, Array]], partitions: int, folder: Path) -> Iterator[Array]:
+    """The entries grouped by the high bits of their key, through one file per group."""
     platform.remove(folder)
     platform.make_dir(folder)
-    for entries in _joined(keys):
+    for entries in _batches(keys):
         group = (entries["key"][:, 0] >> np.uint64(32)) * np.uint64(partitions) >> np.uint64(32)
         _append(folder, "keys", group.astype(np.int64), entries)
     for k in range(partitions):
@@ -124,11 +124,11 @@ def _partitioned(keys: Iterable[tuple[Array, Array]], partitions: int, folder: P
             path.unlink()
 
 
-def _joined(keys: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
-    """Entries by a quarter of a partition or more: files are opened that much less often."""
+def _batches(keys: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
+    """Entries by a quarter of a partition or more, so that files are opened less often."""
     waiting, count = [], 0
-    for piece in keys:
-        waiting.append(_entries(*piece))
+    for group in keys:
+        waiting.append(_entries(*group))
         count += len(waiting[-1])
         if count >= PARTITION_ENTRIES // 4:
             yield np.concatenate(waiting)
@@ -138,7 +138,7 @@ def _joined(keys: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
 
 
 def _append(folder: Path, name: str, group: Int64s, values: Array) -> None:
-    """Values to the files of their groups; one is open at a time, since there may be more than descriptors."""
+    """Appends values to the files of their groups, one open at a time: there may be more than descriptors."""
     order = np.argsort(group, kind="stable")
     edges = np.concatenate(([0], np.flatnonzero(np.diff(group[order])) + 1, [len(order)]))
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -147,9 +147,9 @@ def _append(folder: Path, name: str, group: Int64s, values: Array) -> None:
                 file.write(values[order[first:last]].tobytes())
 
 
-def _mask(found: Iterable[Int64s], units: int, folder: Path) -> Array:
-    """Numbers in any order as a mask in a file, made a stretch at a time."""
-    for numbers in found:
+def _mask(repeats: Iterable[Int64s], units: int, folder: Path) -> Array:
+    """Numbers in any order as a mask in a file, ``MASK_UNITS`` at a time."""
+    for numbers in repeats:
         _append(folder, "numbers", numbers // MASK_UNITS, numbers)
     with open(folder / "mask", "w+b") as file:
         for start in range(0, units, MASK_UNITS):

@@ -1,4 +1,4 @@
-"""Documents that are the rows of CSV files, by Python's own parser: a row that is wrong does not take others with it."""
+"""Documents that are rows of CSV files, by Python's parser: a wrong row does not affect the others."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import io
 import json
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from millrace.errors import SourceError
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.read.records import Bad, Document, check_columns, row_document, too_long
+from millrace.prepare.text.read.records import Bad, Record, check_columns, row_record, too_long
 from millrace.prepare.text.read.sources import Source
 from millrace.prepare.text.read.streams import open_source
 
-LINE_CHARS = 1 << 20  # of a line, besides the longest document
-SHOWN = 1024  # characters of a row that cannot be read
+LINE_CHARS = 1 << 20  # a line may have, besides the longest document
+SHOWN = 1024  # characters of a bad row in quarantine
 TOO_LONG = "the line is too long"
 MARK = b"\xef\xbb\xbf"
 
 
-def csv_documents(source: Source, options: ReadOptions) -> Iterator[tuple[int, Document]]:
-    """The text column of a CSV file, row by row, each with the byte it begins at; the first row names the columns.
-
-    Empty lines are no rows.
-    """
+def csv_records(source: Source, options: ReadOptions) -> Iterator[Record | Bad]:
+    """The text column of a CSV file, row by row; the first row names the columns. Empty lines are skipped."""
     csv.field_size_limit(max(csv.field_size_limit(), options.max_document))
     rows = _rows(source, options)
     names = next(rows, (0, None))[1]
@@ -36,16 +33,16 @@ def csv_documents(source: Source, options: ReadOptions) -> Iterator[tuple[int, D
     check_columns(source, names, options)
     for place, cells in rows:
         try:
-            yield place, _document(source, place, cells, names, options)
+            yield _record(source, place, cells, names, options)
         except Bad as bad:
-            yield place, bad
+            yield bad
 
 
 def _rows(source: Source, options: ReadOptions) -> Iterator[tuple[int, list[str] | Bad]]:
-    """(where it begins, cells), that of the names among them; a row that cannot be parsed is Bad."""
+    """(where it begins, cells) of every row, also of the names; a row that cannot be parsed is Bad."""
     with open_source(source, options) as file:
         lines = _Lines(source, file, options)
-        parser = csv.reader(lines, strict=True)  # which begins again after an error
+        parser = csv.reader(lines, strict=True)  # it goes on after an error
         while True:
             lines.begin_row()
             try:
@@ -58,14 +55,16 @@ def _rows(source: Source, options: ReadOptions) -> Iterator[tuple[int, list[str]
                 yield lines.start, cells
 
 
-class _LongLine(str):
-    """The beginning of a line that is too long, of which the rest was passed over."""
+class _Line(NamedTuple):
+    """A line, or the beginning of one that is too long; the rest of that was skipped."""
 
+    text: str
     num_bytes: int
+    is_long: bool = False
 
 
 class _Lines:
-    """The lines of a file, of which those behind a quote that was left open are read again."""
+    """The lines of a file; after a quote that was never closed, its lines are read again."""
 
     def __init__(self, source: Source, file: io.BufferedReader, options: ReadOptions) -> None:
         head = file.peek(3)
@@ -74,47 +73,46 @@ class _Lines:
                 f"{source.path!r} looks like UTF-16; give --encoding utf-16", source=source.path, offset=0
             )
         self._source, self._options, self._limit = source, options, options.max_document + LINE_CHARS
-        # Bytes that are no utf-8 pass through, so that they are found in the text column alone.
+        # Invalid utf-8 passes through: it matters in the text column alone.
         self._text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-        self._first = 1  # line of the row at hand
-        self.start = len(MARK) if head.startswith(MARK) else 0  # bytes before it
-        self._row: list[str] = []
-        self._again: deque[str] = deque()
+        self._first = 1  # line at which the current row begins
+        self.start = len(MARK) if head.startswith(MARK) else 0  # byte at which it begins
+        self._row: list[_Line] = []
+        self._again: deque[_Line] = deque()
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._again.popleft() if self._again else self._text.readline(self._limit)
-        if not line:
-            raise StopIteration
-        if len(line) == self._limit:
-            line = self._passed(line)
+        line = self._again.popleft() if self._again else self._read_line()
         self._row.append(line)
-        if isinstance(line, _LongLine):
+        if line.is_long:
             raise csv.Error(TOO_LONG)
-        return line
+        return line.text
 
-    def _passed(self, line: str) -> _LongLine:
-        found = _LongLine(line[:SHOWN])
-        found.num_bytes = _num_bytes(line)
-        while line and not line.endswith("\n"):
-            line = self._text.readline(self._limit)
-            found.num_bytes += _num_bytes(line)
-        return found
+    def _read_line(self) -> _Line:
+        text = self._text.readline(self._limit)
+        if not text:
+            raise StopIteration
+        num_bytes, is_long, shown = _num_bytes(text), len(text) == self._limit, text[:SHOWN]
+        if not is_long:
+            return _Line(text, num_bytes)
+        while text and not text.endswith("\n"):
+            text = self._text.readline(self._limit)
+            num_bytes += _num_bytes(text)
+        return _Line(shown, num_bytes, is_long)
 
     def begin_row(self) -> None:
-        """Behind the one at hand."""
-        for line in self._row:
-            self._first += 1
-            self.start += _num_bytes(line)
+        """The next row begins after the current one."""
+        self._first += len(self._row)
+        self.start += sum(line.num_bytes for line in self._row)
         self._row.clear()
 
     def bad(self, error: csv.Error) -> Bad:
-        """What is wrong with the row at hand, which ends where the quote was opened that took others into it."""
-        said, last = str(error), self._first + len(self._row) - 1
-        is_open = "unexpected end" in said
-        is_long = said == TOO_LONG or "field limit" in said
+        """What is wrong with the current row. An open quote takes other lines into it; these are read again."""
+        message, last = str(error), self._first + len(self._row) - 1
+        is_open = "unexpected end" in message
+        is_long = message == TOO_LONG or "field limit" in message
         if len(self._row) == 1 and not is_open:
             if not is_long:
                 return Bad(self.start, f"not CSV: {error}, near line {last} of the file", self._shown(1))
@@ -122,8 +120,8 @@ class _Lines:
             if isinstance(long, Bad):
                 return long
             raise long
-        opened = self._opened(len(self._row) if is_open else len(self._row) - 1)
-        line = self._first + opened - 1
+        count = self._num_lines_to_quote(len(self._row) if is_open else len(self._row) - 1)
+        line = self._first + count - 1
         if is_open:
             reason = f"a quote opened in line {line} is never closed"
         elif is_long:
@@ -137,27 +135,25 @@ class _Lines:
                 "--on-error skip",
                 source=self._source.path, offset=self.start,
             )  # fmt: skip
-        found = Bad(self.start, f"not CSV: {reason}", self._shown(opened))
-        self._again.extendleft(reversed(self._row[opened:]))
-        del self._row[opened:]
-        return found
+        bad = Bad(self.start, f"not CSV: {reason}", self._shown(count))
+        self._again.extendleft(reversed(self._row[count:]))
+        del self._row[count:]
+        return bad
 
-    def _opened(self, stop: int) -> int:
-        """How many lines of the row at hand end with that in which the quote was opened that is open after ``stop``."""
-        # Every line that another follows ends within quotes: its own if it has any, but for two together, a character.
-        return next((k for k in range(stop, 1, -1) if '"' in self._row[k - 1].replace('""', "")), 1)
+    def _num_lines_to_quote(self, stop: int) -> int:
+        """Lines of the current row up to the one with the quote that is open after ``stop`` lines."""
+        # Every line but the last ends within quotes: the last line with a quote opened them ("" is a character).
+        return next((k for k in range(stop, 1, -1) if '"' in self._row[k - 1].text.replace('""', "")), 1)
 
     def _shown(self, stop: int) -> bytes:
-        return "".join(line[:SHOWN] for line in self._row[:stop])[:SHOWN].encode(errors="surrogateescape")
+        return "".join(line.text[:SHOWN] for line in self._row[:stop])[:SHOWN].encode(errors="surrogateescape")
 
 
-def _num_bytes(line: str) -> int:
-    if isinstance(line, _LongLine):
-        return line.num_bytes
-    return len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogateescape"))
 
 
-def _document(source: Source, place: int, cells: list[str] | Bad, names: list[str], options: ReadOptions) -> bytes:
+def _record(source: Source, place: int, cells: list[str] | Bad, names: list[str], options: ReadOptions) -> Record:
     if isinstance(cells, Bad):
         raise cells
     if len(cells) != len(names):
@@ -171,4 +167,4 @@ def _document(source: Source, place: int, cells: list[str] | Bad, names: list[st
             mask = json.loads(cell)
         except (ValueError, RecursionError) as error:
             raise Bad(place, f"bad mask ({options.mask_field!r}): not JSON: {error}", text) from None
-    return row_document(source, place, text, mask, options)
+    return row_record(source, place, text, mask, options)

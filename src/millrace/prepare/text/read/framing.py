@@ -1,39 +1,36 @@
-"""Reads the documents of one unit, streaming: (offset, bytes) in source order.
+"""Reads the documents of one slice of a source, streaming, in source order.
 
-Plain text is framed on bytes, never by ``str.splitlines``, a stretch of many documents at a time. A document belongs
-to the slice in which it starts; the slice reads on past its end to finish it.
+Plain text is split into documents by its bytes, never by ``str.splitlines``, many documents at a time. A
+document belongs to the slice in which it starts; the slice reads on past its end to finish it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from array import array
-from collections.abc import Generator, Iterator, MutableSequence
-from typing import IO, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import IO
 
 import msgspec
 import numpy as np
 
 from millrace.errors import SourceError
 from millrace.native import core
-from millrace.prepare.text.clean.cut_documents import Piece
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.read.csv_records import csv_documents
-from millrace.prepare.text.read.records import Bad, Document, json_documents, longer_record, parquet_documents
-from millrace.prepare.text.read.sources import Source, Unit
+from millrace.prepare.text.read.csv_records import csv_records
+from millrace.prepare.text.read.records import Bad, Record, json_records, longer_record, parquet_records
+from millrace.prepare.text.read.sources import Source, SourceSlice
 from millrace.prepare.text.read.streams import open_source
 from millrace.ragged import Array, Int64s
+from millrace.text.documents import Documents
 
-__all__ = ["Bad", "Stretch", "read_documents", "read_stretches"]
-
-BLOCK = 1 << 19  # with what is made of it, it stays in the second cache: a tenth faster than twice as much
+BLOCK = 1 << 19  # stays in the second cache with what is made of it: a tenth faster than twice as much
 MARK = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """What ends a document, and what may stand before the next: line ends, possessive so that a run costs no memory."""
+    """What ends a document, and the gap before the next: line ends, possessive so that a run costs no memory."""
 
     end: re.Pattern[bytes]
     gap: re.Pattern[bytes]
@@ -45,83 +42,66 @@ LONGEST_END = 3
 NEWLINE, CARRIAGE_RETURN = 10, 13
 
 
-class Stretch(NamedTuple):
-    """Documents of a plain file one behind the other: document k is ``data[starts[k] : ends[k]]``, between them line ends.
-
-    ``data[0]`` stands at ``base`` in the source.
-    """
-
-    data: bytes
-    base: int
-    starts: Int64s
-    ends: Int64s
-    document: int = -1  # where a long one began, of which this is a piece
-
-    def offsets(self) -> MutableSequence[int]:
-        """Where the documents stand in the source."""
-        places = array("q", (self.base + self.starts).tobytes())
-        return places if self.document < 0 else [Piece(place, self.document) for place in places]
-
-    def documents(self) -> list[bytes]:
-        data = self.data
-        if core:
-            found: list[bytes] = core.documents(data, self.starts, self.ends)
-            return found
-        return [data[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
-
-
-def read_documents(source: Source, unit: Unit, options: ReadOptions) -> Generator[tuple[int, Document]]:
-    """Documents of a unit, or what is wrong with one."""
-    if source.problem is not None:
-        yield 0, Bad(0, f"the whole file: {source.problem}", b"")
-    elif source.format == "parquet":
-        yield from parquet_documents(source, unit, options)
-    elif source.format == "csv":
-        yield from csv_documents(source, options)
-    elif source.format == "jsonl":
-        with open_source(source, options, unit.seek) as file:
-            yield from json_documents(_each(_framed(source, file, unit, LINE, options)), options)
-    elif source.is_framed:
-        yield from _each(read_stretches(source, unit, options))
+def read_documents(source: Source, piece: SourceSlice, options: ReadOptions) -> Generator[Record | Bad]:
+    """Documents of a slice one by one, or what is wrong with one."""
+    if source.format == "text":
+        yield from _each(read_chunks(source, piece, options))
     else:
-        with open_source(source, options) as file:
-            yield from _whole(source, file, options)
+        yield from read_records(source, piece, options)
 
 
-def read_stretches(source: Source, unit: Unit, options: ReadOptions) -> Iterator[Stretch]:
-    """The same many at a time, of plain text framed by lines or blank lines."""
+def read_records(source: Source, piece: SourceSlice, options: ReadOptions) -> Iterator[Record | Bad]:
+    """The same of a file of records."""
+    if source.problem is not None:
+        yield Bad(0, f"the whole file: {source.problem}", b"")
+    elif source.format == "parquet":
+        yield from parquet_records(source, piece, options)
+    elif source.format == "csv":
+        yield from csv_records(source, options)
+    else:
+        with open_source(source, options, piece.seek) as file:
+            yield from json_records(_each(_frame(source, file, piece, LINE, options)), options)
+
+
+def read_chunks(source: Source, piece: SourceSlice, options: ReadOptions) -> Iterator[Documents]:
+    """The documents of plain text, many at a time where they are short; a cut document comes piece by piece."""
     framing = BLANK_LINE if source.document == "blank-line" else LINE
-    with open_source(source, options, unit.seek) as file:
-        yield from _framed(source, file, unit, framing, options)
+    with open_source(source, options, piece.seek) as file:
+        if source.document == "file":
+            yield from _read_whole(source, file, options)
+        else:
+            yield from _frame(source, file, piece, framing, options)
 
 
-def _each(stretches: Iterator[Stretch]) -> Iterator[tuple[int, bytes]]:
-    for stretch in stretches:
-        yield from zip(stretch.offsets(), stretch.documents(), strict=True)
+def _each(chunks: Iterator[Documents]) -> Iterator[Record]:
+    for chunk in chunks:
+        for offset, text in zip(chunk.offsets.tolist(), chunk, strict=True):
+            yield Record(offset, text)
 
 
-def _whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[tuple[int, bytes]]:
+def _read_whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[Documents]:
+    """A file as one document, or as pieces of one."""
     data = file.read(max(options.max_document + 1, len(MARK)))
     offset = _start(source, data)
     data = data[offset:] + file.read(offset)
     begin, is_cut = offset, False
     while len(data) > options.max_document:
         cut, is_cut = _cut(source, offset, data, 0, options), True
-        yield Piece(offset, begin), data[:cut]
+        yield Documents.of([data[:cut]], [offset], None, begin)
         offset += cut
         data = data[cut:] + file.read(options.max_document + 1 - (len(data) - cut))
-    yield Piece(offset, begin) if is_cut else offset, data
+    yield Documents.of([data], [offset], None, begin if is_cut else None)
 
 
 def _start(source: Source, head: bytes) -> int:
-    """Where the text of a file starts: behind its byte order mark."""
+    """Where the text of a file starts: after its byte order mark."""
     if head.startswith(UTF16):
         raise SourceError(f"{source.path!r} looks like UTF-16; give --encoding utf-16", source=source.path, offset=0)
     return len(MARK) if head.startswith(MARK) else 0
 
 
 class _Window:
-    """The stretch of a file in hand: read on at its end, dropped at its front."""
+    """The part of a file in memory: read on at its end, dropped at its front."""
 
     def __init__(self, file: IO[bytes], base: int, options: ReadOptions) -> None:
         self._file, self._most = file, options.max_document
@@ -130,15 +110,15 @@ class _Window:
             file.seek(base)
 
     def read_on(self, keep: int) -> bool:
-        """Drops what stands before ``keep`` and reads more; False at the end of the file."""
-        kept, self.data = self.data[keep:], b""
-        # Twice as much as there is, so that a long document is not copied again and again; no more than the longest may have.
-        more = self._file.read(max(BLOCK, min(len(kept), self._most - len(kept))))
-        self.base, self.data = self.base + keep, kept + more
+        """Drops the bytes before ``keep`` and reads more; False at the end of the file."""
+        rest, self.data = self.data[keep:], b""
+        # Doubled, so that a long document is not copied again and again; at most as the longest may be.
+        more = self._file.read(max(BLOCK, min(len(rest), self._most - len(rest))))
+        self.base, self.data = self.base + keep, rest + more
         return bool(more)
 
-    def behind(self, framing: Framing, at: int) -> int:
-        """Where the next document starts behind the one at ``at``, however long that is; the end where there is none."""
+    def next_start(self, framing: Framing, at: int) -> int:
+        """Where the document after the one at ``at`` starts, however long that is; the end if there is none."""
         while (match := framing.end.search(self.data, at)) is None:
             if not self.read_on(max(at, len(self.data) - LONGEST_END)):
                 return len(self.data)
@@ -146,7 +126,7 @@ class _Window:
         return self.skip(framing.gap, match.end())
 
     def skip(self, gap: re.Pattern[bytes], at: int) -> int:
-        """Where the next document starts, or the end of the data where there is none."""
+        """Where the next document starts, or the end of the data if there is none."""
         while True:
             at = _end(gap, self.data, at)
             if self.data[at : at + 2] not in (b"", b"\r"):
@@ -162,23 +142,25 @@ def _end(gap: re.Pattern[bytes], data: bytes, at: int) -> int:
     return match.end()
 
 
-def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, options: ReadOptions) -> Iterator[Stretch]:
-    """Documents that start in [unit.start, unit.stop)."""
-    stop = math.inf if unit.stop < 0 else unit.stop
-    # What ends the document before is looked for; near its mark the file itself begins one.
-    base = unit.start - LONGEST_END if unit.start > LONGEST_END + len(MARK) else 0
+def _frame(
+    source: Source, file: IO[bytes], piece: SourceSlice, framing: Framing, options: ReadOptions
+) -> Iterator[Documents]:
+    """Documents that start in [piece.start, piece.stop)."""
+    stop = math.inf if piece.stop < 0 else piece.stop
+    # The end of the document before is searched; a document also begins at the start of the file.
+    base = piece.start - LONGEST_END if piece.start > LONGEST_END + len(MARK) else 0
     window = _Window(file, base, options)
-    at = _first(source, window, unit.start, stop, framing)
-    begun = -1  # where a long document began, which is cut, wherever it goes on
-    while at < len(window.data) and (begun >= 0 or window.base + at < stop):
-        if begun < 0:
-            # Documents that are in hand with what follows them, at once; then one that may not be, with care.
-            starts, ends, at = _in_hand(window.data, at, framing, stop - window.base, options.max_document)
+    at = _first(source, window, piece.start, stop, framing)
+    begin = None  # of a long document that is being cut
+    while at < len(window.data) and (begin is not None or window.base + at < stop):
+        if begin is None:
+            # First all documents that are whole in memory; then, with care, one that may not be.
+            starts, ends, at = _whole_documents(window.data, at, framing, stop - window.base, options.max_document)
             if len(starts):
-                yield Stretch(window.data, window.base, starts, ends)
+                yield Documents(window.data, starts, ends, starts + window.base)
             if window.base + at >= stop:
                 return
-            if len(starts) and len(window.data) - at >= BLOCK:  # enough is in hand
+            if len(starts) and len(window.data) - at >= BLOCK:  # enough is in memory
                 continue
             if len(starts):
                 has_more, at = window.read_on(at), 0
@@ -186,39 +168,43 @@ def _framed(source: Source, file: IO[bytes], unit: Unit, framing: Framing, optio
                     continue
         match, is_last = framing.end.search(window.data, at), False
         while match is None and not is_last and len(window.data) - at <= options.max_document + LONGEST_END:
-            seen = max(0, len(window.data) - at - LONGEST_END)
+            searched = max(0, len(window.data) - at - LONGEST_END)
             is_last, at = not window.read_on(at), 0
-            match = framing.end.search(window.data, seen)
+            match = framing.end.search(window.data, searched)
         end = len(window.data) if match is None else match.start()
         if framing is BLANK_LINE and (match is not None or is_last):
             end = _without_line_end(window.data, at, end, is_last=match is None)
         is_long = end - at > options.max_document
         if is_long and source.format == "jsonl" and options.on_error != "stop":
-            # As much as shows that it is too long; the rest of the line is passed over.
-            yield Stretch(window.data, window.base, np.array([at]), np.array([at + options.max_document + 1]))
-            at = window.behind(framing, at)
+            # One byte too many shows that it is too long; the rest of the line is skipped.
+            yield _one(window, at, at + options.max_document + 1)
+            at = window.next_start(framing, at)
             continue
         if is_long:
-            begun = window.base + at if begun < 0 else begun
+            begin = window.base + at if begin is None else begin
             end = _cut(source, window.base + at, window.data, at, options)
-        yield Stretch(window.data, window.base, np.array([at]), np.array([end]), begun)
+        yield _one(window, at, end, begin)
         if is_long:
             at = end
         elif match is None:
             return
         else:
-            at, begun = window.skip(framing.gap, match.end()), -1
+            at, begin = window.skip(framing.gap, match.end()), None
 
 
-def _in_hand(data: bytes, at: int, framing: Framing, stop: float, most: int) -> tuple[Int64s, Int64s, int]:
-    """Documents from the one at ``at`` on that the next one follows in the data, and where that starts.
+def _one(window: _Window, start: int, end: int, piece_of: int | None = None) -> Documents:
+    return Documents.of([window.data[start:end]], [window.base + start], None, piece_of)
 
-    The first that starts at ``stop`` or later, or is longer than ``most``, is not among them. Looks at no more than a
-    block: the places of all line ends need eight times the memory of a text that has nothing else.
+
+def _whole_documents(data: bytes, at: int, framing: Framing, stop: float, most: int) -> tuple[Int64s, Int64s, int]:
+    """Documents from ``at`` on that another one follows in the data, and where that starts.
+
+    They end before the first that starts at ``stop`` or later, or is longer than ``most``. Looks at one
+    block at most: the places of line ends may need eight times the memory of the text.
     """
     text = np.frombuffer(data, np.uint8)[at : at + BLOCK]
     is_plain = framing is BLANK_LINE and data.find(b"\r", at, at + BLOCK) < 0
-    starts, ends = _between_gaps(text) if is_plain else _by_lines(text, framing)
+    starts, ends = between_gaps(text) if is_plain else _by_lines(text, framing)
     starts, ends = starts + at, ends + at
     whole = max(0, len(starts) - 1)
     starts, ends, after = starts[:whole], ends[:whole], starts[1:]
@@ -228,7 +214,7 @@ def _in_hand(data: bytes, at: int, framing: Framing, stop: float, most: int) -> 
 
 
 def _by_lines(text: Array, framing: Framing) -> tuple[Int64s, Int64s]:
-    """Where documents start, the first at 0, and where they end; of the last the end may not be known."""
+    """Where documents start, the first at 0, and where they end; the end of the last may be unknown."""
     ends = np.flatnonzero(text == NEWLINE)  # of whole lines
     if not len(ends):
         return ends, ends
@@ -237,30 +223,30 @@ def _by_lines(text: Array, framing: Framing) -> tuple[Int64s, Int64s]:
         is_full = ends > starts
         return starts[is_full], ends[is_full]
     is_full = (ends > starts + 1) | ((ends > starts) & (text[starts] != CARRIAGE_RETURN))
-    is_first = is_full & ~np.concatenate(([False], is_full[:-1]))  # of a run of lines that are not empty
+    is_first = is_full & ~np.concatenate(([False], is_full[:-1]))  # of lines that are not empty
     starts, ends = starts[is_first], ends[:-1][is_full[:-1] & ~is_full[1:]]
     return starts, ends - (text[ends - 1] == CARRIAGE_RETURN)
 
 
-def _between_gaps(text: Array) -> tuple[Int64s, Int64s]:
-    """The same of documents between empty lines, where there is no carriage return, in a fraction of the time."""
-    if core:
-        places = core.between_gaps(text)
-        return np.frombuffer(places[0], np.int64), np.frombuffer(places[1], np.int64)
-    return _between_pairs(text)
+def between_gaps_core(text: Array) -> tuple[Int64s, Int64s]:
+    starts, ends = core.between_gaps(text)
+    return np.frombuffer(starts, np.int64), np.frombuffer(ends, np.int64)
 
 
-def _between_pairs(text: Array) -> tuple[Int64s, Int64s]:
-    """The twin of the core's."""
+def between_gaps_numpy(text: Array) -> tuple[Int64s, Int64s]:
     pairs = np.flatnonzero((text[1:] == NEWLINE) & (text[:-1] == NEWLINE))
-    is_apart = np.diff(pairs) > 1  # from the next; else both are of one gap
+    is_apart = np.diff(pairs) > 1  # from the next; else both are in one gap
     ends = pairs[np.concatenate(([True], is_apart))[: len(pairs)]]
     starts = np.concatenate(([0], pairs[np.concatenate((is_apart, [True]))[: len(pairs)]] + 2))
     return (starts[:-1] if starts[-1] == len(text) else starts), ends
 
 
+# The same of documents between empty lines without carriage returns, in a fraction of the time.
+between_gaps = between_gaps_core if core else between_gaps_numpy
+
+
 def _without_line_end(data: bytes, at: int, end: int, is_last: bool) -> int:
-    """The end of a document less that of its last line, which the last document of a file may have."""
+    """The end of a document without its last line end, which the last document of a file may have."""
     if is_last and not data.endswith(b"\n", at, end):
         return end
     end -= is_last
@@ -268,7 +254,7 @@ def _without_line_end(data: bytes, at: int, end: int, is_last: bool) -> int:
 
 
 def _first(source: Source, window: _Window, start: int, stop: float, framing: Framing) -> int:
-    """The first document at or after ``start``, as a place in the window; its end where none starts before ``stop``."""
+    """The place in the window of the first document from ``start`` on; its end if none starts before ``stop``."""
     at = 0
     if window.base == 0:
         while window.read_on(0) and len(window.data) < len(MARK):
@@ -290,7 +276,7 @@ def _first(source: Source, window: _Window, start: int, stop: float, framing: Fr
 
 
 def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions) -> int:
-    """Where a document that is too long is cut: between characters."""
+    """Where to cut a document that is too long: between characters."""
     if options.long_documents != "split" or source.format != "text" or source.is_page:
         split = (
             "leave the file out: a page is never cut"

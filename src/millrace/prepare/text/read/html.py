@@ -1,7 +1,7 @@
-"""The text of HTML pages (``--html text``), in the order in which it stands; nothing is fetched, no script is run.
+"""The text of HTML pages (``--html text``), in its order; nothing is fetched, and no script runs.
 
-The parser is lexbor by way of selectolax: it builds the tree that browsers build, also of damaged pages. The tree is walked
-without recursion, so that its depth does not matter.
+The parser is lexbor, through selectolax: it builds the tree that browsers build, also of damaged pages.
+The tree is walked without recursion, so its depth does not matter.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from millrace.errors import ConfigError
 from millrace.prepare.text.read.records import Bad
 from millrace.prepare.text.read.sources import Source
 
-# Not text, text for browsers that lack something, or a copy of an option. Of what else may be in a head only the title has text.
+# Not text, text for old browsers, or a copy of an option. In a head, only the title has text.
 DROPPED = frozenset(("script", "style", "template", "noscript", "iframe", "noembed", "noframes", "selectedcontent"))
 BLOCK_NAMES = """address article aside blockquote body br caption center dd details dialog dir div dl dt fieldset figcaption
 figure footer form h1 h2 h3 h4 h5 h6 head header hgroup hr html legend li listing main menu nav ol optgroup option p plaintext
 pre search section select summary table tbody textarea tfoot thead title tr ul xmp"""
-BLOCKS = frozenset(BLOCK_NAMES.split())  # which stand on lines of their own
+BLOCKS = frozenset(BLOCK_NAMES.split())  # on lines of their own
 CELLS = frozenset(("td", "th"))
-AS_IT_IS = frozenset(("pre", "textarea", "listing", "plaintext", "xmp"))  # in which spaces and line ends count
-SPACES = re.compile("[ \t\n\f\r]+")  # what HTML calls so: a no-break space is none
-# Where these are not closed, HTML repeats them in each block that follows: of 44 kB a tree of 3 GB was made. They say nothing
-# about lines, so their names get a mark, and the parser takes them for unknown elements.
+AS_IT_IS = frozenset(("pre", "textarea", "listing", "plaintext", "xmp"))  # here spaces and line ends count
+SPACES = re.compile("[ \t\n\f\r]+")  # as in HTML: a no-break space is not one
+# HTML repeats these in each block that follows until they are closed: 44 kB made a tree of 3 GB. They do
+# not affect lines, so their names get a mark, and the parser takes them for unknown elements.
 STYLING = re.compile(
     "<(/?(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u))(?=[ \t\n\f\r/>])", re.IGNORECASE | re.ASCII
 )
@@ -32,7 +32,7 @@ MARK = "-\ue000"
 
 
 def check_library(sources: Iterable[Source]) -> None:
-    """Before any work: a page needs the library."""
+    """Refuses pages where the library is missing, before any work."""
     if any(source.is_page for source in sources):
         _library()
 
@@ -48,20 +48,20 @@ def _library() -> Any:
 def tree(page: str) -> Any:
     """The root of a page."""
     library = _library()
-    try:  # as a browser that runs scripts, to which <noscript> is one node
+    try:  # with scripting, <noscript> is one node
         return library.LexborHTMLParser(STYLING.sub(rf"<\1{MARK}", page), scripting=True).root
     except library.SelectolaxError as error:
         raise Bad(0, f"HTML that cannot be parsed: {error}", page[:1024].encode()) from None
 
 
 def page_text(page: str) -> str:
-    """The text of a page; block elements stand on lines of their own, and empty lines are left out."""
+    """The text of a page: block elements on lines of their own, no empty lines."""
     lines = _Lines()
     node = tree(page)
     while node is not None:
         child = None
         if node.is_text_node:
-            lines.add(node.text_content.replace(MARK, ""))  # a title may have tags in its text
+            lines.add(node.text_content.replace(MARK, ""))  # the text of a title may have tags
         elif node.tag not in DROPPED:
             lines.enter(node.tag)
             child = node.first_child
@@ -79,12 +79,12 @@ def page_text(page: str) -> str:
 
 
 class _Lines:
-    """Lines of text as a page is walked through."""
+    """Collects lines of text while a page is walked through."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._line: list[str] = []
-        self._as_it_is = 0  # elements around this place in which spaces count
+        self._as_it_is = 0  # open elements in which spaces count
 
     def add(self, text: str) -> None:
         self._line.append(text)

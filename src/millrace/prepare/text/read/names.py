@@ -1,4 +1,4 @@
-"""The names of sources in a store: from the folder that all of them share, however their paths were typed."""
+"""The names of sources in a store: counted from the folder they share, however their paths were typed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from millrace.prepare.text.recipe import FROM_ROOT, NAMES
 
 
 def names_in_store(sources: Sequence[Source], existing: Existing | None) -> tuple[list[str], str | None]:
-    """Their names, and the folder that these count from; None: they are called as they were given.
+    """Their names, and the folder they count from; None where files are named as they were given.
 
-    An append keeps to its store: it counts from the same folder, also with ``..``, or calls files as they were given.
+    An append does as its store does: it counts from the same folder, also with ``..``, or uses the paths
+    as given.
     """
     if existing is not None and existing.manifest.meta.get(NAMES) != FROM_ROOT:
         return [source.path for source in sources], None
     root = None if existing is None else existing.root()
-    names = [_name(source, root or _shared(sources)) for source in sources]
+    names = [_name(source, root or _common_folder(sources)) for source in sources]
     known = set() if existing is None or root is not None else set(existing.sources.values or ())
     if twice := next((name for name, count in Counter(names).items() if count > 1), None):
         raise ConfigError(f"two sources would be called {twice!r} in the store; rename one of the files")
     if again := next((name for name in names if name in known), None):
         raise ConfigError(
-            f"a source {again!r} is in the store already, and provenance.json is missing, which would say whether this is "
-            "the same file; copy it back, or rename the file"
+            f"the store already has a source {again!r}, and without provenance.json nobody knows whether it is the same file; "
+            "copy provenance.json back, or rename the file"
         )
-    return names, root or _shared(sources)
+    return names, root or _common_folder(sources)
 
 
-def _shared(sources: Sequence[Source]) -> str:
-    """The folder that all files lie in or below."""
+def _common_folder(sources: Sequence[Source]) -> str:
+    """The folder that holds all files, directly or below it."""
     folders = [os.path.dirname(os.path.abspath(source.location)) for source in sources if source.path != STDIN]
     try:
         return os.path.commonpath(folders) if folders else ""

@@ -1,47 +1,41 @@
-"""Documents as they are stored: read, cleaned, filtered; what cannot be used is counted, set aside, or stops the run."""
+"""Reads documents as they are stored: cleaned and filtered. A bad one is counted, set aside, or stops the run."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import json
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from millrace.errors import SourceError
-from millrace.native import core
 from millrace.prepare.engines import alive
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
-from millrace.prepare.text.clean.characters import clean, clean_all, clean_many, is_utf8
-from millrace.prepare.text.clean.cut_documents import Piece
-from millrace.prepare.text.clean.long_documents import check_utf8, clean_long, is_long, num_characters
-from millrace.prepare.text.clean.masks import Masked
+from millrace.prepare.text.clean.characters import clean, clean_documents, is_utf8
+from millrace.prepare.text.clean.long_documents import clean_long, num_characters
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.read.framing import Bad, Stretch, read_documents, read_stretches
+from millrace.prepare.text.read.framing import read_chunks, read_records
 from millrace.prepare.text.read.html import page_text
-from millrace.prepare.text.read.sources import Part, Source, Unit
+from millrace.prepare.text.read.records import Bad, Record
+from millrace.prepare.text.read.sources import Part, Source, SourceSlice
 from millrace.prepare.text.read.streams import open_source
-from millrace.prepare.text.read.turns import alone, is_heavy
-from millrace.ragged import Array
-from millrace.text.lump import Lump, lengths_of, take
+from millrace.prepare.text.read.turns import is_heavy, take_turn
+from millrace.text.breaks import is_long
+from millrace.text.documents import Documents
 
-REPLACED = "documents with invalid characters replaced"  # counted among those that go, though they stay
-LARGE = 64  # documents that lie together and are not worth to be put with others
+REPLACED = "documents with invalid characters replaced"  # counted as dropped, though they stay
+LARGE = 64  # documents in a chunk that is not worth joining with others
 CHUNK_BYTES = 1 << 19  # documents are cleaned and tokenised this many bytes at a time
-Offsets = MutableSequence[int]  # an array where there are many: integers are made and taken apart again for nothing
-Texts = tuple[Offsets, Sequence[bytes]]  # where documents stand, and what they say
 
 
-class Reader:
-    """The documents of parts; ``quarantine`` is told of each that is set aside, as a line of JSON.
+class DocumentReader:
+    """Reads the documents of parts; ``quarantine`` gets a line of JSON for each that is set aside.
 
-    What needs much memory is read by one reader of a ``folder`` at a time.
+    Readers of one ``folder`` take turns with what needs much memory.
     """
 
     def __init__(
@@ -49,136 +43,133 @@ class Reader:
     ) -> None:
         self._options, self._quarantine, self._folder = options, quarantine, folder
         self._filter = load_function(options.filter, "--filter")
-        self._looks_at_each = self._filter is not None or options.min_chars > 1
+        self._one_by_one = self._filter is not None or options.min_chars > 1
         self.bytes_read = 0
-        self.without: list[int] = []  # sources in whose ranges no document begins, or none but empty ones
+        self.without: list[int] = []  # sources without a document in these slices, or with empty ones alone
         self.dropped: Counter[str] = Counter()
 
-    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Offsets, Sequence[bytes]]]:
-        """(number of the source, offsets, texts) of about a megabyte at a time."""
-        for unit, source in zip(part.units, sources, strict=True):
+    def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Documents]]:
+        """(number of the source, documents), about a megabyte at a time; a long document is a chunk of its own."""
+        for piece, source in zip(part.slices, sources, strict=True):
             check_unchanged(source)
-            before, is_empty = self._num_unlike_empty(), True
-            heavy = self._folder is not None and is_heavy(source, unit)
-            with alone(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
-                told = self.bytes_read
-                for offsets, texts in self._gathered(self._read(source, unit)):
+            before, is_empty = self._num_dropped(), True
+            heavy = self._folder is not None and is_heavy(source, piece)
+            with take_turn(Path(self._folder or "", "alone")) if heavy else contextlib.nullcontext():
+                reported = self.bytes_read
+                for documents in self._gather(self._read(source, piece)):
                     is_empty = False
-                    yield unit.source, offsets, texts
-                    alive(bytes=self.bytes_read - told)
-                    told = self.bytes_read
-            if is_empty and self._num_unlike_empty() == before:
-                self.without.append(unit.source)
+                    yield piece.source, documents
+                    alive(bytes=self.bytes_read - reported)
+                    reported = self.bytes_read
+            if is_empty and self._num_dropped() == before:
+                self.without.append(piece.source)
             check_unchanged(source)
 
-    def _num_unlike_empty(self) -> int:
-        """Documents that went and held something."""
+    def _num_dropped(self) -> int:
+        """Documents that were dropped and were not empty."""
         return self.dropped.total() - self.dropped["empty"]
 
-    def _read(self, source: Source, unit: Unit) -> Iterator[Texts]:
-        """The usable documents of a unit, some at a time."""
+    def _read(self, source: Source, piece: SourceSlice) -> Iterator[Documents]:
+        """The usable documents of a slice, some at a time."""
         try:
-            if source.is_framed:
-                for stretch in read_stretches(source, unit, self._options):
-                    yield self._usable_stretch(source, stretch)
+            if source.format == "text":
+                for chunk in read_chunks(source, piece, self._options):
+                    yield self._use_chunk(source, chunk)
             else:
-                for chunk in _chunks(read_documents(source, unit, self._options)):
-                    yield self._usable_ones(source, chunk)
+                for records in _groups(read_records(source, piece, self._options)):
+                    yield self._use_records(source, records)
         except OSError as error:  # else it would pass for a failure to write
             raise SourceError(
                 f"{source.path!r} cannot be read: {error.strerror or error}; fix that, then run again",
                 source=source.path,
             ) from error
 
-    def _gathered(self, some: Iterable[Texts]) -> Iterator[Texts]:
-        """The same, about a chunk at a time: every call of a tokenizer and of write has its price."""
-        offsets: Offsets = array("q")
-        texts: list[bytes] = []
-        before = last = self.bytes_read
-        document = None  # of which these are pieces: they are given apart from all others
-        for more_offsets, more_texts in some:
-            is_large = isinstance(more_texts, Lump) and len(more_texts) >= LARGE
-            if texts and more_texts and (is_large or _document(more_offsets) != document):
-                yield offsets, texts
-                texts, before = [], last
-            if is_large:
-                yield more_offsets, more_texts
-                document, before = None, self.bytes_read
+    def _gather(self, chunks: Iterable[Documents]) -> Iterator[Documents]:
+        """Joins small chunks: every call of a tokenizer and of write has its price."""
+        waiting: list[Documents] = []
+        count, before = 0, self.bytes_read
+        for chunk in chunks:
+            if not len(chunk):
                 continue
-            document, last = _document(more_offsets) if more_texts else document, self.bytes_read
-            if not texts:
-                offsets = array("q") if document is None else []
-            offsets.extend(more_offsets)
-            texts += more_texts
-            if self.bytes_read - before + 64 * len(texts) >= CHUNK_BYTES:
-                yield offsets, texts
-                offsets, texts, before = array("q"), [], self.bytes_read
-        if texts:
-            yield offsets, texts
+            is_large = len(chunk) >= LARGE or is_long(chunk.num_bytes)
+            if waiting and (is_large or chunk.piece_of != waiting[0].piece_of):
+                yield Documents.join(waiting)
+                waiting, count, before = [], 0, self.bytes_read
+            if is_large:
+                yield chunk
+                before = self.bytes_read
+                continue
+            waiting.append(chunk)
+            count += len(chunk)
+            if self.bytes_read - before + 64 * count >= CHUNK_BYTES:
+                yield Documents.join(waiting)
+                waiting, count, before = [], 0, self.bytes_read
+        if waiting:
+            yield Documents.join(waiting)
 
-    def _usable_stretch(self, source: Source, stretch: Stretch) -> Texts:
-        """Of documents that lie together, looked at together where all are valid and nothing asks for them one by one."""
-        offsets = stretch.offsets()
-        texts = None if self._looks_at_each or len(offsets) == 1 else self._together(stretch)
-        if texts is None:
-            return self._usable_ones(source, list(zip(offsets, stretch.documents(), strict=True)))
-        self.bytes_read += int((stretch.ends - stretch.starts).sum())
-        return self._not_empty(offsets, texts)
+    def _use_chunk(self, source: Source, chunk: Documents) -> Documents:
+        """A chunk of plain text, cleaned at once unless its documents must be looked at one by one."""
+        if not (self._one_by_one or source.is_page or is_long(chunk.num_bytes)):
+            cleaned = self._clean(chunk)
+            if cleaned is not None:
+                self.bytes_read += chunk.num_bytes
+                return self._drop_empty(cleaned)
+        records = [Record(offset, text) for offset, text in zip(chunk.offsets.tolist(), chunk, strict=True)]
+        return self._use_each(source, records, chunk.piece_of)
 
-    def _not_empty(self, offsets: Offsets, texts: Sequence[bytes]) -> Texts:
-        kept = np.flatnonzero(lengths_of(texts))
-        if len(kept) == len(texts):
-            return offsets, texts
-        self.dropped["empty"] += len(texts) - len(kept)
-        return those_of(offsets, kept), take(texts, kept)
+    def _use_records(self, source: Source, records: Sequence[Record | Bad]) -> Documents:
+        """The same of records, which may be bad or have masks."""
+        good = [record for record in records if isinstance(record, Record)]
+        num_bytes = sum(len(record.text) for record in good)
+        if len(good) < len(records) or self._one_by_one or (len(good) == 1 and is_long(num_bytes)):
+            return self._use_each(source, records)
+        cleaned = self._clean(self._chunk(good))
+        if cleaned is None:
+            return self._use_each(source, records)
+        self.bytes_read += num_bytes
+        return self._drop_empty(cleaned)
 
-    def _together(self, stretch: Stretch) -> Sequence[bytes] | None:
-        """The documents as they are tokenised; None where one is not utf-8: then it is looked for."""
+    def _chunk(self, records: Sequence[Record], piece_of: int | None = None) -> Documents:
+        spans = [record.spans for record in records if record.spans is not None]
+        has_masks = self._options.mask_field is not None
+        texts, offsets = [record.text for record in records], [record.offset for record in records]
+        return Documents.of(texts, offsets, spans if has_masks else None, piece_of)
+
+    def _drop_empty(self, documents: Documents) -> Documents:
+        numbers = np.flatnonzero(documents.lengths)
+        if len(numbers) == len(documents):
+            return documents
+        self.dropped["empty"] += len(documents) - len(numbers)
+        return documents.take(numbers)
+
+    def _clean(self, documents: Documents) -> Documents | None:
+        """The documents as they are tokenised; None where one is not utf-8."""
         if self._options.normalize:
             try:
-                return clean_many(stretch.data, stretch.starts, stretch.ends)
+                return clean_documents(documents)
             except UnicodeDecodeError:
                 return None
-        if not is_utf8(stretch.data, int(stretch.starts[0]), int(stretch.ends[-1])):
-            return None
-        return Lump(stretch.data, stretch.starts, stretch.ends) if core else stretch.documents()
+        is_valid = is_utf8(documents.text, int(documents.starts[0]), int(documents.stops[-1]))
+        return documents if is_valid else None
 
-    def _all_of(self, documents: Sequence[bytes | Bad]) -> Sequence[bytes] | None:
-        """The same of documents that lie anywhere; None also where one must be looked at for itself."""
-        if self._looks_at_each or any(type(document) is not bytes or is_long(document) for document in documents):
-            return None
-        found = cast(Sequence[bytes], documents)
-        if not self._options.normalize:
-            joined = b"\n".join(found)
-            return found if is_utf8(joined, 0, len(joined)) else None
+    def _use_each(self, source: Source, records: Iterable[Record | Bad], piece_of: int | None = None) -> Documents:
+        usable = []
+        for record in records:
+            self.bytes_read += len(record.data if isinstance(record, Bad) else record.text)
+            text = self._use(source, record)
+            if text is not None and isinstance(record, Record):
+                usable.append(record._replace(text=text))
+        return self._chunk(usable, piece_of)
+
+    def _use(self, source: Source, record: Record | Bad) -> bytes | None:
+        """The text of a document as it is tokenised; None where it is dropped and counted."""
         try:
-            return clean_all(found)
-        except UnicodeDecodeError:
-            return None
-
-    def _usable_ones(self, source: Source, chunk: Sequence[tuple[int, bytes | Bad]]) -> Texts:
-        together = None if source.is_page else self._all_of([document for _, document in chunk])
-        if together is not None:
-            self.bytes_read += sum(len(document) for _, document in chunk if isinstance(document, bytes))
-            return self._not_empty([offset for offset, _ in chunk], together)
-        offsets, texts = [], []
-        for offset, document in chunk:
-            self.bytes_read += len(document.data if isinstance(document, Bad) else document)
-            text = self._usable(source, offset, document)
-            if text is not None:
-                offsets.append(offset)
-                texts.append(text)
-        return offsets, texts
-
-    def _usable(self, source: Source, offset: int, document: bytes | Bad) -> bytes | None:
-        """The document as it is tokenised, or None where it is dropped and counted."""
-        try:
-            if isinstance(document, Bad):
-                raise document
-            looks_at_str = self._filter is not None or self._options.on_error == "replace" or source.is_page
-            if is_long(document) and not looks_at_str:
-                return self._usable_long(source, offset, document)
-            text = self._decoded(source, offset, document)
+            if isinstance(record, Bad):
+                raise record
+            needs_str = self._filter is not None or self._options.on_error == "replace" or source.is_page
+            if is_long(len(record.text)) and not needs_str:
+                return self._use_long(source, record)
+            text = self._decode(source, record)
             text = page_text(text) if source.is_page else text
         except Bad as bad:
             self._set_aside(source, bad)
@@ -188,25 +179,22 @@ class Reader:
         if len(text) < max(self._options.min_chars, 1):
             self.dropped["empty" if not text.strip() else "too short"] += 1
             return None
-        if self._filter is not None and not self._stays(source, offset, text):
+        if self._filter is not None and not self._passes(source, record.offset, text):
             self.dropped["filter"] += 1
             return None
-        return document if isinstance(document, Masked) else text.encode()
+        return text.encode()
 
-    def _usable_long(self, source: Source, offset: int, document: bytes) -> bytes | None:
+    def _use_long(self, source: Source, record: Record) -> bytes | None:
         """The same of a long document, which never becomes one ``str``."""
-        try:
-            text = clean_long(document) if self._options.normalize else document
-            check_utf8(document)
-        except UnicodeDecodeError:
-            self._decoded(source, offset, document)  # says where
-            raise
+        if not is_utf8(record.text, 0, len(record.text)):
+            self._decode(source, record)  # raises Bad with the place
+        text = clean_long(record.text) if self._options.normalize else record.text
         if num_characters(text) < max(self._options.min_chars, 1):
             self.dropped["too short" if text.decode().strip() else "empty"] += 1
             return None
         return text
 
-    def _stays(self, source: Source, offset: int, text: str) -> bool:
+    def _passes(self, source: Source, offset: int, text: str) -> bool:
         assert self._filter is not None
         alive()
         try:
@@ -218,16 +206,16 @@ class Reader:
                 source=source.path, offset=offset,
             ) from error  # fmt: skip
 
-    def _decoded(self, source: Source, offset: int, document: bytes) -> str:
+    def _decode(self, source: Source, record: Record) -> str:
         try:
-            return document.decode()
+            return record.text.decode()
         except UnicodeDecodeError as error:
             if self._options.on_error == "replace":
                 self.dropped[REPLACED] += 1
-                return document.decode(errors="replace")
-            bad = document[error.start : error.start + 8]
-            place = offset + error.start if source.format == "text" else offset  # of the record
-            raise Bad(place, f"invalid utf-8 ({bad.hex(' ')})", document) from None
+                return record.text.decode(errors="replace")
+            bytes_ = record.text[error.start : error.start + 8]
+            place = record.offset + error.start if source.format == "text" else record.offset
+            raise Bad(place, f"invalid utf-8 ({bytes_.hex(' ')})", record.text) from None
 
     def _set_aside(self, source: Source, bad: Bad) -> None:
         if self._options.on_error == "stop":
@@ -243,10 +231,10 @@ class Reader:
 
 
 def unreadable(source: Source, bad: Bad, options: ReadOptions) -> SourceError:
-    """What is wrong with a document, where that stops the run."""
+    """A document that cannot be used, as the error that stops the run."""
     unit, name = source.place
-    is_other = bad.reason.startswith("invalid utf-8") and source.format != "parquet"
-    hint = "; if the file is not UTF-8, name its encoding, such as --encoding latin-1" if is_other else ""
+    may_be_other = bad.reason.startswith("invalid utf-8") and source.format != "parquet"
+    hint = "; if the file is not UTF-8, name its encoding, such as --encoding latin-1" if may_be_other else ""
     return SourceError(
         f"{source.path!r}, {unit} {bad.offset}: {bad.reason}; fix {_line(source, bad.offset, options)}, or go on with "
         f"--on-error skip{hint}",
@@ -255,7 +243,7 @@ def unreadable(source: Source, bad: Bad, options: ReadOptions) -> SourceError:
 
 
 def _line(source: Source, offset: int, options: ReadOptions) -> str:
-    """The line of a byte, as editors count: nobody knew it until something was wrong there."""
+    """The number of the line with this byte; counted only when it is needed."""
     if source.format == "parquet":
         return "it"
     line, left = 1, offset
@@ -265,27 +253,19 @@ def _line(source: Source, offset: int, options: ReadOptions) -> str:
     return f"line {line}"
 
 
-def those_of(offsets: Offsets, kept: Array) -> Offsets:
-    """Those of these numbers."""
-    if isinstance(offsets, array):
-        return array("q", np.frombuffer(offsets, np.int64)[kept].tobytes())
-    return [offsets[k] for k in kept.tolist()]
-
-
-def _document(offsets: Offsets) -> int | None:
-    """Where the document of which these are pieces begins; pieces of different ones never come together."""
-    return offsets[0].document if isinstance(offsets[0], Piece) else None
-
-
-def _chunks(documents: Iterator[tuple[int, bytes | Bad]]) -> Iterator[list[tuple[int, bytes | Bad]]]:
-    chunk: list[tuple[int, bytes | Bad]] = []
+def _groups(records: Iterator[Record | Bad]) -> Iterator[list[Record | Bad]]:
+    """Records by about a chunk; a long one is a group of its own."""
+    group: list[Record | Bad] = []
     size = 0
-    for entry in documents:
-        chunk.append(entry)
-        document = entry[1]
-        size += 64 + (len(document) if isinstance(document, bytes) else len(document.data))
-        if size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+    for record in records:
+        num_bytes = len(record.data if isinstance(record, Bad) else record.text)
+        if group and is_long(num_bytes):
+            yield group
+            group, size = [], 0
+        group.append(record)
+        size += 64 + num_bytes
+        if size >= CHUNK_BYTES or is_long(num_bytes):
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,7 +1,7 @@
 """Finds the files of a corpus and cuts them into parts of about equal size.
 
-The order of documents is the order of the arguments, of names by their bytes within a folder or pattern, and of
-bytes within a file. A part is some byte ranges of some files: a pure function of them and the options.
+Documents are in the order of the arguments, then of file names by their bytes, then of bytes within a file.
+A part is some slices of some files: a pure function of the files and the options.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import msgspec
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import ENDS, InputFile, find_files
-from millrace.prepare.text.read.members import member_slices
+from millrace.prepare.text.read.zstd_frames import frame_slices
 
 ARCHIVES = frozenset((".tar", ".tgz", ".tbz", ".txz", ".zip", ".7z", ".rar"))
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 RECORDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 CODE = """c cc cpp cs css cu go h hpp hs html java jl js jsx kt lua md ml php pl py pyi r rb rs rst scala sh sql swift tex toml
 ts tsx yaml yml"""
-WHOLE = frozenset(f".{ending}" for ending in CODE.split())  # of which a file is a document
-PROSE = frozenset((".html", ".tex"))  # of these, in which indentation says little
+WHOLE = frozenset(f".{ending}" for ending in CODE.split())  # a file is one document
+PROSE = frozenset((".html", ".tex"))  # of these: indentation says little
 PAGES = frozenset((".html", ".htm"))
 EXPECTED = "text, JSONL, CSV or Parquet, or - for standard input"
 STDIN = "-"
-MAX_UNITS = 4096  # of a part
-UnitId = tuple[str, int, int, str, int, int]  # path, size, time, ends of its source; start and stop
+MAX_SLICES = 4096  # of a part
+SliceId = tuple[str, int, int, str, int, int]  # path, size, time, ends of its source; start and stop
 
 
 class Source(InputFile, frozen=True, kw_only=True):
@@ -36,20 +36,14 @@ class Source(InputFile, frozen=True, kw_only=True):
     format: str  # text, jsonl, csv, parquet
     document: str  # line, blank-line, file, record
     compression: str | None = None
-    unpacked: str | None = None  # where a compressed one lies that cannot be read as a stream
-    problem: str | None = None  # why it is set aside as a whole
-    codec: str | None = None  # by which it is decoded, from its beginning on; None: it is UTF-8
-    is_page: bool = False  # its document is the text of an HTML page
+    problem: str | None = None  # why the whole file goes to quarantine
+    codec: str | None = None  # its encoding; None is UTF-8
+    is_page: bool = False  # an HTML page whose text is the document
 
     @property
     def place(self) -> tuple[str, str]:
-        """What the offset of a document counts, of the text where it is compressed or decoded, and its name in an error."""
+        """What the offset of a document counts (in the inflated and decoded text), and its name in an error."""
         return ("row", "row") if self.format == "parquet" else ("byte", "offset")
-
-    @property
-    def readable(self) -> str:
-        """The file to open where it is read from several places."""
-        return self.unpacked or self.location
 
     @property
     def is_indented(self) -> bool:
@@ -58,7 +52,7 @@ class Source(InputFile, frozen=True, kw_only=True):
 
     @property
     def is_raw_html(self) -> bool:
-        """Whether its tags are kept."""
+        """Whether it is HTML that keeps its tags."""
         return self.format == "text" and not self.is_page and _kind(self.path)[2] in PAGES
 
     @property
@@ -67,25 +61,25 @@ class Source(InputFile, frozen=True, kw_only=True):
         return self.format == "text" and self.document != "file"
 
 
-class Unit(msgspec.Struct, frozen=True):
+class SourceSlice(msgspec.Struct, frozen=True):
     """A range of one source: bytes of its text, row groups of Parquet, or all of it (stop -1)."""
 
     source: int
     start: int
     stop: int
-    seek: tuple[int, int] | None = None  # of a compressed file: from which byte on it is inflated, and that of the text
+    seek: tuple[int, int] | None = None  # where inflating begins: byte of the file, byte of the text
 
 
 class Part(msgspec.Struct, frozen=True):
     """What one task prepares."""
 
     number: int
-    units: tuple[Unit, ...]
+    slices: tuple[SourceSlice, ...]
 
     @property
     def first_source(self) -> int:
-        """From which the sources of its documents are counted: so it holds for any number that it has."""
-        return self.units[0].source
+        """The sources of its documents are counted from this one, so that its number may change."""
+        return self.slices[0].source
 
 
 def find_sources(
@@ -99,7 +93,7 @@ def find_sources(
     codec: str | None = None,
     html: str = "raw",
 ) -> tuple[list[Source], list[str]]:
-    """Every file of the arguments and what it holds, by its ending or as ``kind`` says; and notes on what was left out."""
+    """All files of the arguments and what they hold, by their endings or by ``kind``; and notes on files left out."""
 
     def is_wanted(path: str) -> bool:
         known, _, ending = _kind(path)
@@ -111,7 +105,7 @@ def find_sources(
 
 
 def _page(source: Source) -> Source:
-    """The source, as a page where it is one: then it is one document, whatever other text has."""
+    """The source; an HTML page is one document, whatever ``--document`` says."""
     if source.format != "text" or _kind(source.path)[2] not in PAGES:
         return source
     return msgspec.structs.replace(source, document="file", is_page=True)
@@ -134,7 +128,7 @@ def _source(file: InputFile, document: str | None, kind: str | None, codec: str 
     kind = kind or by_name or "text"
     default = "record" if kind != "text" else "file" if ending in WHOLE else "blank-line"
     if default == "record":
-        document = None  # the documents of JSONL, CSV and Parquet are their records, whatever plain text has
+        document = None  # a document is a record, whatever ``--document`` says
     elif document == "record":
         raise ConfigError(f"--document record for {file.path!r}; only JSONL, CSV and Parquet have records")
     known = {name: getattr(file, name) for name in ("path", "size", "mtime_ns", "ends", "location")}
@@ -144,107 +138,108 @@ def _source(file: InputFile, document: str | None, kind: str | None, codec: str 
 
 
 def _refuse_unreadable(file: InputFile, kind: str | None, ending: str) -> None:
-    """What is no text by its name, or by its first bytes where the name says nothing."""
+    """Refuses what is not text by its ending, or by its first bytes if the ending is unknown."""
     if ending in ARCHIVES:
         raise ConfigError(f"{file.path!r} is an archive; unpack it and give the files in it")
     if kind is None and _kind(file.path)[1] is None:
         with open(file.location, "rb") as opened:
             head = opened.read(ENDS)
         at = head.find(b"\0")
-        if at >= 0 and not head.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, which the reader names
+        if at >= 0 and not head.startswith((b"\xff\xfe", b"\xfe\xff")):  # the reader has a message for UTF-16
             raise SourceError(
-                f"{file.path!r} is binary: byte {at} is 0, and its ending is none of text; give files of {EXPECTED}, "
+                f"{file.path!r} is binary: byte {at} is 0, and its ending is not one of text; give files of {EXPECTED}, "
                 "or say what it holds with --format",
                 source=file.path, offset=at,
             )  # fmt: skip
 
 
-def cut_parts(sources: Sequence[Source], part_bytes: int, finished: Collection[Sequence[UnitId]] = ()) -> list[Part]:
-    """Large files in slices, small ones together; compressed ones by their members, or whole.
+def cut_parts(sources: Sequence[Source], part_bytes: int, finished: Collection[Sequence[SliceId]] = ()) -> list[Part]:
+    """Large files in slices, small ones together; zstd by its frames, other compressed files whole.
 
-    Parts that are ``finished`` stay as they are, where all they hold is still there one behind the other.
+    A ``finished`` part stays as it is if all its slices are still there, one after the other.
     """
     known = _by_first(finished)
-    found = [entry for number, source in enumerate(sources) for entry in _units(number, source, part_bytes)]
-    ids = [unit_id(sources[unit.source], unit) for unit, _ in found] if known else []
+    cuts = [entry for number, source in enumerate(sources) for entry in _cut_source(number, source, part_bytes)]
+    ids = [slice_id(sources[piece.source], piece) for piece, _ in cuts] if known else []
     parts: list[Part] = []
-    units: list[Unit] = []
+    slices: list[SourceSlice] = []
     weight = 0
 
     def close() -> None:
         nonlocal weight
-        if units:
-            parts.append(Part(len(parts), tuple(units)))
-            units.clear()
+        if slices:
+            parts.append(Part(len(parts), tuple(slices)))
+            slices.clear()
         weight = 0
 
     at = 0
-    while at < len(found):
+    while at < len(cuts):
         same = (
             next((mine for mine in known.get(ids[at], ()) if ids[at : at + len(mine)] == mine), None) if ids else None
         )
         if same is not None:
             close()
-            units += [unit for unit, _ in found[at : at + len(same)]]
+            slices += [piece for piece, _ in cuts[at : at + len(same)]]
             close()
             at += len(same)
             continue
-        unit, size = found[at]
+        piece, size = cuts[at]
         if weight and weight + size > part_bytes:
             close()
-        units.append(unit)
+        slices.append(piece)
         weight += size
         at += 1
-        if len(units) >= MAX_UNITS:
+        if len(slices) >= MAX_SLICES:
             close()
     close()
     return parts
 
 
-def unit_id(source: Source, unit: Unit) -> UnitId:
-    """What a range of a source is, whatever the source's number."""
-    return source.path, source.size, source.mtime_ns, source.ends, unit.start, unit.stop
+def slice_id(source: Source, piece: SourceSlice) -> SliceId:
+    """The identity of a slice, whatever the number of its source."""
+    return source.path, source.size, source.mtime_ns, source.ends, piece.start, piece.stop
 
 
-def _by_first(finished: Collection[Sequence[UnitId]]) -> dict[UnitId, list[list[UnitId]]]:
-    """Parts by their first unit, the longest first."""
-    found: dict[UnitId, list[list[UnitId]]] = {}
-    for units in sorted(finished, key=len, reverse=True):
-        found.setdefault(units[0], []).append(list(units))
-    return found
+def _by_first(finished: Collection[Sequence[SliceId]]) -> dict[SliceId, list[list[SliceId]]]:
+    """Parts by their first slice, the longest first."""
+    parts: dict[SliceId, list[list[SliceId]]] = {}
+    for ids in sorted(finished, key=len, reverse=True):
+        parts.setdefault(ids[0], []).append(list(ids))
+    return parts
 
 
-def _units(number: int, source: Source, part_bytes: int) -> list[tuple[Unit, int]]:
+def _cut_source(number: int, source: Source, part_bytes: int) -> list[tuple[SourceSlice, int]]:
+    """The slices of a source, each with its weight in bytes."""
     if source.problem is not None:
-        return [(Unit(number, 0, -1), 0)]
+        return [(SourceSlice(number, 0, -1), 0)]
     if source.format == "parquet":
         return _row_groups(number, source)
-    is_cut = source.codec is None and (source.is_framed or source.format == "jsonl")
-    if source.compression and source.size > part_bytes and is_cut:
-        found = member_slices(source, source.compression, part_bytes)
-        if found:
-            return [(Unit(number, *slice_), source.size // len(found)) for slice_ in found]
-    if source.compression or not is_cut or source.size <= part_bytes:
-        return [(Unit(number, 0, -1), source.size)]
-    slices = -(-source.size // part_bytes)
-    edges = [k * source.size // slices for k in range(slices + 1)]
-    return [(Unit(number, edges[k], edges[k + 1]), edges[k + 1] - edges[k]) for k in range(slices)]
+    may_cut = source.codec is None and (source.is_framed or source.format == "jsonl") and source.size > part_bytes
+    frames = frame_slices(source, part_bytes) if may_cut and source.compression == "zstd" else []
+    if frames:
+        return [(SourceSlice(number, *frame), source.size // len(frames)) for frame in frames]
+    if source.compression or not may_cut:
+        return [(SourceSlice(number, 0, -1), source.size)]
+    count = -(-source.size // part_bytes)
+    edges = [k * source.size // count for k in range(count + 1)]
+    return [(SourceSlice(number, edges[k], edges[k + 1]), edges[k + 1] - edges[k]) for k in range(count)]
 
 
-def _row_groups(number: int, source: Source) -> list[tuple[Unit, int]]:
+def _row_groups(number: int, source: Source) -> list[tuple[SourceSlice, int]]:
     pyarrow = arrow(source)
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(source.readable) as file:
+        with parquet.ParquetFile(source.location) as file:
             metadata = file.metadata
     except (pyarrow.ArrowException, OSError) as error:
         raise SourceError(f"{source.path!r} is not readable Parquet: {error}", source=source.path) from error
-    return [(Unit(number, k, k + 1), metadata.row_group(k).total_byte_size) for k in range(metadata.num_row_groups)]
+    sizes = [metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups)]
+    return [(SourceSlice(number, k, k + 1), size) for k, size in enumerate(sizes)]
 
 
 def arrow(source: Source) -> Any:
-    """pyarrow, which CSV and Parquet need."""
+    """pyarrow, which Parquet needs."""
     try:
         import pyarrow
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Standard input as a file, since a restart could not read it again."""
+"""Keeps standard input in a file: a restart could not read it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = 1 << 20
 
 
 def spool(folder: Path) -> InputFile:
-    """What standard input held; a restart must be given the same again, unless it stands at a terminal."""
+    """Standard input as a file. A restart must be given the same again, unless it runs at a terminal."""
     path = folder / "stdin.txt"
     if not path.exists():
         with platform.writing(path), open(f"{path}.tmp", "wb") as file:
@@ -33,10 +33,10 @@ def spool(folder: Path) -> InputFile:
     return msgspec.structs.replace(describe(str(path), "text"), path=STDIN)
 
 
-def read_through(made: list[Any] | None) -> InputFile:
-    """Standard input as a finished store knows it, by its size and its ends; ``made`` is what it was then."""
-    size, mtime_ns, ends = made or (0, 0, "")
-    if made is None or not sys.stdin.isatty():
+def read_through(before: list[Any] | None) -> InputFile:
+    """The size and ends of standard input, for a finished store; ``before`` is what they were then."""
+    size, mtime_ns, ends = before or (0, 0, "")
+    if before is None or not sys.stdin.isatty():
         head = tail = b""
         size = 0
         while block := sys.stdin.buffer.read(BLOCK):
@@ -51,14 +51,14 @@ def _check_same(path: Path, stream: IO[bytes]) -> None:
     at = 0
     with open(path, "rb") as file:
         while True:
-            kept = file.read(BLOCK)
-            given = stream.read(len(kept) or 1)
-            if kept != given:
-                differs = next((k for k, (a, b) in enumerate(zip(kept, given, strict=False)) if a != b), len(given))
+            block = file.read(BLOCK)
+            given = stream.read(len(block) or 1)
+            if block != given:
+                differs = next((k for k, (a, b) in enumerate(zip(block, given, strict=False)) if a != b), len(given))
                 raise ConfigError(
-                    f"standard input differs from byte {at + min(differs, len(kept))} on from what {path.parent} was begun "
+                    f"standard input differs from byte {at + min(differs, len(block))} on from what {path.parent} was begun "
                     "with; give the same to continue, or begin afresh with --restart"
                 )
-            if not kept:
+            if not block:
                 return
-            at += len(kept)
+            at += len(block)

@@ -1,4 +1,4 @@
-"""Opens a source as a stream of bytes, decompressed where it is compressed."""
+"""Opens a source as a stream of bytes: inflated if it is compressed, as UTF-8 if it has another encoding."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.sources import Source
 
 BUFFER = 1 << 20
-BLOCK = 1 << 18  # of a file that is decoded
-FREE_EXPANSION = 1 << 30  # bytes any file may expand to, however small it is
+BLOCK = 1 << 18  # bytes that are decoded at once
+FREE_EXPANSION = 1 << 30  # bytes that any file may inflate to, however small it is
 
 
 def open_source(source: Source, options: ReadOptions, seek: tuple[int, int] | None = None) -> io.BufferedReader:
-    """The bytes of a source, of a compressed one from a member on; closing it closes the file."""
+    """The bytes of a source; of a compressed one from ``seek`` on. Closing it closes the file."""
     if source.codec is not None:
-        return io.BufferedReader(Decoded(source, options), BUFFER)
+        return io.BufferedReader(DecodedFile(source, options), BUFFER)
     return _open_bytes(source, options, seek)
 
 
 def _open_bytes(source: Source, options: ReadOptions, seek: tuple[int, int] | None = None) -> io.BufferedReader:
     if source.compression is None:
-        # CSV is read from end to end, so how far it is is told; all else comes in slices.
-        return (
-            io.BufferedReader(_Told(source.location), BUFFER) if source.format == "csv" else open(source.location, "rb")
-        )
-    return io.BufferedReader(_Inflated(source, options, seek), BUFFER)
+        # CSV is read from end to end, so its progress is reported here; other files come in slices.
+        is_counted = source.format == "csv"
+        return io.BufferedReader(_CountedFile(source.location), BUFFER) if is_counted else open(source.location, "rb")
+    return io.BufferedReader(_InflatedFile(source, options, seek), BUFFER)
 
 
-class Decoded(io.RawIOBase):
+class DecodedFile(io.RawIOBase):
     """A file of another encoding as UTF-8, from its beginning on."""
 
     def __init__(self, source: Source, options: ReadOptions) -> None:
@@ -71,8 +70,8 @@ class Decoded(io.RawIOBase):
         super().close()
 
 
-class _Told(io.FileIO):
-    """A file that tells what is read of it."""
+class _CountedFile(io.FileIO):
+    """A file that reports how much is read."""
 
     def readinto(self, buffer: Any) -> int:
         num_bytes = super().readinto(buffer) or 0
@@ -80,10 +79,10 @@ class _Told(io.FileIO):
         return num_bytes
 
 
-class _Inflated(io.RawIOBase):
-    """A decompressed stream: all members, an error instead of an early end, and a cap on its expansion.
+class _InflatedFile(io.RawIOBase):
+    """The text of a compressed file: all members, an error at an early end, and a limit to its size.
 
-    It may begin at a member: ``seek`` is where that stands in the file and in the text.
+    ``seek`` is a member to begin at: its byte in the file and in the text.
     """
 
     def __init__(self, source: Source, options: ReadOptions, seek: tuple[int, int] | None) -> None:
@@ -105,7 +104,7 @@ class _Inflated(io.RawIOBase):
         return self._first + self._out
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Forward, by inflating what lies between."""
+        """Forward, by inflating the bytes between."""
         if whence != io.SEEK_SET or place < self.tell():
             raise io.UnsupportedOperation("a compressed file is read forward")
         while self.tell() < place and self.readinto(bytearray(min(BUFFER, place - self.tell()))):
@@ -142,7 +141,7 @@ class _Inflated(io.RawIOBase):
         return data
 
     def _next_member(self) -> bytes:
-        """What follows a member; zeros, which fill files of gzip up to whole blocks, are nothing."""
+        """The bytes after a member; zeros that fill gzip files up to whole blocks do not count."""
         padding = b"\0" if self._source.compression == "gzip" else b""
         rest: bytes = self._inflate.unused_data.lstrip(padding)
         while not rest and (more := self._more()):
@@ -185,5 +184,5 @@ def _decompressor(source: Source) -> Any:
             from backports import zstd  # type: ignore[no-redef, unused-ignore]
         except ImportError as error:
             raise SourceError(f"{source.path!r} needs zstd; pip install millrace[text]", source=source.path) from error
-    # Corpora are packed with --long=31 too; without this the window may have 128 MiB.
+    # Some corpora are packed with --long=31; by default a window has at most 128 MiB.
     return lambda: zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 31})

@@ -1,4 +1,4 @@
-"""What needs much memory at once is read by one worker at a time: Parquet of long rows, of which pyarrow holds whole pages."""
+"""Workers take turns with what needs much memory: Parquet of long rows, since pyarrow holds whole pages."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.prepare.engines import alive
-from millrace.prepare.text.read.sources import Source, Unit, arrow
+from millrace.prepare.text.read.sources import Source, SourceSlice, arrow
 
-HEAVY_GROUP, HEAVY_ROW = 64 << 20, 1 << 20  # bytes of a row group, and of its rows on average
+HEAVY_GROUP, HEAVY_ROW = 64 << 20, 1 << 20  # bytes of a row group, and of a row on average
 
 
-def is_heavy(source: Source, unit: Unit) -> bool:
-    """Whether this is a row group of long rows; what cannot be read is left for the reader to report."""
+def is_heavy(source: Source, piece: SourceSlice) -> bool:
+    """Whether this is a row group of long rows. A file that cannot be read is left for the reader to report."""
     if source.format != "parquet" or source.problem is not None:
         return False
     pyarrow = arrow(source)
     from pyarrow import parquet
 
     try:
-        group = parquet.read_metadata(source.readable).row_group(unit.start)
+        group = parquet.read_metadata(source.location).row_group(piece.start)
     except (pyarrow.ArrowException, OSError):
         return False
     return bool(group.total_byte_size > max(HEAVY_GROUP, HEAVY_ROW * group.num_rows))
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """One process at a time is within, where the system has flock; a lock dies with its process."""
+def take_turn(path: Path) -> Iterator[None]:
+    """Lets in one process at a time, where the system has flock; a lock dies with its process."""
     try:
         import fcntl
     except ImportError:

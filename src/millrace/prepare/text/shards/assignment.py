@@ -1,4 +1,4 @@
-"""Which documents stay, and in which split each is: decided from the parts in their order, streaming."""
+"""Decides which documents stay and the split of each, from the parts in their order, streaming."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace.prepare.text.clean.cut_documents import spread
 from millrace.prepare.text.dedup.repeats import EXACT, NEAR, Repeats
 from millrace.prepare.text.options import ShardOptions
 from millrace.prepare.text.part import QUARANTINE, PartDone
-from millrace.prepare.text.part_files import kept
+from millrace.prepare.text.part_files import part_column
 from millrace.prepare.text.read.reader import REPLACED
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
@@ -22,36 +22,36 @@ from millrace.store import platform
 SPLITS = ("train", "val", "test")
 SPLITS_FOLDER = "splits"
 DROPPED = 255
-STEP = 1 << 20  # documents or tokens looked at in one go: a large compressed file makes a part of many millions
+STEP = 1 << 20  # documents or tokens at a time: a large compressed file makes a part of many millions
 
 
 def splits_file(folder: str | Path, number: int) -> Path:
-    """Of a part, one byte for each of its documents."""
+    """The file of a part with a byte for each of its documents."""
     return Path(folder) / SPLITS_FOLDER / f"{number:06d}.bin"
 
 
 class Assignment:
-    """Which split each document of each part goes to (``splits_file``)."""
+    """The split of each document of each part (``splits_file``)."""
 
     def __init__(self, folder: Path, parts: Sequence[PartDone], options: ShardOptions) -> None:
         self._folder, self._parts, self._options = folder, parts, options
-        self.documents = dict.fromkeys(SPLITS, 0)  # one that is cut is one
-        self.cut = self.pieces = 0  # how many of them are, and into how many records
+        self.documents = dict.fromkeys(SPLITS, 0)  # a cut document counts once
+        self.cut = self.pieces = 0  # documents that were cut, and the records they became
         self.tokens = dict.fromkeys(SPLITS, 0)
         self.characters = 0
         self.dropped: Counter[str] = Counter()
 
     def make(self, repeats: Repeats) -> None:
-        """Writes the splits of all parts; ``repeats`` marks the documents that go."""
-        num_kept, self.characters = 0, sum(part.characters for part in self._parts)
+        """Writes the splits of all parts; ``repeats`` marks the documents that are dropped."""
+        num_counted, self.characters = 0, sum(part.characters for part in self._parts)
         total = repeats.num_others - sum(part.pieces for part in self._parts)
         first, last_why = 0, 0
         platform.make_dir(self._folder / SPLITS_FOLDER)
         for part in self._parts:
-            hashes, lengths = (kept(self._folder, part.key, column) for column in ("hash", "length"))
+            hashes, lengths = (part_column(self._folder, part.key, column) for column in ("hash", "length"))
             all_goes_on = np.broadcast_to(False, part.documents)
             if part.pieces:
-                all_goes_on = kept(self._folder, part.key, "goes_on")
+                all_goes_on = part_column(self._folder, part.key, "goes_on")
             with open(splits_file(self._folder, part.number), "wb") as file:
                 for start in range(0, part.documents, STEP):
                     some = slice(start, min(start + STEP, part.documents))
@@ -59,18 +59,18 @@ class Assignment:
                     why = spread(repeats.among(mine), goes_on, last_why)
                     first, last_why, gone = mine.stop, int(why[-1]), why > 0
                     is_counted = ~(gone | goes_on)
-                    splits = self._splits(hashes[some, 0], is_counted, num_kept, total)
-                    num_kept += int(np.count_nonzero(is_counted))
+                    splits = self._splits(hashes[some, 0], is_counted, num_counted, total)
+                    num_counted += int(np.count_nonzero(is_counted))
                     splits[gone] = DROPPED
                     file.write(splits.tobytes())
                     self._count(lengths[some], goes_on, splits)
                     if gone.any():
-                        self._count_dropped(kept(self._folder, part.key, "size")[some], goes_on, why)
+                        self._count_dropped(part_column(self._folder, part.key, "size")[some], goes_on, why)
                     if part.pieces:
                         self._count_pieces(all_goes_on[max(start - 1, 0) : some.stop], gone)
 
     def _count_pieces(self, goes_on: Array, gone: Array) -> None:
-        """Of records, with the one before them where there is one."""
+        """Counts cut documents; ``goes_on`` begins with the record before, if there is one."""
         is_piece = goes_on[-len(gone) :] & ~gone
         is_second = is_piece & ~np.concatenate(([False], goes_on))[-len(gone) - 1 : -1]
         self.cut += int(is_second.sum())
@@ -90,47 +90,48 @@ class Assignment:
                 self.dropped[f"{reason} bytes"] += int(sizes[gone, 0].sum())
 
     def _splits(self, hashes: Array, is_counted: Array, before: int, total: int) -> Array:
-        """By a stable hash of the document, or the last documents; train is 0, val 1, test 2."""
+        """Splits by a stable hash of the document, or by its place; train is 0, val 1, test 2."""
         val, test = self._options.val, self._options.test
         if self._options.val_tail:
             last = max(round(total * test), test > 0)
             edges = [total - last - max(round(total * (val + test)) - last, val > 0), total - last]
             numbers = before + np.cumsum(is_counted) - 1
             return np.searchsorted(edges, numbers, side="right").astype(np.uint8)
-        shares, splits = hashes >> np.uint64(11), np.zeros(len(hashes), np.uint8)  # of 2**53
+        shares, splits = hashes >> np.uint64(11), np.zeros(len(hashes), np.uint8)  # out of 2**53
         splits[shares < np.uint64(math.ceil((val + test) * 2.0**53))] = 2
         splits[shares < np.uint64(math.ceil(val * 2.0**53))] = 1
         return splits
 
     def check(self) -> None:
-        """A split that was asked for must not be empty."""
+        """Refuses an empty split that was asked for."""
+        losses = self._describe_losses()
         if not any(self.documents.values()):
-            raise ConfigError(f"no documents are left: {self._told() or 'the sources hold none'}; look at them")
-        told = f" ({self._told()})" if self._told() else ""
+            raise ConfigError(f"no documents are left: {losses or 'the sources hold none'}; look at them")
+        why = f" ({losses})" if losses else ""
         for split, share in (("val", self._options.val), ("test", self._options.test)):
             if share > 0 and self.documents[split] == 0:
                 total = sum(self.documents.values())
                 last = "" if self._options.val_tail else ", or the last documents for it with --val-tail"
                 raise ConfigError(
-                    f"split {split!r} would be empty: {share:g} of {total:,} documents{told}; do without it (--{split} 0), "
+                    f"split {split!r} would be empty: {share:g} of {total:,} documents{why}; do without it (--{split} 0), "
                     f"or take more (a larger --{split}{last}); what was read is kept"
                 )
         if self.documents["train"] == 0:
             total = sum(self.documents.values())
             raise ConfigError(
-                f"no training documents are left: all {total:,} are in other splits{told}; give more, or a smaller --val or "
+                f"no training documents are left: all {total:,} are in other splits{why}; give more, or a smaller --val or "
                 "--test; what was read is kept"
             )
 
     def all_dropped(self) -> dict[str, int]:
-        """What went and why, when parts were made and since."""
+        """Counts of dropped documents by reason, from the parts and from here."""
         dropped = Counter(self.dropped)
         for part in self._parts:
             dropped.update(part.dropped)
         return dict(sorted(dropped.items()))
 
-    def _told(self) -> str:
-        """The same for an error, with where to read of what was set aside; '' where nothing went."""
+    def _describe_losses(self) -> str:
+        """The same for an error, with the files that name what was set aside; '' if nothing was dropped."""
         dropped = ", ".join(
             f"{reason}: {count:,}" for reason, count in self.all_dropped().items() if reason != REPLACED
         )

@@ -1,10 +1,8 @@
-"""The columns of a token store: those that all have, and those that only some options make.
+"""The columns of a token store: those of every store, and those that some options add.
 
-The latter are copied from the files of a part into a shard beside its tokens.
-
-``line``: the hash of every line, kept where lines are deduplicated. ``bands``: the signature of every document, kept
-where near-duplicates are. ``mask``: for every token whether it counts for the loss. ``source`` is a dictionary, or
-text where there are too many files for one.
+``line`` (``--dedup-unit line``): the hash of every line. ``bands`` (``--dedup near``): the signature of
+every document. ``mask`` (``--mask-field``): whether a token counts for the loss. ``source`` is a
+dictionary, or text where there are too many files for one.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from millrace.store.layout import MAX_DICTIONARY, Column
 from millrace.text.tokenizer import Tokenizer
 
 LINES = "lines"  # the axis of the column "line"
-MAX_NAMES = 8 << 20  # characters of the names of sources in a manifest
+MAX_NAMES = 8 << 20  # characters of all names of sources in a manifest
 
 
 def extra_columns(options: ReadOptions) -> dict[str, Column]:
@@ -46,7 +44,7 @@ def extra_columns(options: ReadOptions) -> dict[str, Column]:
 def store_columns(
     names: Sequence[str], tokenizer: Tokenizer, options: ReadOptions, known: Column | None
 ) -> dict[str, Column]:
-    """All columns of a store of these sources; ``known`` is the column of sources of a store that is appended to."""
+    """All columns of a store; ``known`` is the column of sources of a store that is appended to."""
     return {
         "tokens": Column(tokenizer.dtype),
         "source": _source_column(names, known),
@@ -57,7 +55,7 @@ def store_columns(
 
 
 def _source_column(names: Sequence[str], known: Column | None) -> Column:
-    """A dictionary, which lies in the manifest; of more names than fit there every record has its own text."""
+    """A dictionary in the manifest; with more names than fit there, every record has its own text."""
     before = () if known is None else known.values or ()
     values = tuple(dict.fromkeys((*before, *names)))
     fits = len(values) <= MAX_DICTIONARY and sum(map(len, values)) <= MAX_NAMES
@@ -65,14 +63,14 @@ def _source_column(names: Sequence[str], known: Column | None) -> Column:
         return Column("dictionary", per="record", values=values)
     if known is not None and known.dtype == "dictionary":
         raise ConfigError(
-            f"{len(values)} source files with those appended; a store made of few has room for {MAX_DICTIONARY}, or "
+            f"{len(values)} source files with those appended; this store has room for {MAX_DICTIONARY}, or "
             f"{MAX_NAMES} characters of names: join small files first, or prepare everything again"
         )
     return Column("string", per="record")
 
 
 def write_names(folder: Path, names: Sequence[str]) -> None:
-    """The names of sources, for tasks that write them with every record."""
+    """Writes the names of sources to files, for tasks that store them with every record."""
     encoded = [name.encode() for name in names]
     for path, data in (
         (folder / "names.bin", np.frombuffer(b"".join(encoded), np.uint8)),
@@ -85,7 +83,7 @@ def write_names(folder: Path, names: Sequence[str]) -> None:
 
 
 def names_of(folder: Path, sources: Array) -> tuple[Array, Int64s]:
-    """The names of these sources one behind the other, and their offsets."""
+    """The names of these sources one after the other, and their offsets."""
     data, ends = mapped(folder / "names.bin", np.uint8), mapped(folder / "name_ends.bin", "<i8")
     starts, stops = ends[sources], ends[sources + 1]
     pieces = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
@@ -96,7 +94,7 @@ HOW = {"line": "--dedup-unit line", "bands": "--dedup near", "mask": "--mask-fie
 
 
 def check_continues(options: ReadOptions, columns: Mapping[str, Any], out: Path) -> None:
-    """An append must make the columns that the store has: what was not kept of old documents cannot be compared."""
+    """Refuses an append with other columns than the store: old documents could not be compared."""
     wanted = extra_columns(options)
     for name, flag in HOW.items():
         if (name in wanted) != (name in columns):
@@ -112,32 +110,36 @@ def extra_arrays(
     offsets: dict[str, Int64s] = {}
     if "bands" in names:
         bands = mapped(folder / "signatures.bin", "<u8").reshape(-1, BANDS)
-        arrays["bands"] = joined_runs(bands[documents], edges)
+        arrays["bands"] = copy_runs(bands[documents], edges)
     if "line" in names:
         counts = mapped(folder / "line_counts.bin", "<i8")
         bounds = int(counts[: documents.start].sum()) + offsets_of(counts[documents])
-        arrays["line"] = joined_runs(as_keys(mapped(folder / "lines.bin", np.uint8)), bounds[edges])
-        offsets[LINES] = offsets_of(joined_runs(counts[documents], edges))
+        arrays["line"] = copy_runs(as_keys(mapped(folder / "lines.bin", np.uint8)), bounds[edges])
+        offsets[LINES] = offsets_of(copy_runs(counts[documents], edges))
     if "mask" in names:
-        arrays["mask"] = joined_runs(mapped(folder / "mask.bin", np.uint8), token_edges)
+        arrays["mask"] = copy_runs(mapped(folder / "mask.bin", np.uint8), token_edges)
     return arrays, offsets
 
 
-def joined_runs(values: Array, edges: Int64s, dtype: np.dtype[Any] | None = None) -> Array:
-    """The values in [first, last) of each run, one behind the other: by runs, since a slice for each document is large itself.
-
-    A ``dtype`` of their own may be wider: uint16 for uint8.
-    """
+def copy_runs_core(values: Array, edges: Int64s, dtype: np.dtype[Any] | None = None) -> Array:
     dtype = dtype or values.dtype
-    if not core:
-        return np.concatenate([values[first:last] for first, last in edges.tolist()], dtype=dtype)
     tail = values.shape[1:]
-    joined = np.empty((int((edges[:, 1] - edges[:, 0]).sum()), *tail), dtype)
-    core.copy_runs(values, values.itemsize * math.prod(tail), edges, joined, dtype.itemsize * math.prod(tail))
-    return joined
+    runs = np.empty((int((edges[:, 1] - edges[:, 0]).sum()), *tail), dtype)
+    core.copy_runs(values, values.itemsize * math.prod(tail), edges, runs, dtype.itemsize * math.prod(tail))
+    return runs
+
+
+def copy_runs_numpy(values: Array, edges: Int64s, dtype: np.dtype[Any] | None = None) -> Array:
+    runs = [values[:0], *(values[first:last] for first, last in edges.tolist())]
+    return np.concatenate(runs, dtype=dtype or values.dtype)
+
+
+# The values in [first, last) of each run, one after the other. ``dtype`` may be wider: uint16 for uint8.
+# By runs, since a slice for each document would be large itself.
+copy_runs = copy_runs_core if core else copy_runs_numpy
 
 
 def offsets_of(lengths: Int64s) -> Int64s:
-    found = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=found[1:])
-    return found
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -1,4 +1,4 @@
-"""``quarantine.jsonl``: what was set aside, of all runs, copied block by block."""
+"""``quarantine.jsonl``: the documents that all runs set aside, copied block by block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = 1 << 20
 
 
 class Quarantine:
-    """The lines of a store that is appended to, its first ``old_bytes``, and those of new parts."""
+    """The first ``old_bytes`` of a store that is appended to, and the lines of new parts."""
 
     def __init__(self, out: Path, folder: Path, done: Sequence[PartDone], old_bytes: int) -> None:
         self._old, self._old_bytes = out / QUARANTINE, old_bytes
@@ -26,7 +26,7 @@ class Quarantine:
         return bool(self._parts)
 
     def blocks(self) -> Iterator[bytes]:
-        # A killed append may have left its own lines behind the old ones.
+        # A killed append may have left its own lines after the old ones.
         yield from _read(self._old, self._old_bytes)
         for path in self._parts:
             yield from _read(path, path.stat().st_size)

@@ -1,4 +1,4 @@
-"""Parts whose documents are all in shards: their tokens are given back at once, so that hardly any lie on disk twice."""
+"""Frees the tokens of parts whose documents are all in shards, so that few are on disk twice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from millrace.prepare.text.part import PartDone
 from millrace.prepare.text.shards.shards import ShardTask
 from millrace.store import platform
 
-FILES = ("tokens.bin", "mask.bin")  # which only shards are made of; the rest says what stands where
+FILES = ("tokens.bin", "mask.bin")  # needed for shards alone; the others say where documents are
 
 
-class Spending:
-    """Of the shards that are yet to be written."""
+class Reclaim:
+    """Counts the shards that still need each part."""
 
     def __init__(self, folder: Path, parts: Sequence[PartDone], shards: Sequence[ShardTask]) -> None:
         self._folder = folder
@@ -23,19 +23,19 @@ class Spending:
         self._users = Counter(number for shard in shards for number in shard.parts)
 
     def missing(self) -> list[int]:
-        """Parts that were given back and are needed all the same: a shard was damaged since."""
-        return [number for number in sorted(self._users) if any(not size for size in self._left(number).values())]
+        """Parts whose files were freed but are needed again: a shard was damaged since."""
+        return [number for number in sorted(self._users) if any(not size for size in self._sizes(number).values())]
 
     def after(self, shard: ShardTask) -> None:
-        """This one is journaled: a restart needs no part for it."""
+        """Frees the parts that no other shard needs; this one is in the journal."""
         for number in shard.parts:
             self._users[number] -= 1
             if self._users[number] == 0:
-                for path in self._left(number):
+                for path in self._sizes(number):
                     platform.truncate(path)
 
-    def _left(self, number: int) -> dict[Path, int]:
-        """How large the files are now that were not empty."""
+    def _sizes(self, number: int) -> dict[Path, int]:
+        """Sizes now of the files that were not empty."""
         part = self._parts[number]
         folder = part_folder(self._folder, part.key)
         paths = [folder / name for name in FILES if part.sizes.get(name)]

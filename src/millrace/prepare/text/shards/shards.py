@@ -1,7 +1,7 @@
-"""From finished parts to shards: which documents repeat others, and which of them make which shard.
+"""Makes shards from finished parts: finds repeated documents, and decides which document is in which shard.
 
-Everything is decided from the parts in their order, streaming, so the same parts make the same shards on any
-number of workers. A shard is then a pure task: copy these documents.
+Everything is decided from the parts in their order, streaming, so the same parts make the same shards for
+any number of workers. A shard is then a pure task: copy these documents.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from millrace.prepare.text.dedup.near import BANDS
 from millrace.prepare.text.dedup.repeats import Repeats, find_repeats
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import PartDone
-from millrace.prepare.text.part_files import kept
+from millrace.prepare.text.part_files import part_column
 from millrace.prepare.text.shards.assignment import SPLITS, STEP, splits_file
-from millrace.prepare.text.shards.columns import extra_arrays, joined_runs, names_of, offsets_of, write_names
+from millrace.prepare.text.shards.columns import copy_runs, extra_arrays, names_of, offsets_of, write_names
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry, ShardWriter
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
-RECORDS = ("source", "offset", "hash")  # columns that are kept as they are stored
+RECORDS = ("source", "offset", "hash")  # columns that are the same in parts and shards
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -36,34 +36,33 @@ class ShardTask(msgspec.Struct, frozen=True):
 
     split: str
     number: int
-    pieces: tuple[tuple[int, int, int], ...]  # part, first document, last document
-    places: tuple[tuple[str, int], ...]  # of each piece: the folder of its part, and the number of that's first source
+    ranges: tuple[tuple[int, int, int], ...]  # part, first document, last document
+    places: tuple[tuple[str, int], ...]  # for each range: the key and the first source of its part
     folder: str
     columns: dict[str, tuple[str, tuple[int, ...], str, str | None, tuple[str, ...] | None]]
     token_bytes: int  # in the parts
     end: int
-    codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, where they are not their numbers
+    codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, if they are not their numbers
 
     @property
     def parts(self) -> set[int]:
-        return {number for number, _, _ in self.pieces}
+        return {number for number, _, _ in self.ranges}
 
     def __str__(self) -> str:
-        return f"shard {self.split}-{self.number:05d} (parts {self.pieces[0][0]} to {self.pieces[-1][0]})"
+        return f"shard {self.split}-{self.number:05d} (parts {self.ranges[0][0]} to {self.ranges[-1][0]})"
 
 
-def repeated(
+def document_repeats(
     folder: Path,
     parts: Sequence[PartDone],
     options: ReadOptions,
     known: Callable[[str], Iterable[Array]] = lambda column: (),
     num_known: int = 0,
 ) -> Repeats:
-    """Which documents repeat earlier ones, or those ``known`` from the store appended to.
+    """The documents that repeat earlier ones, or those ``known`` from the store that is appended to.
 
-    Pieces that go on with a document are not compared: they repeat none.
-
-    ``known`` gives a column of old documents: ``hash`` or, where near-duplicates are looked for, ``bands``.
+    Pieces after the first of a cut document are not compared. ``known`` gives a column of old documents:
+    ``hash``, or ``bands`` for near-duplicates.
     """
     total = sum(part.documents for part in parts)
     if not options.dedups_documents:
@@ -74,10 +73,10 @@ def repeated(
             yield from _keys(values, None)
         first = 0
         for part in parts:
-            values = kept(folder, part.key, "hash")
+            values = part_column(folder, part.key, "hash")
             if kind == "bands":
                 values = mapped(part_folder(folder, part.key) / "signatures.bin", "<u8").reshape(-1, BANDS)
-            yield from _keys(values, first, kept(folder, part.key, "goes_on") if part.pieces else None)
+            yield from _keys(values, first, part_column(folder, part.key, "goes_on") if part.pieces else None)
             first += part.documents
 
     entries, scratch = total + num_known, folder / "partitions"
@@ -87,7 +86,7 @@ def repeated(
 
 
 def _keys(values: Array, first: int | None, goes_on: Array | None = None) -> Iterator[tuple[Array, Array]]:
-    """Hashes, or bands told apart by their place, with the numbers from ``first``; None is before all others."""
+    """Hashes, or bands with their place, and numbers from ``first`` on; without ``first`` they are -1."""
     for start in range(0, len(values), STEP):
         some = values[start : start + STEP]
         numbers = np.full(len(some), -1) if first is None else np.arange(first + start, first + start + len(some))
@@ -104,11 +103,11 @@ def _keys(values: Array, first: int | None, goes_on: Array | None = None) -> Ite
 def cut_shards(
     folder: Path, parts: Sequence[PartDone], options: ShardOptions
 ) -> dict[str, list[list[tuple[int, int, int]]]]:
-    """For every split its shards, each a list of (part, first, last): cut before the document that would pass the limit."""
+    """The shards of every split, each a list of (part, first, last); none exceeds the limit if it can."""
     shards: dict[str, list[list[tuple[int, int, int]]]] = {split: [] for split in SPLITS}
     filled = dict.fromkeys(SPLITS, 0)
     for part in parts:
-        lengths = kept(folder, part.key, "length")
+        lengths = part_column(folder, part.key, "length")
         splits = mapped(splits_file(folder, part.number), np.uint8)
         for start, (k, split) in product(range(0, part.documents, STEP), enumerate(SPLITS)):
             mine = start + np.flatnonzero(splits[start : start + STEP] == k)
@@ -140,10 +139,10 @@ def shard_tasks(
     tokenizer: Tokenizer,
     base: Base | None,
 ) -> list[ShardTask]:
-    """Tasks that write the shards planned by ``cut_shards``, numbered behind those of the store that is appended to."""
+    """Tasks that write the shards of ``cut_shards``, numbered after those of the store that is appended to."""
     if columns["source"].dtype == "string":
         write_names(folder, names)
-    # The sources of an append are numbered behind those of the store.
+    # The sources of an append are numbered after those of the store.
     places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
     codes = tuple(places[name] for name in names) if places else ()
     plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
@@ -153,9 +152,9 @@ def shard_tasks(
     for split, shards in planned.items():
         first = 0 if base is None else base.next_number(split)
         tasks += [
-            ShardTask(split, first + k, tuple(pieces), tuple(where[number] for number, _, _ in pieces), str(folder),
+            ShardTask(split, first + k, tuple(ranges), tuple(where[number] for number, _, _ in ranges), str(folder),
                       plain, width, end, codes)
-            for k, pieces in enumerate(shards)
+            for k, ranges in enumerate(shards)
         ]  # fmt: skip
     return tasks
 
@@ -168,20 +167,20 @@ def write_shard(task: ShardTask) -> ShardEntry:
     }
     split, dtype = SPLITS.index(task.split), np.dtype(columns["tokens"].dtype)
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
-        for (number, first, last), (key, first_source) in zip(task.pieces, task.places, strict=True):
+        for (number, first, last), (key, first_source) in zip(task.ranges, task.places, strict=True):
             folder = part_folder(task.folder, key)
-            lengths = kept(task.folder, key, "length")
+            lengths = part_column(task.folder, key, "length")
             bounds = int(lengths[:first].sum()) + offsets_of(lengths[first:last])
             is_mine = mapped(splits_file(task.folder, number), np.uint8)[first:last] == split
             tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
-            records = {name: kept(task.folder, key, name)[first:last] for name in RECORDS}
+            records = {name: part_column(task.folder, key, name)[first:last] for name in RECORDS}
             for some in _steps(bounds, is_mine):
                 edges = np.flatnonzero(np.diff(is_mine[some], prepend=False, append=False)).reshape(-1, 2)
                 token_edges = bounds[some.start + edges]
-                arrays = {name: joined_runs(values[some], edges) for name, values in records.items()}
-                offsets = offsets_of(joined_runs(lengths[first:last][some], edges))
-                arrays["tokens"] = joined_runs(tokens, token_edges, dtype)
-                if tokens.dtype != dtype:  # narrower ones have only room for the end (``Tokenizer.encode_spaced``)
+                arrays = {name: copy_runs(values[some], edges) for name, values in records.items()}
+                offsets = offsets_of(copy_runs(lengths[first:last][some], edges))
+                arrays["tokens"] = copy_runs(tokens, token_edges, dtype)
+                if tokens.dtype != dtype:  # narrower ones have a 0 for the end (``Tokenizer.encode_spaced``)
                     arrays["tokens"][offsets[1:] - 1] = task.end
                 arrays["source"] = arrays["source"] + np.int32(first_source)
                 if task.codes:
@@ -196,7 +195,7 @@ def write_shard(task: ShardTask) -> ShardEntry:
 
 
 def _steps(bounds: Int64s, is_mine: Array) -> Iterator[slice]:
-    """Some documents at a time: buffers of a megabyte or two are used again, larger ones are new pages every time."""
+    """Some documents at a time: buffers of a megabyte or two are reused, larger ones are new pages every time."""
     first = 0
     while first < len(is_mine):
         stop = max(first + 1, int(np.searchsorted(bounds, bounds[first] + STEP, side="right")) - 1)

@@ -1,4 +1,4 @@
-"""The tokenizer of a preparation in the processes that make its parts, each of which loads it once."""
+"""The tokenizer of a preparation in its workers: each process loads it once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from millrace.text.tokenizer import Tokenizer
 MERGES = "merges.bin"
 
 
-def tokenizer_of(folder: str, described: dict[str, Any], engine: str) -> Tokenizer:
-    """The tokenizer of a preparation, on the engine the run decided on."""
-    tokenizer = _loaded(folder, json.dumps(described))
+def tokenizer_of(folder: str, entry: dict[str, Any], encoder: str) -> Tokenizer:
+    """The tokenizer with this manifest ``entry``, on the encoder that the run chose."""
+    tokenizer = _load_once(folder, json.dumps(entry))
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        tokenizer.use(engine)
+        tokenizer.use(encoder)
     return tokenizer
 
 
-def outlined(folder: Path, tokenizer: Tokenizer) -> Outline | None:
-    """What workers are told of a tokenizer, its merges in a file: a worker that still starts reads no large message."""
+def write_outline(folder: Path, tokenizer: Tokenizer) -> Outline | None:
+    """The outline of a tokenizer for workers, its merges in a file: a starting worker reads no large message."""
     outline = getattr(tokenizer, "outline", None)
     if outline is None or outline.merges is None:
         return None
@@ -35,27 +35,26 @@ def outlined(folder: Path, tokenizer: Tokenizer) -> Outline | None:
 
 
 def load_early(what: tuple[str, dict[str, Any], Outline | None]) -> None:
-    """Loads the tokenizer (of a folder, as described, in outline) before the first part comes."""
-    folder, described, outline = what
+    """Loads a tokenizer, given by (folder, manifest entry, outline), before the first part comes."""
+    folder, entry, outline = what
     if outline is not None:
         outline = outline._replace(merges=merges_from((Path(folder) / MERGES).read_bytes()))
-    _loaded(folder, json.dumps(described), outline)
+    _load_once(folder, json.dumps(entry), outline)
     gc.freeze()  # a vocabulary is a hundred thousand objects that stay
 
 
-def keep_loaded(folder: str, tokenizer: Tokenizer) -> None:
-    """The tokenizer of a run whose parts are made in this process, which has loaded it."""
-    _kept.clear()
-    _kept[folder, json.dumps(tokenizer.describe())] = tokenizer
+def set_tokenizer(folder: str, tokenizer: Tokenizer) -> None:
+    """Sets the tokenizer of a run that makes its parts in this process."""
+    _cache.clear()
+    _cache[folder, json.dumps(tokenizer.describe())] = tokenizer
 
 
-_kept: dict[tuple[str, str], Tokenizer] = {}  # that of the run whose parts are made here
+_cache: dict[tuple[str, str], Tokenizer] = {}  # one at most: that of the current run
 
 
-def _loaded(folder: str, described: str, outline: Outline | None = None) -> Tokenizer:
-    """Once per worker."""
-    if (folder, described) not in _kept:
+def _load_once(folder: str, entry: str, outline: Outline | None = None) -> Tokenizer:
+    if (folder, entry) not in _cache:
         path = Path(folder) / "vocabulary.json"
-        _kept.clear()
-        _kept[folder, described] = load_tokenizer(json.loads(described), path.read_bytes(), str(path), outline)
-    return _kept[folder, described]
+        _cache.clear()
+        _cache[folder, entry] = load_tokenizer(json.loads(entry), path.read_bytes(), str(path), outline)
+    return _cache[folder, entry]

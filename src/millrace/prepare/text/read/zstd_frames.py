@@ -1,8 +1,7 @@
-"""Members of compressed files that can be found without inflating them, so that a large file is cut into slices.
+"""Finds the frames of zstd files without inflating them, so that a large file is cut into slices.
 
-Those of zstd by the headers of their frames and blocks, where every frame states how much it holds; those of BGZF,
-gzip as ``bgzip`` writes it, by their own field. Other gzip cannot be told apart but by inflating it. What the headers
-state is checked by who inflates the members.
+This needs frames that state the size of their text. Whoever inflates a frame checks what its header
+states. The members of gzip cannot be found this way.
 """
 
 from __future__ import annotations
@@ -14,31 +13,29 @@ from typing import IO
 
 from millrace.prepare.files import InputFile
 
-MAX_MEMBER = 256 << 20  # a larger one ends the search: a file of one member is not looked at from end to end
-BEFORE = 8  # bytes of text before a slice that are looked at for what ends a document
+MAX_FRAME = 256 << 20  # a larger one ends the search: a file of one frame is not read from end to end
+BEFORE = 8  # bytes of text before a slice in which the end of a document is searched
 FRAME, SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
 RAW_BLOCK, RLE_BLOCK, PACKED_BLOCK = range(3)
 
 
-class _NotTold(Exception):
-    """Only inflating could tell where members are."""
+class _Unstated(Exception):
+    """Only inflating could show where the frames are."""
 
 
-def member_slices(
-    source: InputFile, compression: str, part_bytes: int
-) -> list[tuple[int, int, tuple[int, int] | None]]:
-    """(start, stop, where to begin) of slices of about ``part_bytes`` compressed bytes; none where it is one member.
+def frame_slices(source: InputFile, part_bytes: int) -> list[tuple[int, int, tuple[int, int] | None]]:
+    """(start, stop, where to begin) of slices of about ``part_bytes`` compressed bytes; none for one frame.
 
-    Start and stop count bytes of the text, -1 is its end; one begins to inflate at (byte of the file, byte of the text).
+    Start and stop count bytes of the text, and -1 is its end. Inflating begins at (byte of the file, byte
+    of the text).
     """
-    walk = _frames if compression == "zstd" else _bgzf
     packed, texts = [0], [0]
     try:
         with open(source.location, "rb", buffering=0) as file:
-            for length, text in walk(file, source.size):
+            for length, text in _frames(file, source.size):
                 packed.append(packed[-1] + length)
                 texts.append(texts[-1] + text)
-    except (_NotTold, struct.error, IndexError):
+    except (_Unstated, struct.error, IndexError):
         return []
     starts = [0]
     for k in range(1, len(packed) - 1):
@@ -53,7 +50,7 @@ def member_slices(
 
 
 def _frames(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
-    """(bytes of the frame, bytes of its text) of zstd."""
+    """(bytes of the frame, bytes of its text) of each."""
     at = 0
     while at < size:
         magic, first = struct.unpack("<IB", _bytes(file, at, 5))
@@ -62,9 +59,9 @@ def _frames(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
         elif magic == FRAME:
             end, text = _frame(file, at, first)
         else:
-            raise _NotTold
-        if end > size or end - at > MAX_MEMBER:
-            raise _NotTold
+            raise _Unstated
+        if end > size or end - at > MAX_FRAME:
+            raise _Unstated
         yield end - at, text
         at = end
 
@@ -74,36 +71,22 @@ def _frame(file: IO[bytes], at: int, descriptor: int) -> tuple[int, int]:
     is_single, has_checksum = descriptor >> 5 & 1, descriptor >> 2 & 1
     width = (is_single, 2, 4, 8)[descriptor >> 6]
     if not width:
-        raise _NotTold
+        raise _Unstated
     place = at + 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
     text = int.from_bytes(_bytes(file, place, width), "little") + (256 if width == 2 else 0)
     end, is_last = place + width, 0
     while not is_last:
         header = int.from_bytes(_bytes(file, end, 3), "little")
         is_last, kind, length = header & 1, header >> 1 & 3, header >> 3
-        if kind > PACKED_BLOCK or end - at > MAX_MEMBER:
-            raise _NotTold
+        if kind > PACKED_BLOCK or end - at > MAX_FRAME:
+            raise _Unstated
         end += 3 + (1 if kind == RLE_BLOCK else length)
     return end + 4 * has_checksum, text
-
-
-def _bgzf(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
-    """(bytes of the member, bytes of its text) of gzip whose members say how long they are."""
-    at = 0
-    while at < size:
-        head = _bytes(file, at, 18)
-        if head[:4] != b"\x1f\x8b\x08\x04" or head[10:16] != b"\x06\0BC\x02\0":
-            raise _NotTold
-        length = struct.unpack("<H", head[16:])[0] + 1
-        yield length, struct.unpack("<I", _bytes(file, at + length - 4, 4))[0]
-        at += length
-    if at != size:
-        raise _NotTold
 
 
 def _bytes(file: IO[bytes], at: int, count: int) -> bytes:
     file.seek(at)
     data = file.read(count)
     if len(data) != count:
-        raise _NotTold
+        raise _Unstated
     return data
