@@ -14,8 +14,9 @@ from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.arrays import as_texts, encode_texts, flatten, is_alike, null_rows, without_empty_texts
+from millrace.prepare.table.read.arrow_types import logical, type_of, without_null_types
 from millrace.prepare.table.read.csv_files import misfit_error, open_csv
-from millrace.prepare.table.read.schema import Schema, logical, type_of, without_null_types
+from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
 from millrace.prepare.table.read.time_format import MAX_GUESSED_FROM, check_format_fits, guess_formats, parse_times
 from millrace.prepare.table.read.where import expression

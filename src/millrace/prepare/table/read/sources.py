@@ -15,9 +15,10 @@ from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.read.arrow_types import type_of, without_null_types
 from millrace.prepare.table.read.csv_files import csv_schema
 from millrace.prepare.table.read.outlines import Outline, outline_files, skipped_note
-from millrace.prepare.table.read.schema import Schema, agree, type_of, without_null_types
+from millrace.prepare.table.read.schema import Schema, agree
 from millrace.prepare.table.read.table_file import (
     TableSource,
     arrow,
