@@ -292,8 +292,8 @@ class Reader:
 
         if time.type == wanted:
             return time
-        kept = time.cast(wanted, safe=False)
-        lost = compute.not_equal(kept.cast(time.type, safe=False), time)
+        times = time.cast(wanted, safe=False)
+        lost = compute.not_equal(times.cast(time.type, safe=False), time)
         if compute.any(lost).as_py():
             what = "dates" if self._schema.time_unit == "D" else f"times in {self._schema.time_unit}"
             value = time.filter(lost)[0].cast("string").as_py()
@@ -301,4 +301,4 @@ class Reader:
                 f"{source.file.path!r}: {self._options.time!r} has {value}, but the store has {what}, which cannot hold it; "
                 "round the times with --transform, or prepare the whole table again", source=source.file.path,
             )  # fmt: skip
-        return kept
+        return times
