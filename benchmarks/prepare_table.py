@@ -4,8 +4,8 @@
 
 Rows of 16 float32 features, 5 entities to a file, in tmpfs; two processes or two threads everywhere. Every contestant
 reads all files, fits mean and deviation of each feature over all rows, and writes the scaled rows as float32. All run in
-one process that has every library loaded, so that no start is counted. Only millrace also sorts out entities, hashes what it
-writes and calls fsync, which costs nothing in tmpfs: there nobody waits for a disk. Needs pandas, scikit-learn, polars and
+one process that has every library loaded, so that no start is counted. Only millrace also separates entities, hashes what
+it writes and calls fsync, which costs nothing in tmpfs. Needs pandas, scikit-learn, polars and
 duckdb, which `make bench` installs.
 """
 

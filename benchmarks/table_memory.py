@@ -2,8 +2,8 @@
 
     python -m benchmarks.table_memory [--rows 1000000 4000000 16000000] [--workers 2]
 
-Anonymous and shared pages of the command and its workers, looked at all the time; pages of files are the kernel's to take
-back. Rows have 16 float32 features and a category, in row groups of about 8 MB and, once, of 128 MB.
+It samples the anonymous and shared pages of the command and its workers. It does not count pages of files, which the
+kernel can take back. Rows have 16 float32 features and a category, in row groups of about 8 MB and, once, of 128 MB.
 """
 
 from __future__ import annotations

@@ -86,10 +86,7 @@ def test_merged_chunks_are_near_the_whole_and_nan_is_left_out(values, cuts):
         assert same_bits(found, Moments.empty(1))
 
 
-@given(
-    values=hnp.arrays(np.float64, st.integers(0, 40), elements=st.floats(-9, 9)),
-    nan=hnp.arrays(bool, 40),
-)
+@given(values=hnp.arrays(np.float64, st.integers(0, 40), elements=st.floats(-9, 9)), nan=hnp.arrays(bool, 40))
 def test_nan_in_a_block_changes_nothing_but_the_count(values, nan):
     """The slow way round NaN gives the bits of the fast way without them, within one block."""
     mixed = np.full(len(values) + int(nan.sum()), np.nan)

@@ -93,10 +93,8 @@ def test_misuse_is_refused():
     search = QuantileSearch(2)
     with pytest.raises(ConfigError, match="not over"):
         search.result()
-    with pytest.raises(ConfigError, match="1 histograms for 2 columns"):
-        search.update([np.zeros((1, 65536))])
-    with pytest.raises(ConfigError, match="counts have shape"):
-        search.update([np.zeros((1, 4)), np.zeros((1, 4))])
+    with pytest.raises(ValueError, match="shorter"):
+        search.update([np.zeros((1, 65536), np.int64)])
     (target,) = QuantileSearch(1, "float32").next_pass()
     with pytest.raises(ConfigError, match="is float64, but the search is for float32"):
         histogram(np.zeros(3), target)

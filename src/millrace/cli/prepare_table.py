@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -9,9 +10,6 @@ import typer
 from millrace.cli.prepare_text import count, is_given, refuse_two_splits
 
 EXAMPLE = "millrace prepare table prices/*.parquet --out prices --entity symbol --time date --target close --split time:2023-01-01"
-LISTS = {
-    *("entity", "features", "target", "static", "categorical", "known_future", "calendar", "val_entities", "test_entities"),
-}  # fmt: skip
 Names: TypeAlias = list[str] | None
 
 
@@ -19,12 +17,12 @@ def option(text: str | None = None, metavar: str | None = None, *names: str, **m
     return typer.Option(*names, help=text, metavar=metavar, **more)
 
 
-def read_names(values: list[str]) -> list[str]:
+def read_names(values: Sequence[str]) -> list[str]:
     """``a,b`` and repeated options alike."""
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
 
 
-def read_policies(values: list[str]) -> dict[str, str]:
+def read_policies(values: Sequence[str]) -> dict[str, str]:
     """``ffill`` for every column, ``volume=value:0`` for one."""
     pairs = [value.rpartition("=") for value in values]
     return {column if equals else "*": policy for column, equals, policy in pairs}
@@ -133,10 +131,9 @@ def run(
     options = (name for name in (*TableOptions.__struct_fields__, "split", "refit") if is_given(context, name))
     given = {name: context.params[name] for name in options}
     refuse_two_splits(given, TABLE_FORMS)
-    for name in LISTS & set(given):
-        given[name] = read_names(given[name])
-    if "nulls" in given:
-        given["nulls"] = read_policies(given["nulls"])
+    for name, value in given.items():
+        if isinstance(value, (list, tuple)):
+            given[name] = read_policies(value) if name == "nulls" else read_names(value)
     with TableProgress() as progress:
         report = with_flags(prepare_table)(
             sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,

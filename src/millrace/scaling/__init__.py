@@ -1,1 +1,1 @@
-"""Scaling: statistics fitted in bounded memory, kept as plain numbers, applied to rows and undone on predictions."""
+"""Scaling: fitted in bounded memory, stored as plain numbers, applied to rows, undone on predictions."""

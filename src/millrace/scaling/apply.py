@@ -1,6 +1,6 @@
-"""A store's scaling at work: ``store.scale`` and ``store.inverse``, with the numbers of each entity where it has its own.
+"""``store.scale`` and ``store.inverse``, by the numbers of each entity where it has its own.
 
-``Store`` names this module and loads it when one of them is first called.
+``Store`` loads this module when one of them is first called.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class StoreScaling:
 
     def scale(self, rows: npt.ArrayLike, entity: Any = None) -> Array:
         values = np.asarray(rows)
-        center, scale = self._of(entity, values.shape)
+        center, scale = self._center_and_scale(entity, values.shape)
         return self.scaling.transform(values, center=center, scale=scale)
 
     def inverse(self, y: npt.ArrayLike, features: Any = None, entity: Any = None) -> Float64s:
         values = np.asarray(y)
         if values.ndim == 0:
             raise ConfigError(f"values are the single number {values}; expected (..., features)")
-        numbers = self._numbers(features, values.shape[-1])
-        center, scale = self._of(entity, values.shape)
+        numbers = self._feature_numbers(features, values.shape[-1])
+        center, scale = self._center_and_scale(entity, values.shape)
         return self.scaling.inverse(values, numbers, center=center, scale=scale)
 
-    def _numbers(self, features: Any, width: int) -> list[int]:
-        """The features that values of this width are of."""
+    def _feature_numbers(self, features: Any, width: int) -> list[int]:
+        """The numbers of the features on the last axis, which has this width."""
         names = self.scaling.features
         if features is None:
-            return self._default(width)
+            return self._default_numbers(width)
         wanted: Sequence[Any] = [features] if isinstance(features, (str, int, np.integer)) else list(features)
         numbers = []
         for feature in wanted:
@@ -68,7 +68,7 @@ class StoreScaling:
             )
         return numbers
 
-    def _default(self, width: int) -> list[int]:
+    def _default_numbers(self, width: int) -> list[int]:
         names, given = self.scaling.features, self._store.meta.get("target")
         target = [given] if isinstance(given, str) else list(given or ())
         is_target = len(target) == width and set(target) <= set(names)
@@ -79,8 +79,8 @@ class StoreScaling:
         both = "features and target differ in order" if is_target else f"the store has {len(names)}"
         raise ConfigError(f"values have {width} features, {both}; say which they are: features=[...]")
 
-    def _of(self, entity: Any, shape: tuple[int, ...]) -> tuple[Float64s | None, Float64s | None]:
-        """Center and scale of entities, shaped to meet values of this shape; None where one is for all."""
+    def _center_and_scale(self, entity: Any, shape: tuple[int, ...]) -> tuple[Float64s | None, Float64s | None]:
+        """Center and scale of entities, shaped to fit values of this shape; None where all share one scaling."""
         if not self.scaling.per_entity:
             return None, None
         if entity is None:

@@ -58,8 +58,6 @@ class QuantileSearch:
 
     def update(self, histograms: Sequence[Int64s]) -> None:
         """Takes the counts of a pass: for each column the sum over its chunks."""
-        if len(histograms) != len(self._columns):
-            raise ConfigError(f"{len(histograms)} histograms for {len(self._columns)} columns; give one for each")
         for column, counts in zip(self._columns, histograms, strict=True):
             column.update(np.asarray(counts))
 
@@ -85,10 +83,6 @@ class _Column:
 
     def update(self, counts: Int64s) -> None:
         prefixes = self.target().prefixes
-        if counts.shape != (len(prefixes), 1 << DIGIT):
-            raise ConfigError(
-                f"counts have shape {counts.shape}; expected {(len(prefixes), 1 << DIGIT)}: add up histogram() of the chunks"
-            )
         if not prefixes:
             return
         if self._counts_all:

@@ -219,6 +219,28 @@ def test_a_mean_is_right_where_the_sum_is_too_large_for_a_float(tmp_path, sign):
     np.testing.assert_allclose(stored[:, 1], [1, 4, 6], rtol=1e-6)
 
 
+def test_a_mean_never_leaves_its_values(tmp_path):
+    most = np.finfo(np.float64).max  # a third of it, three times, is more than a float can be
+    source = one_entity(tmp_path, ["2020-01-01"] * 3 + ["2020-01-02"], x=[most, most, most, most / 2])
+    given = {"workers": 1, "time": "t", "duplicates": "mean", "scale": "minmax"}
+    report = mr.prepare_table(source, tmp_path / "out", **given)
+    assert (report.columns["x"]["min"], report.columns["x"]["max"]) == (most / 2, most)
+
+
+def test_a_grid_may_have_a_thousand_rows_for_each_that_was_read_and_a_thousand_more(tmp_path):
+    options = {"workers": 1, "time": "t", "freq": "1s", "scale": "none"}
+    start = pd.Timestamp("2020-01-01")
+    for seconds in (2999, 3000):
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        source = one_entity(folder, [start, start + pd.Timedelta(seconds, "s")], x=[1.0, 2.0])
+        if seconds == 2999:
+            assert mr.prepare_table(source, folder / "out", **options).rows == {"train": 3000}
+        else:
+            with pytest.raises(mr.SourceError, match="would have 3,001 rows on the grid"):
+                mr.prepare_table(source, folder / "out", **options)
+
+
 def test_what_decides_the_rows_that_are_read_may_not_change(tmp_path):
     source = one_entity(tmp_path, ["2020-01-01"] * 3 + ["2020-01-02"], x=[1.0, 2.0, 3.0, 4.0])
     with pytest.raises(mr.SourceError, match="twice"):

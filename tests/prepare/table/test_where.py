@@ -169,9 +169,7 @@ def test_row_groups_that_cannot_hold_such_rows_are_not_read_and_counted(tmp_path
     seen = []
     selected = chunks.Reader._selected
     monkeypatch.setattr(
-        chunks.Reader,
-        "_selected",
-        lambda self, source, table: seen.append(len(table)) or selected(self, source, table),
+        chunks.Reader, "_selected", lambda self, source, table: seen.append(len(table)) or selected(self, source, table)
     )
     where = "year >= 2015 and not x > 0"
     report = mr.prepare_table(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millrace.prepare.table.read.schema import Role, is_number, logical
+from millrace.prepare.table.read.arrow_types import is_number, logical
+from millrace.prepare.table.read.schema import Role
 
 MAX_NAMES = 8
 SPARSE = 0.5  # a note names columns with a larger share of missing values

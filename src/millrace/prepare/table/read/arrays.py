@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.prepare.table.read.schema import is_number, logical
+from millrace.prepare.table.read.arrow_types import is_number, logical
 from millrace.ragged import Array
 
 

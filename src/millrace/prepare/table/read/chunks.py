@@ -14,8 +14,9 @@ from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.arrays import as_texts, encode_texts, flatten, is_alike, null_rows, without_empty_texts
+from millrace.prepare.table.read.arrow_types import logical, type_of, without_null_types
 from millrace.prepare.table.read.csv_files import misfit_error, open_csv
-from millrace.prepare.table.read.schema import Schema, logical, type_of, without_null_types
+from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
 from millrace.prepare.table.read.time_format import MAX_GUESSED_FROM, check_format_fits, guess_formats, parse_times
 from millrace.prepare.table.read.where import expression
@@ -291,8 +292,8 @@ class Reader:
 
         if time.type == wanted:
             return time
-        kept = time.cast(wanted, safe=False)
-        lost = compute.not_equal(kept.cast(time.type, safe=False), time)
+        times = time.cast(wanted, safe=False)
+        lost = compute.not_equal(times.cast(time.type, safe=False), time)
         if compute.any(lost).as_py():
             what = "dates" if self._schema.time_unit == "D" else f"times in {self._schema.time_unit}"
             value = time.filter(lost)[0].cast("string").as_py()
@@ -300,4 +301,4 @@ class Reader:
                 f"{source.file.path!r}: {self._options.time!r} has {value}, but the store has {what}, which cannot hold it; "
                 "round the times with --transform, or prepare the whole table again", source=source.file.path,
             )  # fmt: skip
-        return kept
+        return times

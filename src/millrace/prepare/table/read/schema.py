@@ -6,19 +6,18 @@ Files whose types do not fit together are reported in groups, with their names.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import ConfigError, SourceError, did_you_mean
 from millrace.prepare.table.options import TableOptions
+from millrace.prepare.table.read.arrow_types import common_type, is_label, is_number, logical, time_storage
 from millrace.prepare.table.read.time_format import time_type
 from millrace.prepare.table.read.where import columns_of
 
-UNITS = ("s", "ms", "us", "ns")
 # Row numbers that pandas writes along: nobody means them as a feature. In CSV files they have no name.
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 CSV_INDEX = ("", "Unnamed: 0")
@@ -49,60 +48,6 @@ class Schema(msgspec.Struct, frozen=True):
     raw_dtype: str  # in which values wait between the passes
 
 
-def logical(kind: Any) -> Any:
-    """The type of a column's values, however the file stores them."""
-    import pyarrow
-
-    if pyarrow.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pyarrow.types.is_large_string(kind) or str(kind) == "string_view":
-        return pyarrow.string()
-    return kind
-
-
-def type_of(text: str) -> Any:
-    """A pyarrow type from its name, as far as reading needs it."""
-    import pyarrow
-
-    if text.startswith("timestamp["):
-        unit, _, zone = text[10:-1].partition(", tz=")
-        return pyarrow.timestamp(unit, zone or None)
-    plain = {
-        "date32[day]": pyarrow.date32(),
-        "date64[ms]": pyarrow.date64(),
-        "double": pyarrow.float64(),
-        "null": pyarrow.null(),
-    }
-    if text in plain:
-        return plain[text]
-    return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
-
-
-def without_null_types(schema: Any, types: Mapping[str, Any]) -> Any:
-    """A schema in which all-null columns have the type that other files give them."""
-    import pyarrow
-
-    for k, field in enumerate(schema):
-        if pyarrow.types.is_null(field.type) and field.name in types:
-            schema = schema.set(k, field.with_type(types[field.name]))
-    return schema
-
-
-def is_number(kind: Any) -> bool:
-    import pyarrow
-
-    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind))
-
-
-def _is_label(kind: Any) -> bool:
-    """Whether values of this type can be written as a text."""
-    from pyarrow import types as t
-
-    return bool(
-        is_number(kind) or t.is_string(kind) or t.is_boolean(kind) or t.is_temporal(kind) or t.is_null(kind) or t.is_binary(kind)
-    )  # fmt: skip
-
-
 def agree(
     files: Sequence[tuple[str, Any]], options: TableOptions, partitions: Iterable[str], guessed: Collection[str] = ()
 ) -> Schema:
@@ -118,7 +63,7 @@ def agree(
     _refuse_missing(files, role)
     stated = _types_by_column([file for file in files if file[0] not in guessed])
     types = {
-        name: _common_type(_one_form(name, kinds[name], stated.get(name, ()), options, role)) for name in role.needed
+        name: common_type(_one_form(name, kinds[name], stated.get(name, ()), options, role)) for name in role.needed
     }
     drifted = [name for name in role.needed if len(stated.get(name, ())) > 1]
     impossible = [name for name in role.needed if types[name] is None]
@@ -128,7 +73,7 @@ def agree(
     when = types[options.time]
     if options.time_format is not None and (pyarrow.types.is_string(when) or pyarrow.types.is_integer(when)):
         when = time_type(options.time_format)
-    unit, dtype, zone = _time(options.time, when)
+    unit, dtype, zone = time_storage(options.time, when)
     raw = "float32" if all(str(types[name]) in ("float", "halffloat", "null") for name in role.features) else "float64"
     return Schema(role, {name: str(kind) for name, kind in types.items()}, unit, dtype, zone, raw)
 
@@ -171,7 +116,7 @@ def _check_types(types: Mapping[str, Any], role: Role, options: TableOptions) ->
     labels = {"entity": options.entity_columns, "categorical": role.categorical, "static": role.static_categorical}
     for what, names in labels.items():
         for name in names:
-            if not _is_label(types[name]):
+            if not is_label(types[name]):
                 raise ConfigError(
                     f"--{what} {name!r} is {types[name]}; expected texts or numbers: make one with --transform"
                 )
@@ -208,7 +153,7 @@ def _roles(
         for name in names:
             if name not in found:
                 raise ConfigError(
-                    f"--{what} {name!r} is no column; {_suggestion(name, found)}there are {', '.join(found)}"
+                    f"--{what} {name!r} is no column{did_you_mean(name, found)}; there are {', '.join(found)}"
                 )
     taken = {*entity, options.time, *options.static, *options.categorical, *partitions}
     if options.features is not None:
@@ -239,13 +184,6 @@ def _roles(
         features, inputs, options.target, static, tuple(name for name in options.static if name not in static),
         options.categorical, options.known_future, tuple(needed),
     )  # fmt: skip
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    """The column that the user may mean."""
-    plain = {column.casefold().strip(): column for column in known}
-    near = difflib.get_close_matches(name.casefold().strip(), plain, n=1, cutoff=0.7)
-    return f"did you mean {plain[near[0]]!r}? " if near else ""
 
 
 def _refuse_missing(files: Sequence[tuple[str, Any]], role: Role) -> None:
@@ -288,49 +226,9 @@ def _drift(
     )
     if impossible:
         remedy = f"{', '.join(impossible)} cannot be one type: fix those files, or leave the column out"
-        remedy += "; if CSV files are written differently, prepare one kind and add the others with --append" * bool(
-            guessed
-        )
+        if guessed:
+            remedy += "; if CSV files are written differently, prepare one kind and add the others with --append"
     else:
         safe = ", ".join(f"{name} as {types[name]}" for name in drifted)
         remedy = f"--widen takes {safe}, which loses nothing"
     return SourceError(f"the files differ in the types of {', '.join(drifted)}: {shown}; {remedy}")
-
-
-def _common_type(kinds: Sequence[Any]) -> Any:
-    """A type that holds the values of all types; None where there is none."""
-    import pyarrow
-
-    t = pyarrow.types
-    if len(kinds) < 2:
-        return kinds[0] if kinds else pyarrow.null()
-    if all(t.is_timestamp(kind) or t.is_date(kind) for kind in kinds):
-        zones = [getattr(kind, "tz", None) for kind in kinds]
-        if len({zone is None for zone in zones}) > 1:
-            return None  # a local time and an instant cannot be put in one order
-        unit = max((kind.unit if t.is_timestamp(kind) else "s" for kind in kinds), key=UNITS.index)
-        return pyarrow.timestamp(unit, None if zones[0] is None else "UTC")
-    if all(t.is_integer(kind) for kind in kinds):
-        return None if pyarrow.uint64() in kinds else pyarrow.int64()
-    if all(is_number(kind) for kind in kinds):
-        small = all(t.is_floating(kind) and kind.bit_width <= 32 for kind in kinds)
-        return pyarrow.float32() if small else pyarrow.float64()
-    return None
-
-
-def _time(name: str, kind: Any) -> tuple[str | None, str, str | None]:
-    """Unit, storage type and zone of the times."""
-    import pyarrow
-
-    if pyarrow.types.is_timestamp(kind):
-        return kind.unit, "int64", kind.tz
-    if pyarrow.types.is_date(kind):
-        return "D", "int64", None
-    if pyarrow.types.is_integer(kind) and kind != pyarrow.uint64():
-        return None, "int64", None
-    if pyarrow.types.is_floating(kind):
-        return None, "float64", None
-    raise ConfigError(
-        f"--time {name!r} is {kind}; expected timestamps, dates or numbers: name another column, the format of its texts with "
-        "--time-format, such as '%d/%m/%Y %H:%M', or convert it with --transform"
-    )

@@ -15,9 +15,10 @@ from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.read.arrow_types import type_of, without_null_types
 from millrace.prepare.table.read.csv_files import csv_schema
 from millrace.prepare.table.read.outlines import Outline, outline_files, skipped_note
-from millrace.prepare.table.read.schema import Schema, agree, type_of, without_null_types
+from millrace.prepare.table.read.schema import Schema, agree
 from millrace.prepare.table.read.table_file import (
     TableSource,
     arrow,
@@ -136,17 +137,17 @@ def _full_schema(outline: Outline, transform: Callable[[Any], Any] | None, name_
     if transform is None:
         return schema
     try:
-        made = transform(schema.empty_table())
+        result = transform(schema.empty_table())
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--transform {name_of} raised {type(error).__name__}: {error} (on a table without rows, with the columns of "
             f"{source.file.path!r}); it is asked for its columns that way: fix it"
         ) from error
-    if not isinstance(made, pyarrow.Table):
+    if not isinstance(result, pyarrow.Table):
         raise ConfigError(
-            f"--transform gave {type(made).__name__} for a table without rows; it must give an Arrow table"
+            f"--transform gave {type(result).__name__} for a table without rows; it must give an Arrow table"
         )
-    return made.schema.remove_metadata()
+    return result.schema.remove_metadata()
 
 
 def _path_expression(source: TableSource) -> Any:

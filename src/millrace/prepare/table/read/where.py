@@ -1,7 +1,7 @@
 """``--where "volume > 0 and year >= 2015"``: a condition on columns, read as an expression, never run as code.
 
-A comparison with a missing value, null or NaN, does not hold, nor does its opposite: ``not`` is moved down to the
-comparisons. So it makes no difference whether a row was looked at or left out by the statistics of its row group.
+A comparison with a missing value (null or NaN) does not hold, and neither does its opposite: ``not`` is moved down to
+the comparisons. So the statistics of a row group and the rows themselves always agree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def columns_of(text: str) -> list[str]:
 
 
 def expression(text: str, types: Mapping[str, Any]) -> Any:
-    """The condition as an expression of pyarrow; ``types`` are the columns' types, to which values are cast."""
+    """The condition as an expression of pyarrow; values are cast to the ``types`` of their columns."""
     return _Reader(text, types).read(_parse(text).body)
 
 
@@ -51,7 +51,7 @@ def _parse(text: str) -> ast.Expression:
 
 
 def check(text: str, schema: Any) -> None:
-    """Refuses a condition that cannot be asked of columns of these types."""
+    """Refuses a condition that does not fit the types of the columns."""
     import pyarrow
 
     try:
@@ -63,7 +63,7 @@ def check(text: str, schema: Any) -> None:
         ) from error
 
 
-def _joined(parts: list[Any], is_and: bool) -> Any:
+def _combine(parts: list[Any], is_and: bool) -> Any:
     return functools.reduce(operator.and_ if is_and else operator.or_, parts)
 
 
@@ -78,7 +78,7 @@ class _Reader:
     def read(self, node: ast.expr, negated: bool = False) -> Any:
         if isinstance(node, ast.BoolOp):
             parts = [self.read(value, negated) for value in node.values]
-            return _joined(parts, isinstance(node.op, ast.And) != negated)
+            return _combine(parts, isinstance(node.op, ast.And) != negated)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self.read(node.operand, not negated)
         if isinstance(node, ast.Compare):
@@ -93,7 +93,7 @@ class _Reader:
             self._pair(left, _OPPOSITE.get(type(op), type(op))() if negated else op, right)
             for left, op, right in zip(sides, node.ops, sides[1:], strict=False)
         ]
-        return _joined(parts, not negated)
+        return _combine(parts, not negated)
 
     def _pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
         if (
@@ -106,12 +106,12 @@ class _Reader:
         if compare is None:
             raise self._refuse(op)
         if isinstance(left, ast.Name) and isinstance(right, ast.Name):
-            return self._compared(compare, self._field(left), self._field(right), left, right)
+            return self._compare(compare, self._field(left), self._field(right), left, right)
         if isinstance(left, ast.Name):
-            return self._compared(compare, self._field(left), self._value(left, self._constant(right)), left)
+            return self._compare(compare, self._field(left), self._value(left, self._constant(right)), left)
         if isinstance(right, ast.Name):
-            turned = _SWAPPED.get(compare, compare)
-            return self._compared(turned, self._field(right), self._value(right, self._constant(left)), right)
+            swapped = _SWAPPED.get(compare, compare)
+            return self._compare(swapped, self._field(right), self._value(right, self._constant(left)), right)
         raise self._refuse(left)
 
     def _inside(self, name: ast.Name, items: list[ast.expr], is_in: bool) -> Any:
@@ -121,8 +121,8 @@ class _Reader:
         if any(isinstance(value, float) for value in values) or self._is_float(name):
             # Value by value: a set of floats tells -0.0 from 0.0.
             compare = operator.eq if is_in else operator.ne
-            return _joined(
-                [self._compared(compare, field, self._value(name, value), name) for value in values], not is_in
+            return _combine(
+                [self._compare(compare, field, self._value(name, value), name) for value in values], not is_in
             )
         inside = field.isin([self._value(name, value) for value in values])
         return inside if is_in else ~inside & ~field.is_null()
@@ -132,7 +132,7 @@ class _Reader:
 
         return bool(pyarrow.types.is_floating(self._types[name.id]))
 
-    def _compared(self, compare: Callable[[Any, Any], Any], left: Any, right: Any, *names: ast.Name) -> Any:
+    def _compare(self, compare: Callable[[Any, Any], Any], left: Any, right: Any, *names: ast.Name) -> Any:
         if compare is operator.ne and any(map(self._is_float, names)):
             return (left < right) | (left > right)  # NaN differs from every number
         return compare(left, right)

@@ -72,10 +72,10 @@ class Cleaner:
         known = np.where(observed, rows.values, 0).astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
             means = np.add.reduceat(known, starts, axis=0) / counts
-        if np.isinf(means).any():  # the sum is too large for a float, the mean is not
-            shares = known / np.repeat(np.maximum(counts, 1), np.diff([*starts, len(known)]), axis=0)
-            low, high = (reduce.reduceat(known, starts, axis=0) for reduce in (np.minimum, np.maximum))
-            means = np.where(np.isinf(means), np.clip(np.add.reduceat(shares, starts, axis=0), low, high), means)
+            if np.isinf(means).any():  # the sum is too large for a float, the mean is not
+                shares = known / np.repeat(np.maximum(counts, 1), np.diff([*starts, len(known)]), axis=0)
+                low, high = (reduce.reduceat(known, starts, axis=0) for reduce in (np.minimum, np.maximum))
+                means = np.where(np.isinf(means), np.clip(np.add.reduceat(shares, starts, axis=0), low, high), means)
         return rows.take(starts)._replace(values=means.astype(rows.values.dtype))
 
     def _without_nulls(self, rows: Slice) -> Slice:

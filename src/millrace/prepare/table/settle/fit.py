@@ -23,7 +23,7 @@ from millrace.scaling.moments import Moments, merge_all
 from millrace.scaling.quantiles import QuantileSearch, Target, histogram, quartiles_of
 
 GROUP_ROWS = 1 << 19  # rows of the entities measured by one task, about
-SEARCHED = 32  # features whose quartiles are searched together: a pass holds up to 3 MiB of counts for each
+SEARCH_FEATURES = 32  # features whose quartiles are searched together: a pass holds up to 3 MiB of counts for each
 
 
 class FitTask(msgspec.Struct, frozen=True):
@@ -204,8 +204,8 @@ class _Meter:
             values = np.concatenate(parts) if parts else np.zeros((0, self._features))
             return np.array([quartiles_of(values[:, k]) for k in range(self._features)])
         found = []
-        for first in range(0, self._features, SEARCHED):
-            search = QuantileSearch(min(SEARCHED, self._features - first), self._task.schema.raw_dtype)
+        for first in range(0, self._features, SEARCH_FEATURES):
+            search = QuantileSearch(min(SEARCH_FEATURES, self._features - first), self._task.schema.raw_dtype)
             while (targets := search.next_pass()) is not None:
                 search.update(_counts(self._train_values(entity, cuts), first, targets))
             found.append(search.result())

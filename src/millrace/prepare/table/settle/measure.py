@@ -54,12 +54,12 @@ class Measuring:
         index: Index,
         times: Sequence[Any] | None = None,
         after: Mapping[int, Any] | None = None,
-        kept: Callable[[Moments, int], Scaling] | None = None,
+        scaling_of: Callable[[Moments, int], Scaling] | None = None,
     ) -> Fitted:
         """Rows, cuts, splits and scaling of every entity.
 
         An append gives the ``times`` of its store's cuts, the last time of each entity there (``after``), and a
-        function that gives the scaling (``kept``).
+        function that gives the scaling (``scaling_of``).
         """
         options, features = self._options, len(self._survey.schema.role.features)
         if times is None:
@@ -88,10 +88,10 @@ class Measuring:
         rows = np.concatenate([np.frombuffer(part.rows, np.int64) for part in ordered])
         cuts = np.concatenate([np.frombuffer(part.cuts, np.int64) for part in ordered]).reshape(len(rows), -1)
         moments = fit.unpack(b"".join(part.moments for part in ordered), features).merged
-        quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and kept is None else None
+        quartiles = self._quartiles(tasks, ordered) if options.scale == "robust" and scaling_of is None else None
         measured = cuts[:, 0] if options.has_time_split and options.fit_on == "train" else rows
         count = int(measured[train].sum())
-        scaling = self._scaling(moments, quartiles, count) if kept is None else kept(moments, count)
+        scaling = self._scaling(moments, quartiles, count) if scaling_of is None else scaling_of(moments, count)
         each, borrowed = self._each(ordered, scaling, rows) if options.per_entity else (None, 0)
         dropped = sum((Counter(part.dropped) for part in ordered), Counter[str]())
         steps = sum((Counter(part.steps) for part in ordered), Counter[int]())
@@ -115,8 +115,8 @@ class Measuring:
     def _quartiles(self, tasks: Sequence[fit.FitTask], fitted: Sequence[fit.FitDone]) -> Array:
         """Quartiles of all train rows, in passes over the parts."""
         features, parts, passes = len(self._survey.schema.role.features), [], 0
-        for first in range(0, features, fit.SEARCHED):
-            search = QuantileSearch(min(fit.SEARCHED, features - first), self._survey.schema.raw_dtype)
+        for first in range(0, features, fit.SEARCH_FEATURES):
+            search = QuantileSearch(min(fit.SEARCH_FEATURES, features - first), self._survey.schema.raw_dtype)
             while (targets := search.next_pass()) is not None:
                 plain = tuple((target.bits, target.shift, target.prefixes) for target in targets)
                 asked = [fit.HistogramTask(task, first, plain, done) for task, done in zip(tasks, fitted, strict=True)]

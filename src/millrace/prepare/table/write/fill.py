@@ -30,7 +30,7 @@ class Filler:
         self.leading = np.zeros(len(policies), np.int64)
 
     def carry(self, rows: int, time: Any, values: Array) -> None:
-        """Continues after the rows that the entity has in the store, of which the last held these values."""
+        """Continues after the rows of the entity in the store; its last row held these values."""
         self._row = rows
         self._last = [(rows - 1, time, float(value)) for value in values[: len(self._policies)]]
 
