@@ -112,10 +112,8 @@ class Located:
             arrays = self._reference.fill(first, last, allocate)
         if len(arrays) == len(self._fields):
             return arrays
-        return {
-            field.name: self._text(field.column, first, last) if field.is_text else arrays[field.name]
-            for field in self._fields
-        }
+        texts = {field.name: self._text(field.column, first, last) for field in self._fields if field.is_text}
+        return {field.name: (texts if field.is_text else arrays)[field.name] for field in self._fields}
 
     def is_cold(self) -> bool | None:
         """Whether rows are asked for ahead of the copy; None where numpy copies."""
