@@ -1,6 +1,6 @@
 """Token files without an index: headerless and llm.c ``.bin``, and the folders that hold them.
 
-A file is one record, since nothing says where its documents end. Called by foreign.py.
+A file is one record, since nothing says where its documents end.
 """
 
 from __future__ import annotations
