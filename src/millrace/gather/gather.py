@@ -90,11 +90,7 @@ class Located:
     """Samples of one view, found in their shards; ``fill`` copies a run of them into arrays."""
 
     def __init__(
-        self,
-        columns: Mapping[str, Any],
-        fields: Sequence[Field],
-        spans: Mapping[str, Spans],
-        records: Int64s | None,
+        self, columns: Mapping[str, Any], fields: Sequence[Field], spans: Mapping[str, Spans], records: Int64s | None
     ) -> None:
         self._fields, self._spans, self._columns = fields, spans, columns
         self._records = records = None if records is None else as_int64s(records)
