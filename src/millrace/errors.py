@@ -31,9 +31,9 @@ from typing import Any
 
 
 class MillraceError(Exception):
-    """What every error of millrace is; ``except MillraceError`` catches them all."""
+    """The base of all errors of millrace; ``except MillraceError`` catches them all."""
 
-    is_told = False  # whether another rank of a training run tells it
+    is_told = False  # whether another rank of a training run prints it
 
     def __init__(self, message: str, **context: Any) -> None:
         super().__init__(message)
@@ -143,7 +143,7 @@ def _user() -> str:
 
 
 def _free_bytes(path: str) -> int:
-    """What is left on the disk of a path, or of the nearest folder above it that is there."""
+    """Free bytes on the disk of a path, or of the nearest folder above it that exists."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return shutil.disk_usage(path).free

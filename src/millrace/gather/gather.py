@@ -90,11 +90,7 @@ class Located:
     """Samples of one view, found in their shards; ``fill`` copies a run of them into arrays."""
 
     def __init__(
-        self,
-        columns: Mapping[str, Any],
-        fields: Sequence[Field],
-        spans: Mapping[str, Spans],
-        records: Int64s | None,
+        self, columns: Mapping[str, Any], fields: Sequence[Field], spans: Mapping[str, Spans], records: Int64s | None
     ) -> None:
         self._fields, self._spans, self._columns = fields, spans, columns
         self._records = records = None if records is None else as_int64s(records)
@@ -112,10 +108,8 @@ class Located:
             arrays = self._reference.fill(first, last, allocate)
         if len(arrays) == len(self._fields):
             return arrays
-        return {
-            field.name: self._text(field.column, first, last) if field.is_text else arrays[field.name]
-            for field in self._fields
-        }
+        texts = {field.name: self._text(field.column, first, last) for field in self._fields if field.is_text}
+        return {field.name: (texts if field.is_text else arrays)[field.name] for field in self._fields}
 
     def is_cold(self) -> bool | None:
         """Whether rows are asked for ahead of the copy; None where numpy copies."""

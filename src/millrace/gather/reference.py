@@ -24,11 +24,7 @@ class Reference:
     """Samples of one view, found in their shards, and copied in numpy. Text is not its business."""
 
     def __init__(
-        self,
-        columns: Mapping[str, Any],
-        fields: Sequence[Field],
-        spans: Mapping[str, Spans],
-        records: Int64s | None,
+        self, columns: Mapping[str, Any], fields: Sequence[Field], spans: Mapping[str, Spans], records: Int64s | None
     ) -> None:
         self._fields = [field for field in fields if not field.is_text]
         self._columns, self._spans, self._records = columns, spans, records

@@ -123,14 +123,12 @@ class Shuffled(Order):
 
     def __init__(self, n: int, seed: int = 0) -> None:
         super().__init__(n, seed)
-        self._rounds = num_rounds(self.n)
 
     def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
         return _by_stream(inside, epochs, self.n, int(self.seed or 0), 0)
 
     def _backward(self, samples: Int64s, epoch: int) -> Int64s:
-        keys = round_keys(int(self.seed or 0), 0, [epoch], self._rounds)[0]
-        return unpermute(samples.astype(np.uint64), self.n, keys).astype(np.int64)
+        return _by_stream(samples, np.full(len(samples), epoch), self.n, int(self.seed or 0), 0, unpermute)
 
     def plan(self) -> tuple[Any, ...] | None:
         return ("shuffled", self.n, self.seed) if type(self) is Shuffled else None
@@ -139,8 +137,8 @@ class Shuffled(Order):
         return {"order": "shuffled", "n": self.n, "seed": self.seed}
 
 
-def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int) -> Int64s:
-    """Permutes values of [0, n), each by the keys of its own stream."""
+def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int, move: Any = permute) -> Int64s:
+    """Moves values of [0, n) by ``permute`` or ``unpermute``, each by the keys of its own stream."""
     if len(inside) == 0:
         return inside
     values, rounds = inside.astype(np.uint64), num_rounds(n)
@@ -149,7 +147,8 @@ def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int) ->
     else:
         distinct, which = np.unique(streams, return_inverse=True)
         keys = round_keys(seed, lane, distinct, rounds)[which]
-    return permute(values, n, keys).astype(np.int64)
+    moved: Int64s = move(values, n, keys).astype(np.int64)
+    return moved
 
 
 class BlockShuffled(Order):
@@ -193,25 +192,22 @@ class BlockShuffled(Order):
         blocks, offsets = np.divmod(samples, np.int64(self.block))
         slots = blocks.copy()
         movable = blocks < self._full
-        if self._full:
-            keys = round_keys(int(self.seed or 0), 1, [epoch], num_rounds(self._full))[0]
-            slots[movable] = unpermute(blocks[movable].astype(np.uint64), self._full, keys).astype(np.int64)
+        epochs, seed = np.full(len(samples), epoch, np.int64), int(self.seed or 0)
+        slots[movable] = _by_stream(blocks[movable], epochs[movable], max(self._full, 1), seed, 1, unpermute)
         windows, inner = np.divmod(slots, np.int64(self.window))
         mixed = inner * self.block + offsets
-        streams = self._window_streams(windows, np.full(len(samples), epoch, np.int64))
+        streams = self._window_streams(windows, epochs)
         places = np.empty_like(mixed)
         short = windows == self.n // self._size
         for mask, size in ((~short, self._size), (short, self.n % self._size)):
             if size and mask.any():
-                distinct, which = np.unique(streams[mask], return_inverse=True)
-                keys = round_keys(int(self.seed or 0), 2, distinct, num_rounds(size))[which]
-                places[mask] = unpermute(mixed[mask].astype(np.uint64), size, keys).astype(np.int64)
+                places[mask] = _by_stream(mixed[mask], streams[mask], size, seed, 2, unpermute)
         positions: Int64s = windows * self._size + places
         return positions
 
     def plan(self) -> tuple[Any, ...] | None:
-        is_own = type(self) is BlockShuffled
-        return ("block_shuffled", self.n, self.seed, self.block, self.window) if is_own else None
+        plan = ("block_shuffled", self.n, self.seed, self.block, self.window)
+        return plan if type(self) is BlockShuffled else None
 
     def spec(self) -> dict[str, Any]:
         return {"order": "block_shuffled", "n": self.n, "block": self.block, "window": self.window, "seed": self.seed}

@@ -1,7 +1,4 @@
-"""Block hashes: every file has one xxh3 for each 4 MiB, so that damage is found and located.
-
-shard.py computes them while it writes; verify.py compares them, and so does publish.py before it continues a killed run.
-"""
+"""Block hashes: every file has one xxh3 for each 4 MiB, so that damage is found and located."""
 
 from __future__ import annotations
 

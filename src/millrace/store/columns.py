@@ -101,18 +101,14 @@ class ColumnArray:
 
     def spans(self, starts: Int64s, stops: Int64s) -> list[Array]:
         """Many spans: the reading of all begins before the first is waited for."""
-        asked = [self._ask(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-        return [
-            self.span(int(starts[k]), int(stops[k])) if rows is None else self._values(rows)
-            for k, rows in enumerate(asked)
-        ]
+        edges = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        asked = [self._ask(*own) for own in edges]
+        return [self.span(*edges[k]) if rows is None else self._values(rows) for k, rows in enumerate(asked)]
 
     def _ask(self, start: int, stop: int) -> Array | None:
         """A span, where it lies in one shard and takes no wait for the disk."""
-        found = [
-            self._shards.rows(int(self._ids[k]), self._file, begin, end, wait=False)
-            for k, begin, end in self._parts(start, stop)
-        ]
+        rows, ids, file = self._shards.rows, self._ids, self._file
+        found = [rows(int(ids[k]), file, *part, wait=False) for k, *part in self._parts(start, stop)]
         return found[0] if len(found) == 1 else None
 
     def _mapped_span(self, start: int, stop: int) -> Array | None:

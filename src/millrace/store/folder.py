@@ -1,7 +1,4 @@
-"""The folder of a store on disk: opened by descriptor, its manifest and tables read and checked.
-
-``reader.py`` and ``verify.py`` read stores through this; what is wrong with a path is said here.
-"""
+"""The folder of a store on disk, held by a descriptor; its manifest and tables are read and checked here."""
 
 from __future__ import annotations
 
@@ -142,8 +139,6 @@ class Folder:
 
 def missing(path: str) -> StoreNotFound:
     if os.path.isdir(f"{path}.partial") and is_ours(Path(f"{path}.partial")):
-        return StoreNotFound(
-            f"{path} is not finished ({path}.partial is there); run the command or program that writes it again to continue",
-            path=path,
-        )
+        problem = f"{path} is not finished ({path}.partial is there)"
+        return StoreNotFound(f"{problem}; run the command or program that writes it again to continue", path=path)
     return StoreNotFound(not_a_store(path), path=path)

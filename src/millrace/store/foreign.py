@@ -66,10 +66,8 @@ def _find_in_folder(folder: str, given: str | None) -> Foreign | None:
     has_bins = "train.bin" in names or "val.bin" in names
     if "dataset_metadata.json" in names:
         if has_bins and split_files(folder):
-            raise ConfigError(
-                f"{folder} has .bin files beside and inside its split folders; open one of the files, or move one kind away",
-                path=folder,
-            )
+            problem = f"{folder} has .bin files beside and inside its split folders"
+            raise ConfigError(f"{problem}; open one of the files, or move one kind away", path=folder)
         if not has_bins:
             return read_split_folders(folder, given)
     if has_bins:

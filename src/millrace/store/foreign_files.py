@@ -56,10 +56,8 @@ def as_dtype(dtype: Any) -> str | None:
 def check_given(given: str | None, named: str, where: str) -> None:
     """Refuses a ``dtype=`` that is not the one the layout names itself."""
     if given is not None and given != named:
-        raise ConfigError(
-            f"dtype={given!r} given, but {where} says {named}; leave dtype= out, or correct the file if it is wrong",
-            path=where,
-        )
+        problem = f"dtype={given!r} given, but {where} says {named}"
+        raise ConfigError(f"{problem}; leave dtype= out, or correct the file if it is wrong", path=where)
 
 
 def is_integer(dtype: str) -> bool:

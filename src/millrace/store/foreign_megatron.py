@@ -52,10 +52,8 @@ def read_megatron_folder(folder: str, names: list[str], given: str | None) -> Fo
     """Several pairs in a folder, a shard each by name; splits where all names say one."""
     stems = [name.removesuffix(".idx") for name in names if name.endswith(".idx")]
     if lone := [name for name in names if name.endswith(".bin") and name.removesuffix(".bin") not in stems]:
-        raise ConfigError(
-            f"{os.path.join(folder, lone[0])} has no .idx beside it as others in its folder have; copy that too, or move it away",
-            path=folder,
-        )
+        problem = f"{os.path.join(folder, lone[0])} has no .idx beside it as others in its folder have"
+        raise ConfigError(f"{problem}; copy that too, or move it away", path=folder)
     mapped = files.map_files(folder, [f"{stem}{ending}" for stem in stems for ending in (".idx", ".bin")])
     pairs = [_read_pair(index, data, given) for index, data in zip(mapped[::2], mapped[1::2], strict=True)]
     phrase = f"folder of {len(pairs)} Megatron .bin/.idx"

@@ -1,7 +1,4 @@
-"""``.npy`` files, one or a folder of them: numpy reads the header, the data are mapped, nothing is unpickled.
-
-Called by foreign.py.
-"""
+"""``.npy`` files, one or a folder of them: numpy reads the header, the data are mapped, nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Token files without an index: headerless and llm.c ``.bin``, and the folders that hold them.
 
-A file is one record, since nothing says where its documents end. Called by foreign.py.
+A file is one record, since nothing says where its documents end.
 """
 
 from __future__ import annotations
@@ -55,10 +55,8 @@ def read_split_folders(folder: str, given: str | None) -> Foreign:
     """``dataset_metadata.json`` beside ``train/*.bin`` and ``val/*.bin``: a shard per file, by name."""
     names = split_files(folder)
     if not names:
-        raise StoreNotFound(
-            f"{folder} has dataset_metadata.json but no .bin in train/, val/ or test/; check that preparation finished",
-            path=folder,
-        )
+        problem = f"{folder} has dataset_metadata.json but no .bin in train/, val/ or test/"
+        raise StoreNotFound(f"{problem}; check that preparation finished", path=folder)
     dtype = _headerless_dtype(folder, METADATA[:1], given) or "uint32"
     parts = [_read(file, file.name.split("/")[0], given, dtype, ()) for file in files.map_files(folder, names)]
     phrase = f"dataset_metadata.json with {len(parts)} .bin of {parts[0].dtype} tokens"
@@ -122,9 +120,7 @@ def _headerless_dtype(folder: str, names: tuple[str, ...], given: str | None) ->
     """What ``dtype=`` says, else the metadata in a folder."""
     if given is not None:
         if not files.is_integer(given):
-            raise ConfigError(
-                f"dtype={given!r} given for tokens; expected an integer type such as 'uint16'", path=folder
-            )
+            raise ConfigError(f"dtype={given!r} given for tokens; expected an integer such as 'uint16'", path=folder)
         return given
     stated: list[tuple[str, str]] = []
     for name in names:

@@ -104,10 +104,8 @@ def _chain(folder: Folder) -> list[Manifest]:
         chain.append(found.pop(step))
         step = chain[-1].parent
     if not chain:
-        raise StoreError(
-            f"{folder.path}/snapshots lacks the current snapshot {current.fingerprint}; run millrace verify",
-            path=folder.path,
-        )
+        problem = f"{folder.path}/snapshots lacks the current snapshot {current.fingerprint}; run millrace verify"
+        raise StoreError(problem, path=folder.path)
     return chain
 
 

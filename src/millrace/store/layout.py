@@ -182,10 +182,9 @@ class Layout:
 
     @cached_property
     def files(self) -> tuple[File, ...]:
-        offsets = [
-            File("offsets.i64" if k == 0 else f"offsets.{axis}.i64", np.dtype("<i8"), (), 0, 1, None, axis)
-            for k, axis in enumerate(self.axes)
-        ]
+        names = ["offsets.i64", *(f"offsets.{axis}.i64" for axis in self.axes[1:])]
+        both = zip(names, self.axes, strict=True)
+        offsets = [File(name, np.dtype("<i8"), (), 0, 1, None, axis) for name, axis in both]
         columns = [
             File(f"{name}.{DTYPES[column.dtype][1]}", column.storage, column.shape, self.counter(name), 0, name, None)
             for name, column in self.columns.items()

@@ -121,17 +121,14 @@ class FolderLock:
 
     def release(self) -> None:
         self.drop_lease()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self.forget()
         _live_locks.discard(self)
 
     def forget(self) -> None:
         """In a forked child: closes the copy of the descriptor, so that the lock dies with the parent alone."""
         if self._fd is not None:
             os.close(self._fd)
-            self._fd = None
-        self._lease = None
+        self._fd = self._lease = None
 
 
 def _is_still(fd: int, path: Path) -> bool:

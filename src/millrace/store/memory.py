@@ -62,12 +62,14 @@ def array_store(
     arrays = [[_read_only(array) for array in files] for _, files in shards]
     counts = np.array([_counts(layout, files) for files in arrays], np.int64).reshape(-1, 1 + len(layout.axes))
     own = split_of if split_of is not None else [0] * len(shards)
+    columns = {name: repr(column) for name, column in layout.columns.items()}
+    identity = {"version": VERSION, "kind": kind, "columns": columns, "splits": list(splits), "cuts": repr(cuts)}
     options = {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts}
     return Store(
         layout=layout, counts=counts, shards=ArrayShards(arrays), name_of=lambda shard: shards[shard][0], kind=kind,
         meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path,
         reopen=reopen or (_rebuild, (layout.columns, shards, options)),
-        fingerprint=fingerprint or (lambda: _fingerprint(layout, kind, splits, own, counts, arrays, cuts)),
+        fingerprint=fingerprint or (lambda: _fingerprint(identity, np.column_stack((own, counts)), arrays)),
     )  # fmt: skip
 
 
@@ -86,24 +88,13 @@ def _counts(layout: Layout, files: list[Array]) -> list[int]:
     return [records, *(int(files[k][-1]) for k in range(len(layout.axes)))]
 
 
-def _fingerprint(
-    layout: Layout,
-    kind: str,
-    splits: tuple[str, ...],
-    split_of: list[int],
-    counts: Int64s,
-    arrays: list[list[Array]],
-    cuts: Cuts | None,
-) -> str:
+def _fingerprint(identity: dict[str, Any], shards: Int64s, arrays: list[list[Array]]) -> str:
     """The identity of the contents, by the rule of stores on disk."""
     hashes = []
     for file in (file for files in arrays for file in files):
         data = np.ascontiguousarray(file).reshape(-1).view(np.uint8).data
         hashes += [xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
-    columns = {name: repr(column) for name, column in layout.columns.items()}
-    identity = {"version": VERSION, "kind": kind, "columns": columns, "splits": list(splits), "cuts": repr(cuts)}
-    shards = np.column_stack((split_of, counts)).astype("<i8").tobytes()
-    return digest("memory", canonical(identity), shards, "".join(hashes))
+    return digest("memory", canonical(identity), shards.astype("<i8").tobytes(), "".join(hashes))
 
 
 def from_arrays(

@@ -91,8 +91,6 @@ def _fits(layout: Layout, columns: Mapping[str, Any], offsets: Mapping[str, Any]
         return False
     records = {len(array) - 1 for array in edges.values()}
     lengths = {name: len(value) for name, value in columns.items() if hasattr(value, "__len__") and np.ndim(value) > 0}
-    wanted = {
-        name: edges[c.axis][-1] if c.axis is not None else len(edges[layout.primary]) - 1
-        for name, c in layout.columns.items()
-    }
+    count = len(edges[layout.primary]) - 1
+    wanted = {name: count if own.axis is None else edges[own.axis][-1] for name, own in layout.columns.items()}
     return len(records) == 1 and lengths == wanted

@@ -1,8 +1,4 @@
-"""Opens the files of a store that are no shards: plain files only, their sizes known before a byte is read.
-
-A link is not followed, a fifo or a device is not waited for, and a file beyond its limit is not read. ``folder.py``,
-``ownership.py`` and everybody who reads a file beside a manifest go through here.
-"""
+"""Opens plain files and nothing else: no link, no fifo, no device, and no file beyond its limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""How a store comes into being: the ``<out>.partial/`` folder, its lock and journal, and the last rename.
+"""How a store comes into being: the folder ``<out>.partial/``, its lock and journal, and the last rename.
 
-Nothing half-written is ever readable: the shards are whole before the tables, the tables before the
-manifest, and the folder gets its name last. Killed at any point, the next run finds its journal, or starts
-clean. ``StoreWriter`` and the preparations use this; readers never see it.
+Nothing half-written is ever readable. Shards are whole before the tables, tables before the manifest, and the folder
+gets its name last. After a kill the next run continues from the journal, or starts clean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Opens a store on disk: checks what the manifest says against the files, then maps them as they are touched.
+"""Opens a store on disk: compares the manifest with the files, and maps a file when it is first touched.
 
-A reader takes no lock, writes nothing and holds one descriptor (of the folder), so any number of processes
-and users may read one store, also while it is appended to or replaced.
+A reader takes no lock, writes nothing and holds one descriptor, that of the folder. Any number of processes may read
+one store, also while it is appended to or replaced.
 """
 
 from __future__ import annotations
@@ -237,6 +237,5 @@ class DiskShards:
             return
         rows = int(self._table[shard, 3 + self.layout.axes.index(spec.axis)])
         if array[0] != 0 or array[-1] != rows or np.any(array[1:] < array[:-1]):
-            raise self._corrupt(
-                shard, spec.name, f"offsets rising from 0 to {rows}", f"{array[0]} to {array[-1]}, or a fall"
-            )
+            found = f"{array[0]} to {array[-1]}, or a fall between"
+            raise self._corrupt(shard, spec.name, f"offsets rising from 0 to {rows}", found)

@@ -64,10 +64,8 @@ class StringColumn:
             try:
                 texts[place] = data[offsets[place] : offsets[place + 1]].decode()
             except UnicodeDecodeError as error:
-                raise StoreCorrupt(
-                    f"column {self._name!r} of record {records[place]} is not utf-8; run millrace verify",
-                    column=self._name,
-                ) from error
+                problem = f"column {self._name!r} of record {records[place]} is not utf-8; run millrace verify"
+                raise StoreCorrupt(problem, column=self._name) from error
         return texts
 
     def __iter__(self) -> Iterator[str]:
@@ -101,10 +99,8 @@ class DictionaryColumn:
         codes = np.asarray(self.codes[key])
         if codes.size and not (codes.min() >= 0 and codes.max() < len(self.values)):
             wrong = codes.min() if codes.min() < 0 else codes.max()
-            raise StoreCorrupt(
-                f"column {self._name!r} holds code {wrong} of {len(self.values)} values; run millrace verify",
-                column=self._name,
-            )
+            problem = f"column {self._name!r} holds code {wrong} of {len(self.values)} values; run millrace verify"
+            raise StoreCorrupt(problem, column=self._name)
         return self._texts[codes]
 
     def code(self, value: str) -> int:

@@ -35,10 +35,8 @@ class Normaliser:
 
     def columns(self) -> dict[str, Column]:
         """The columns with the dictionaries as they are now."""
-        return {
-            name: column if column.dtype != "dictionary" else column.with_values(tuple(self.dictionaries[name]))
-            for name, column in self.layout.columns.items()
-        }
+        grown = {name: self.layout.columns[name].with_values(tuple(own)) for name, own in self.dictionaries.items()}
+        return self.layout.columns | grown
 
     def record(self, record: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, int]]:
         """Storage arrays of one record, (rows, ...) or (1, ...), and its rows on each axis."""
@@ -112,6 +110,7 @@ class Normaliser:
             return array
         if array.size == 0 and array.dtype.kind == "f":
             return array.astype(column.storage)  # an empty list has no type of its own
+        are_ints = array.dtype.kind in "iu" and column.storage.kind in "iu"
         if column.dtype == "bfloat16":
             if dtype_name(array.dtype) == "bfloat16":
                 return array.view(np.uint16)
@@ -120,9 +119,7 @@ class Normaliser:
                     single = array.astype(np.float32)
                 _check_finite(name, column, array, single)
                 return bfloat16_bits(single)
-        elif (are_ints := array.dtype.kind in "iu" and column.storage.kind in "iu") or np.can_cast(
-            array.dtype, column.storage, "same_kind"
-        ):
+        elif are_ints or np.can_cast(array.dtype, column.storage, "same_kind"):
             if are_ints and array.size:
                 _check_range(name, array, column.storage)
             with np.errstate(over="ignore"):
@@ -183,7 +180,7 @@ def _check_finite(name: str, column: Column, given: Array, stored: Array) -> Non
     lost = np.isinf(stored) & np.isfinite(given)
     if lost.any():
         raise ConfigError(
-            f"column {name!r} is {column.dtype}, it cannot hold {given[lost].flat[0]}; choose a wider dtype"
+            f"column {name!r} is {column.dtype} and cannot hold {given[lost].flat[0]}; choose a wider dtype"
         )
 
 

@@ -161,7 +161,4 @@ def _records(file: _File, first: int, last: int) -> tuple[int, int] | None:
         offsets: Array = file.shards.rows(file.shard, spec.counter - 1, 0, file.shards.records(file.shard) + 1)
     except StoreCorrupt:
         return None  # its offsets are damaged too, and reported by themselves
-    return (
-        int(np.searchsorted(offsets, first_item, side="right")) - 1,
-        int(np.searchsorted(offsets, last_item, side="left")),
-    )
+    return int(np.searchsorted(offsets, first_item, side="right")) - 1, int(np.searchsorted(offsets, last_item))

@@ -18,7 +18,6 @@ import numpy as np
 from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
-from millrace.store.append_rules import append_fields
 from millrace.store.gc import sweep
 from millrace.store.layout import Column, Layout, check_name
 from millrace.store.manifest import KINDS, Cuts
@@ -26,7 +25,7 @@ from millrace.store.pending import Pending, part, pieces, record_bytes
 from millrace.store.publish import Partial
 from millrace.store.reader import read_base
 from millrace.store.shard import ShardEntry, ShardWriter, shard_name
-from millrace.store.snapshot import Base
+from millrace.store.snapshot import Base, append_fields
 from millrace.store.strict_json import check_json
 from millrace.store.values import Normaliser
 

@@ -30,9 +30,8 @@ def as_include(include: str | Sequence[str]) -> tuple[str, ...]:
     names = (include,) if isinstance(include, str) else tuple(include)
     for name in names:
         if name not in EXTRAS:
-            raise ConfigError(
-                f"include={name!r} is unknown{did_you_mean(name, EXTRAS)}; expected some of {', '.join(EXTRAS)}"
-            )
+            near, known = did_you_mean(name, EXTRAS), ", ".join(EXTRAS)
+            raise ConfigError(f"include={name!r} is unknown{near}; expected some of {known}")
     return tuple(name for name in EXTRAS if name in names)
 
 
