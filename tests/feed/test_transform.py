@@ -1,7 +1,6 @@
 """What a transform is given, what it may return, what happens when it fails; its randomness follows the position."""
 
 import functools
-import itertools
 import threading
 
 import numpy as np
@@ -187,19 +186,6 @@ def test_a_share_of_padding_alone_fails_at_the_start_of_its_batch():
 
 
 # Threads.
-
-
-def test_no_more_than_depth_batches_are_made_ahead():
-    made = []
-
-    def note(batch, rng):
-        made.append(int(batch.positions[0]) // 8)
-        return batch
-
-    with feed_of(note, epochs=50, workers=3, depth=5) as feed:
-        for taken, _ in enumerate(itertools.islice(feed, 20), start=1):
-            assert max(made) < taken + 5
-    assert len(made) == len(set(made))
 
 
 def test_it_runs_in_as_many_threads_as_asked_for():

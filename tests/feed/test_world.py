@@ -92,7 +92,19 @@ def test_a_feed_survives_being_sent_to_another_process(transform, tmp_path):
     assert len(sent) < 3000
     again = pickle.loads(sent)  # noqa: S301
     assert again.state_dict() == feed.state_dict()
-    options = ("batch", "seed", "epochs", "given", "device", "transform", "rename", "last", "workers", "depth", "run")
+    options = (
+        "batch",
+        "seed",
+        "epochs",
+        "rank_option",
+        "device",
+        "transform",
+        "rename",
+        "last",
+        "workers",
+        "depth",
+        "run",
+    )
     assert all(getattr(again, name) == getattr(feed, name) for name in options)
     if transform is None:
         assert [got.samples.tolist() for got in again] == [got.samples.tolist() for got in feed]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from millrace.order.orders import Order
+from millrace.errors import ConfigError
+from millrace.feed.line import Line
+from millrace.order.orders import MAX_POSITION, Order
 from millrace.ragged import Int64s, Spans, concatenated_ranges
 from millrace.store.history import source_files
 from millrace.store.times import has_times, show_times
@@ -32,6 +35,16 @@ class Explanation(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(f"an explanation has no {name!r}; it has {', '.join(self)}") from None
+
+
+def explain_batch(line: Line, batch: int, rename: Mapping[str, str]) -> Explanation:
+    """What one batch of a line holds, over all ranks."""
+    if batch < 0 or (line.num_batches is not None and batch >= line.num_batches):
+        raise ConfigError(f"batch {batch} is outside the feed; it has {line.num_batches} batches")
+    if line.end(batch + 1) > MAX_POSITION:
+        raise ConfigError(f"batch {batch} lies beyond position 2^63 - 1, where every line ends")
+    found = describe(line.view, line.order, *line.span(batch), batch)
+    return Explanation(found, rename=dict(rename)) if rename else found
 
 
 def describe(view: View, order: Order, start: int, stop: int, batch: int) -> Explanation:

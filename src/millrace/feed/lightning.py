@@ -1,6 +1,6 @@
 """Lightning's fit loop counts batches and epochs by itself. Here its counters and our loaders are made to agree.
 
-``Hand`` says whether the batch that Lightning took last has been used, so that a checkpoint saved within a step does not count it.
+``LastBatch`` says whether Lightning has used the batch it took last: a checkpoint saved within a step does not count it.
 ``settle`` puts Lightning's counters right after a checkpoint. By themselves they are right only for some of the moments at which a
 checkpoint can be saved, with any loader. The attributes used here are those of lightning 2.6.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from millrace.errors import ConfigError, MillraceError
 
 
-class Hand:
+class LastBatch:
     """The batch that Lightning took last, by its own count of batches."""
 
     def __init__(self, fit: Any) -> None:
@@ -23,12 +23,12 @@ class Hand:
         self._taken_at = self._batches.processed
 
     @property
-    def is_full(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether that batch is in hand: taken, but not used to its end."""
         return bool(self._taken_at == self._batches.processed)
 
 
-def join(fit: Any, loader: Any, is_setup: bool) -> Hand:
+def join(fit: Any, loader: Any, is_setup: bool) -> LastBatch:
     """What a pass needs that Lightning's fit loop is about to read, after a checkpoint or not.
 
     ``is_setup``: before its first epoch. Later a short loader may begin again within an epoch that is still a resumed one.
@@ -49,7 +49,7 @@ def join(fit: Any, loader: Any, is_setup: bool) -> Hand:
     except MillraceError:
         fit._data_fetcher = None  # Lightning would ask it for a length it does not have yet, and hide this error
         raise
-    return Hand(fit)
+    return LastBatch(fit)
 
 
 def _check_loop(fit: Any, passes: list[Any]) -> None:

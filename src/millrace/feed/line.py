@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,12 @@ from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.order.orders import MAX_POSITION, Order
 from millrace.order.share import share
-from millrace.ragged import Array, Int64s, as_integer
+from millrace.ragged import Array, Int64s
 from millrace.view.view import View
 
 PLAN_BATCHES = 64  # planned per call: one batch at a time cost a factor of four on small batches
 PLAN_POSITIONS = 8192  # and at least this many positions
 LAST = ("pad", "drop", "short")  # what becomes of a last batch that is not full
-MAX_BYTES = 1 << 47  # what a process can address
 MAX_POSITIONS = 1 << 22  # but not more: a plan keeps about 50 bytes of each
 
 
@@ -154,24 +152,3 @@ class Plan:
         rows = self.rows(batch)
         valid = np.ones(self.line.size, bool) if self.valid is None else self.valid[rows].copy()
         return {"positions": self.positions[rows].copy(), "samples": self.samples[rows].copy(), "valid": valid}
-
-
-def check_view(view: Any) -> None:
-    if not hasattr(view, "fields"):
-        raise ConfigError(
-            f"a feed reads a view, not {type(view).__name__}; make one: mr.Windows(store, ...), mr.Blocks(store, ...) or "
-            "mr.Records(store)"
-        )
-
-
-def check_line(view: View, order: Order, batch: int) -> None:
-    if len(view) == 0:
-        why = view.why_empty() if hasattr(view, "why_empty") else f"{view!r}"
-        raise ConfigError(f"the view has no samples: {why}; lower its lengths or choose another split")
-    if order.n != len(view):
-        raise ConfigError(f"the order is over {order.n} samples, the view has {len(view)}; make it Shuffled(len(view))")
-    if as_integer("batch", batch) < 1:
-        raise ConfigError(f"batch={batch}; expected 1 or more samples")
-    num_bytes = sum(math.prod(n or 0 for n in field.shape) * field.dtype.itemsize for field in view.fields) * batch
-    if num_bytes > MAX_BYTES:
-        raise ConfigError(f"batch={batch} takes {num_bytes:,} bytes, more than any memory; lower batch, pad or lengths")

@@ -50,7 +50,7 @@ class Passes:
         else:
             if fit is None:
                 self.ended_epoch = None
-            self.feed.hand = None if fit is None else join(fit, self, is_setup)
+            self.feed.lightning_batch = None if fit is None else join(fit, self, is_setup)
             self._end_pass()
             self.feed.check_unfinished(self.next_start)
             self.feed.hold(begun)
@@ -78,10 +78,10 @@ class Passes:
     @property
     def next_start(self) -> int:
         """Where the next pass begins: after the one before, which came to its end or was left, if that delivered anything."""
-        place, start = self.feed.place, self.feed.position
-        if place is not None and place.is_pass and place.count:
-            start = place.line.stop or start
-        return max(start, self.feed.least)
+        progress, start = self.feed.progress, self.feed.position
+        if progress is not None and progress.is_pass and progress.count:
+            start = progress.line.stop or start
+        return max(start, self.feed.earliest_pass)
 
     def _pass_from(self, start: int) -> Line:
         n, stop = self.feed.order.n, self.feed.stop
@@ -96,12 +96,12 @@ class Passes:
         self._epoch = as_integer("epoch", epoch)
         if self.ended_epoch != self._epoch:
             self.ended_epoch = None
-        self.feed.least = max(self.feed.least, self._epoch * self.feed.order.n)
+        self.feed.earliest_pass = max(self.feed.earliest_pass, self._epoch * self.feed.order.n)
 
     def end_epoch(self, epoch: int | None) -> None:
         """The pass that was restored is over. In this epoch of the framework, if it is in one, nothing more is delivered."""
         n = self.feed.order.n
-        self.feed.least, self.ended_epoch = -(-self.feed.position // n) * n, epoch
+        self.feed.earliest_pass, self.ended_epoch = -(-self.feed.position // n) * n, epoch
 
     @property
     def sampler(self) -> Passes:
@@ -166,15 +166,15 @@ class Pass:
             if self._iteration is None:
                 self._is_ended = True
                 raise StopIteration
-        place = self._iteration.place
-        count = place.count
+        progress = self._iteration.progress
+        count = progress.count
         try:
             batch = next(self._iteration)
-            if (hand := self._passes.feed.hand) is not None and not self._passes.is_repeated:
-                hand.take()
+            if (last := self._passes.feed.lightning_batch) is not None and not self._passes.is_repeated:
+                last.take()
             return batch
         except BaseException:  # also of a signal's handler: the loop did not get the batch
-            place.count = count
+            progress.count = count
             self.close()
             raise
 

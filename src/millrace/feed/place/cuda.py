@@ -1,7 +1,7 @@
 """One GPU as a feed sees it: memory, two streams, and the events that order them.
 
-The core queues copies by the driver's functions, whose addresses it is given here. For what a transform made they are called
-from Python: through torch's own streams and events a batch took 270 us of the training loop on an H200.
+The core queues copies by the driver's functions; it gets their addresses from here. For batches of a transform Python
+calls them: with torch's own streams and events a batch took 270 us of the training loop on an H200.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CORE_CALLS = (
 )  # fmt: skip
 
 
-class CudaLanes:
+class Gpu:
     """Two streams of one GPU: the training loop's, and one for copies; events order them.
 
-    Everything but ``host_memory`` is called inside ``with lanes:``, which makes the GPU's context the thread's own: the
-    loop may run in a thread that has none, or on another GPU.
+    Call everything but ``host_memory`` inside ``with gpu:``. That enters the GPU's context: the loop may run in a
+    thread without one, or on another GPU.
     """
 
     def __init__(self, device: str) -> None:
@@ -46,18 +46,18 @@ class CudaLanes:
         self._torch_copies: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._copies = int(self._torch_copies.cuda_stream)
         self._context = self._driver.context(index)
-        self._guests: set[int] = set()  # threads that are inside and had another context, or none
-        self.table = (*self._driver.addresses(), self._context, self._copies)  # as the core wants them
+        self._guests: set[int] = set()  # threads inside that had another context, or none
+        self.table = (*self._driver.addresses(), self._context, self._copies)  # for the core
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self.current: Callable[[], int] = (  # the stream that the loop's thread queues to now
+        self.current: Callable[[], int] = (  # the stream that the loop's thread uses now
             partial(raw, index)
             if raw is not None
             else (lambda: int(torch.cuda.current_stream(self.device).cuda_stream))
         )
-        self.home = self.current()  # memory is allocated as if here, whichever thread asks for it
+        self.home = self.current()  # memory is allocated on this stream, in any thread
 
     def __enter__(self) -> None:
-        if self._driver.current() != self._context:  # in most loops it is; to ask is ten times as fast as to push
+        if self._driver.current() != self._context:  # mostly it is; asking is ten times as fast as pushing
             self._driver.push(self._context)
             self._guests.add(threading.get_ident())
 
@@ -67,7 +67,7 @@ class CudaLanes:
             self._driver.pop()
 
     def host_memory(self, num_bytes: int) -> Array:
-        """Memory of the host that the GPU reads by itself."""
+        """Pinned memory, which the GPU reads by itself."""
         import torch
 
         found: Array = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
@@ -86,14 +86,14 @@ class CudaLanes:
         memory.record_stream(torch.cuda.ExternalStream(stream, self.device))  # type: ignore[no-untyped-call]
 
     def mark_new(self, event: Any) -> None:
-        """The event comes after everything that was done with new memory before."""
+        """Puts the event after everything done with new memory before."""
         self._driver.record(event.handle, self.home)
 
     def event(self) -> Any:
         return DriverEvent(self._driver, self._context)
 
     def mark(self, event: Any) -> None:
-        """The event comes after everything the loop has queued."""
+        """Puts the event after everything the loop has queued."""
         self._driver.record(event.handle, self.current())
 
     def copy(self, source: int, target: int, num_bytes: int, after: Any, done: Any) -> None:
@@ -104,11 +104,11 @@ class CudaLanes:
         driver.record(done.handle, self._copies)
 
     def use(self, done: Any) -> None:
-        """What the loop queues from now on comes after the copy."""
+        """Makes the loop's stream wait for the copy."""
         self._driver.wait(self.current(), done.handle, 0)
 
     def follow(self, stream: int, other: int, event: Any) -> None:
-        """What one stream queues from now on comes after what another has queued."""
+        """Makes one stream wait for what another has queued."""
         self._driver.record(event.handle, other)
         self._driver.wait(stream, event.handle, 0)
 
@@ -125,7 +125,7 @@ class CudaLanes:
 
 
 class Driver:
-    """The few functions of the CUDA driver that order copies; they work in the context that is current."""
+    """The functions of the CUDA driver that order copies, in the current context."""
 
     NOT_READY = 600
 
@@ -153,7 +153,7 @@ class Driver:
         self._device = self._function("cuDeviceGet", ctypes.POINTER(ctypes.c_int), ctypes.c_int)
         self._query = library.cuEventQuery
         self._query.argtypes = [pointer]
-        self._popped = pointer()  # what it gives is what was pushed
+        self._popped = pointer()  # the result of pop, not used
 
     def _function(self, name: str, *types: Any) -> Callable[..., None]:
         function = getattr(self._library, name)
@@ -162,11 +162,11 @@ class Driver:
         return function  # type: ignore[no-any-return]
 
     def addresses(self) -> list[int]:
-        """Of the functions the core calls, in its order."""
+        """Addresses of the functions the core calls, in its order."""
         return [ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in CORE_CALLS]
 
     def context(self, index: int) -> int:
-        """The context torch uses on a GPU; torch keeps it as long as the process lives, so nobody gives it back."""
+        """The context that torch uses on a GPU. Torch keeps it until the process ends, so it is not released here."""
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._device(ctypes.byref(device), index)
         self._retain(ctypes.byref(context), device)
@@ -196,7 +196,7 @@ def _check(code: int, function: Any, arguments: Any) -> None:
 
 
 class DriverEvent:
-    """An event without a clock, of the context that is current; who waits for it sleeps."""
+    """An event without a clock, in the current context. Waiting for it is a sleep."""
 
     def __init__(self, driver: Driver, context: int) -> None:
         handle = ctypes.c_void_p()
