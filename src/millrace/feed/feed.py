@@ -102,17 +102,12 @@ class Feed:
 
     @property
     def rank(self) -> int:
-        return self._share[0]
+        """Of the last iterator, or the one that the next iterator will have."""
+        return rank_and_world(*self.rank_option)[0] if self.progress is None else self.progress.line.rank
 
     @property
     def world(self) -> int:
-        return self._share[1]
-
-    @property
-    def _share(self) -> tuple[int, int]:
-        """Rank and world of the last iterator, or those that the next one will have."""
-        line = None if self.progress is None else self.progress.line
-        return rank_and_world(*self.rank_option) if line is None else (line.rank, line.world)
+        return rank_and_world(*self.rank_option)[1] if self.progress is None else self.progress.line.world
 
     def line(self, start: int, stop: int | None, rank: int = 0, world: int = 1) -> Line:
         return Line(self.view, self.order, self.batch, rank, world, start, stop, last=self.last)
@@ -125,18 +120,12 @@ class Feed:
 
     def __len__(self) -> int:
         """Batches of the whole feed, wherever it stands; ``remaining`` counts those that are left."""
-        total = self.line(0, self.stop).num_batches
-        if total is None:
-            raise TypeError("an endless feed has no length; give epochs=, or use by_epoch()")
-        return total
+        return _finite(self.line(0, self.stop))
 
     @property
     def remaining(self) -> int:
         """Batches from where the feed stands to its end."""
-        total = replace(self._count_line, start=self.position).num_batches
-        if total is None:
-            raise TypeError("an endless feed has no end; give epochs=")
-        return total
+        return _finite(replace(self._count_line, start=self.position))
 
     @property
     def _count_line(self) -> Line:
@@ -181,9 +170,7 @@ class Feed:
 
     def check_idle(self, what: str) -> None:
         if self.live is not None:
-            raise ConfigError(
-                f"cannot {what} while an iterator of this feed is live; finish it, drop it, or call feed.close()"
-            )
+            raise ConfigError(f"cannot {what} while an iterator of this feed is live; finish it, or call feed.close()")
 
     def check_unfinished(self, start: int) -> None:
         """Refuses an iterator that would be empty, unless the feed was restored at its end."""
@@ -220,8 +207,7 @@ class Feed:
         """The state after this many batches since construction or restore, for frameworks that read ahead."""
         if as_integer("batches", batches) < 0:
             raise ConfigError(f"state_at({batches}); expected 0 or more batches")
-        position = self._count_line.end(batches)
-        return cursor.write(position, self.view, self.order, self.seed)
+        return cursor.write(self._count_line.end(batches), self.view, self.order, self.seed)
 
     def state_before(self, batch: Batch) -> dict[str, Any]:
         """The state of a loop that has this batch but has not used it yet, for loops that read ahead."""
@@ -252,11 +238,9 @@ class Feed:
         """
         epoch = self.position // self.order.n if epoch is None else as_integer("epoch", epoch)
         if epoch < 0 or (self.epochs is not None and epoch >= self.epochs):
-            raise ConfigError(
-                f"epoch={epoch}; this feed has epochs 0 to {'any' if self.epochs is None else self.epochs - 1}"
-            )
-        steps: Int64s = self._count_line.number_of(self.order.positions(samples, epoch))
-        return steps
+            last = "any" if self.epochs is None else self.epochs - 1
+            raise ConfigError(f"epoch={epoch}; this feed has epochs 0 to {last}")
+        return self._count_line.number_of(self.order.positions(samples, epoch))  # type: ignore[no-any-return]
 
     def report(self) -> Report | None:
         """Who waited for whom, for the live or else the last iterator; None before the first."""
@@ -289,9 +273,15 @@ class Feed:
         return _unpickle, (type(self), self.view, options, (self.position, earliest, self._in_passes))
 
     def __repr__(self) -> str:
-        rank, world = self.rank_option if self.progress is None else self._share
+        rank, world = self.rank_option if self.progress is None else (self.rank, self.world)
         share = "" if world is None else f" as rank {rank} of {world}"
         return f"<Feed of {self.view!r} in {self.order!r}: position {self.position:,}, batch {self.batch}{share}>"
+
+
+def _finite(line: Line) -> int:
+    if line.num_batches is None:
+        raise TypeError("an endless feed has no length; give epochs=, or use by_epoch()")
+    return line.num_batches
 
 
 def _unpickle(kind: type[Feed], view: View, options: dict[str, Any], where: tuple[int, int, bool]) -> Feed:

@@ -1,8 +1,4 @@
-"""Batch and Ragged as pytrees: leaves are the columns, and a batch that is rebuilt of them keeps its marks.
-
-``torch_pytrees`` is called where torch is in use, ``millrace.jax`` is for JAX. There a DataLoader learns too that batches are not
-to be stacked.
-"""
+"""Batch and Ragged as pytrees of torch and JAX: the leaves are the columns, and a rebuilt batch keeps its marks."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ from millrace.ragged import Ragged
 
 
 class Outline:
-    """What a batch is besides its leaves. Two compare equal if their columns have the same names, whatever the samples:
-    functions that are traced once for all batches need that."""
+    """A batch without its leaves. Outlines with the same column names are equal: a function is traced once for all."""
 
     def __init__(self, batch: Batch) -> None:
         self.names, self.marks = tuple(batch), dict(batch.__dict__)
@@ -32,7 +27,7 @@ class Outline:
         return f"Outline({', '.join(self.names)})"
 
     def batch(self, leaves: Sequence[Any], is_traced: Callable[[Any], bool]) -> Batch:
-        """The batch of these leaves; without marks where they stand for any batch, or have another number of rows."""
+        """The batch of these leaves; without marks if they stand for any batch, or have another number of rows."""
         traced = any(is_traced(part) for leaf in leaves for part in _parts(leaf))
         keeps = not traced and (not _has_arrays(leaves) or num_rows(leaves) == num_marked(self.marks))
         marks: dict[str, Any] = self.marks if keeps else dict.fromkeys(MARKS)
@@ -40,7 +35,7 @@ class Outline:
 
 
 def _has_arrays(leaves: Sequence[Any]) -> bool:
-    """False where leaves are something else: shapes, shardings, whatever a function makes of arrays."""
+    """False if leaves are something else: shapes, shardings, whatever a function makes of arrays."""
     return any(getattr(part, "ndim", None) is not None for leaf in leaves for part in _parts(leaf))
 
 
@@ -68,7 +63,7 @@ _is_known_to_torch = False
 
 
 def torch_pytrees() -> None:
-    """Makes batches and ragged columns known to torch, once."""
+    """Registers batches and ragged columns with torch, once; its DataLoader then refuses to stack batches."""
     global _is_known_to_torch
     if _is_known_to_torch:
         return

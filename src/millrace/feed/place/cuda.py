@@ -131,34 +131,31 @@ class Driver:
 
     def __init__(self) -> None:
         try:
-            library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+            self._library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         except OSError as error:
             raise ConfigError(
                 f'the CUDA driver cannot be loaded ({error}); reinstall it, or take device="cpu"'
             ) from error
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
-        found = ctypes.POINTER(pointer)
-        self._library = library
+        pointer, number = ctypes.c_void_p, ctypes.c_uint
+        result = ctypes.POINTER(pointer)
         self.wait = self._function("cuStreamWaitEvent", pointer, pointer, number)
         self.record = self._function("cuEventRecord", pointer, pointer)
         self.synchronize = self._function("cuEventSynchronize", pointer)
         self.finish = self._function("cuStreamSynchronize", pointer)
-        self.copy = self._function("cuMemcpyHtoDAsync_v2", pointer, pointer, size, pointer)
-        self.create = self._function("cuEventCreate", found, number)
+        self.copy = self._function("cuMemcpyHtoDAsync_v2", pointer, pointer, ctypes.c_size_t, pointer)
+        self.create = self._function("cuEventCreate", result, number)
         self.destroy = self._function("cuEventDestroy_v2", pointer)
         self.push = self._function("cuCtxPushCurrent_v2", pointer)
-        self._current = self._function("cuCtxGetCurrent", found)
-        self._pop = self._function("cuCtxPopCurrent_v2", found)
-        self._retain = self._function("cuDevicePrimaryCtxRetain", found, ctypes.c_int)
+        self._current = self._function("cuCtxGetCurrent", result)
+        self._pop = self._function("cuCtxPopCurrent_v2", result)
+        self._retain = self._function("cuDevicePrimaryCtxRetain", result, ctypes.c_int)
         self._device = self._function("cuDeviceGet", ctypes.POINTER(ctypes.c_int), ctypes.c_int)
-        self._query = library.cuEventQuery
+        self._query = self._library.cuEventQuery
         self._query.argtypes = [pointer]
-        self._popped = pointer()  # the result of pop, not used
 
     def _function(self, name: str, *types: Any) -> Callable[..., None]:
         function = getattr(self._library, name)
-        function.argtypes = types
-        function.errcheck = _check
+        function.argtypes, function.errcheck = types, _check
         return function  # type: ignore[no-any-return]
 
     def addresses(self) -> list[int]:
@@ -178,7 +175,7 @@ class Driver:
         return context.value or 0
 
     def pop(self) -> None:
-        self._pop(self._popped)
+        self._pop(ctypes.byref(ctypes.c_void_p()))
 
     def is_done(self, event: int) -> bool:
         code = int(self._query(event))
