@@ -191,7 +191,7 @@ class FeedState(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = known.get("attributes", {}).get("saved") if isinstance(known, dict) else None
         if saved is None:
             raise ConfigError(
-                f"the checkpoint of step {state.global_step} holds no state of a feed; resume one that FeedTrainer saved"
+                f"the checkpoint of step {state.global_step} holds no state of a feed; resume another one"
             )
         batch = train_dataloader.feed.batch
         is_counted = isinstance(train_dataloader.passes, Passes) or train_dataloader.feed.epochs is not None

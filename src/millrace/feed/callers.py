@@ -88,9 +88,7 @@ def check_passes(is_repeated: bool) -> Asker:
     """Refuses repeated passes in training, and other passes in evaluation; returns who asks."""
     asks = _asker()
     if asks.name == "lightning" and is_repeated:
-        raise ConfigError(
-            "by_epoch(repeat=True) is the first epoch again and again, for evaluation; train with feed.by_epoch()"
-        )
+        raise ConfigError("by_epoch(repeat=True) repeats the first epoch, to evaluate; train with feed.by_epoch()")
     if asks.name == "lightning evaluation" and not is_repeated:
         raise _not_for_evaluation("feed.by_epoch() goes on to the next epoch")
     _check_accelerate(asks)
@@ -137,6 +135,4 @@ def check_dataset(is_repeated: bool) -> None:
     asks = _asker()
     _check_accelerate(asks)
     if asks.name == "lightning" and not is_repeated:
-        raise _refused(
-            asks, "Lightning restores no DataLoader at the end of an epoch; give it feed.by_epoch() itself, without one"
-        )
+        raise _refused(asks, "Lightning may restore no DataLoader; give it feed.by_epoch() itself, without DataLoader")

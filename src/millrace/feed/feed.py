@@ -216,7 +216,7 @@ class Feed:
         if start is None:
             if progress is None or positions is None or len(positions) != progress.line.size:
                 raise ConfigError(
-                    "state_before() needs a whole batch of this feed; this one is a part of it, or lost its positions"
+                    "state_before() needs a whole batch of this feed; this is a part, or lost its positions"
                 )
             start = int(positions[0]) - progress.line.share[0]
         return cursor.write(start, self.view, self.order, self.seed)

@@ -83,9 +83,7 @@ class Iteration:
         count = None
         try:
             if takers.setdefault("next", mine) is not mine:  # the other thread goes on undisturbed
-                raise FeedError(
-                    "two threads take batches from one iterator at a time; give each thread a feed of its own"
-                )
+                raise FeedError("two threads take batches from one iterator at a time; give each thread its own feed")
             count = progress.count
             if self.is_closed or count == self.total:
                 raise StopIteration

@@ -46,9 +46,7 @@ def check_line(view: View, order: Order, batch: int) -> None:
 
 def check_options(feed: Feed, workers: int | None) -> None:
     if feed.epochs is not None and not 1 <= feed.epochs <= MAX_POSITION // feed.order.n:
-        raise ConfigError(
-            f"epochs={feed.epochs}; expected 1 or more within 2^63 - 1 positions, or None for an endless feed"
-        )
+        raise ConfigError(f"epochs={feed.epochs}; expected 1 or more, within 2^63 - 1 positions, or None for no end")
     if feed.device.split(":")[0] not in DEVICES:
         raise ConfigError(f"device={feed.device!r}; expected one of {', '.join(DEVICES)}")
     for name, value in (("depth", feed.depth), ("workers", 1 if workers is None else workers)):
@@ -76,7 +74,7 @@ def check_ranks(feed: Feed, rank: int, world: int) -> None:
     share(feed.batch, rank, world)
     if feed.last == "short" and world > 1:
         raise ConfigError(
-            f"last='short' with {world} ranks would leave some without a last batch; use 'pad' and batch.valid, or 'drop'"
+            f"last='short' with {world} ranks leaves some without a last batch; use 'pad' and batch.valid"
         )
 
 

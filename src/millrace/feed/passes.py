@@ -28,9 +28,7 @@ class Passes:
 
     def __init__(self, feed: Feed, *, repeat: bool = False) -> None:
         if feed.line(0, feed.order.n).num_batches == 0:
-            raise ConfigError(
-                f"{feed.order.n:,} samples are fewer than batch={feed.batch}, so none is left; lower batch"
-            )
+            raise ConfigError(f"{feed.order.n:,} samples are fewer than batch={feed.batch}; lower batch")
         self.feed, self.is_repeated = feed, repeat
         self._last_repeat: weakref.ref[Pass] | None = None  # the last pass, if they repeat
         self._epoch: int | None = None  # of the framework that calls set_epoch
@@ -157,7 +155,7 @@ class Pass:
     def __next__(self) -> Batch:
         if self._is_left and self._is_counted:
             raise ConfigError(
-                "another iter() of this loader ended the pass that Lightning reads; give the other reader its own feed"
+                "another iter() of this loader ended the pass that Lightning reads; use another feed there"
             )
         if self._iteration is None:
             self._iteration = None if self._is_ended else self._passes.begin()

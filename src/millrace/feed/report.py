@@ -40,9 +40,7 @@ class Report:
             f"the loop spent {self.get_s:.3g} s in next() ({share:.1%})",
         ]
         if self.behind_s:
-            lines.append(
-                f"and waited {self.behind_s:.3g} s for a GPU that was behind ({self.behind_s / self.seconds:.1%})"
-            )
+            lines.append(f"and waited {self.behind_s:.3g} s for a GPU that was behind")
         if self.fill_s is not None and self.fill_wait_s is not None:
             lines.append(
                 f"making batches took {self.fill_s:.3g} s; {self.workers} threads rested {self.fill_wait_s:.3g} s"

@@ -27,7 +27,7 @@ def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdigit() and int(size) > 1:
         raise ConfigError(
-            f"WORLD_SIZE={size} but torch.distributed is not initialised; call init_process_group first, or give rank= and world="
+            f"WORLD_SIZE={size}, but there is no process group; call init_process_group first, or give rank=, world="
         )
     return 0, 1
 

@@ -134,7 +134,7 @@ class Driver:
             self._library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         except OSError as error:
             raise ConfigError(
-                f'the CUDA driver cannot be loaded ({error}); reinstall it, or take device="cpu"'
+                f'the CUDA driver cannot be loaded ({error}); reinstall it, or use device="cpu"'
             ) from error
         pointer, number = ctypes.c_void_p, ctypes.c_uint
         result = ctypes.POINTER(pointer)
