@@ -21,7 +21,7 @@ from millrace.feed.batch import Batch
 from millrace.feed.callers import check_dataset
 from millrace.feed.feed import Feed
 from millrace.feed.passes import Passes
-from millrace.feed.pytrees import torch_pytrees
+from millrace.feed.place.host import tensor_converter
 from millrace.ragged import Ragged
 from millrace.view.view import View
 
@@ -62,14 +62,8 @@ def collate_items(items: Sequence[Item], *, collate_fn_map: Any = None) -> Batch
     whole = items[0].batch
     in_order = whole is not None and all(item.batch is whole and item.row == row for row, item in enumerate(items))
     if whole is not None and in_order and len(items) == len(next(iter(whole.values()))):
-        return Batch({name: _tensor(value) for name, value in whole.items()})
+        return _as_tensors(Batch(whole))
     return Batch({name: _stack([item[name] for item in items]) for name in items[0]})
-
-
-def _tensor(value: Any) -> Any:
-    if isinstance(value, Ragged):
-        return value.map(torch.from_numpy)
-    return torch.from_numpy(value) if value.dtype != object else value
 
 
 def _stack(values: list[Any]) -> Any:
@@ -84,6 +78,7 @@ def _stack(values: list[Any]) -> Any:
 
 # Torch documents this way to add a type: a plain DataLoader then needs no collate_fn.
 default_collate_fn_map[Item] = collate_items
+_as_tensors = tensor_converter()
 
 
 class IterableDataset(TorchIterableDataset[Batch]):
@@ -117,6 +112,3 @@ class IterableDataset(TorchIterableDataset[Batch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.feed.load_state_dict(state)
-
-
-torch_pytrees()

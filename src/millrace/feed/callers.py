@@ -21,6 +21,22 @@ STACKED = (
     "the DataLoader would stack whole batches of the feed into larger ones; give it batch_size=None. "
     "With the Trainer of transformers use millrace.transformers.FeedTrainer"
 )
+DISPATCHED = (
+    "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; loop over "
+    "millrace.accelerate.Loader(feed.by_epoch()). With the Trainer of transformers use millrace.transformers.FeedTrainer"
+)
+NOT_RESTORED = "an iterator cannot be restored by Lightning; give it feed.by_epoch() itself, without iter()"
+AGAIN = "Lightning iterates over a validation loader again and again; give it feed.by_epoch(repeat=True)"
+# (who asks, for what) -> why not
+REFUSALS = {
+    ("lightning", "feed"): "Lightning reads ahead if a loader has no length; give it feed.by_epoch()",
+    ("lightning", "dataset"): "Lightning may restore no DataLoader; give it feed.by_epoch() itself, without DataLoader",
+    ("lightning", "repeat"): "by_epoch(repeat=True) repeats the first epoch, to evaluate; train with feed.by_epoch()",
+    ("lightning", "iterator"): NOT_RESTORED,
+    ("lightning evaluation", "iterator"): NOT_RESTORED,
+    ("lightning evaluation", "feed"): AGAIN,
+    ("lightning evaluation", "passes"): AGAIN,
+} | {("accelerate", loader): DISPATCHED for loader in ("feed", "passes", "repeat", "dataset", "repeated dataset")}
 PASSED_ON = ("millrace", *LOADERS)  # they iterate for their caller
 
 
@@ -36,9 +52,9 @@ def _is_in(module: str, packages: tuple[str, ...]) -> bool:
 
 
 class Asker(NamedTuple):
-    """Who asks for an iterator."""
+    """Who asks for an iterator; ``name`` is empty for anybody without a key in ``REFUSALS``."""
 
-    name: str | None = None  # lightning, lightning evaluation, accelerate; None: anybody else
+    name: str = ""
     fit: Any = None  # Lightning's fit loop, if it asks
     is_setup: bool = False  # before its first epoch
 
@@ -65,56 +81,15 @@ def _asker() -> Asker:
     return Asker("lightning")
 
 
-def check_feed() -> None:
-    """Refuses a feed itself in Lightning, which reads ahead of an endless feed and iterates again over a finite one."""
+def check_caller(loader: str) -> Asker:
+    """Refuses a loader that whoever asks cannot read exactly: feed, passes, repeat, dataset or iterator."""
     asks = _asker()
-    if asks.name == "lightning":
-        raise _refused(
-            asks,
-            "Lightning reads ahead if a loader has no length, and saves what it read; give it feed.by_epoch()",
-        )
-    if asks.name == "lightning evaluation":
-        raise _not_for_evaluation("a feed goes on")
-    _check_accelerate(asks)
-
-
-def check_iterator() -> None:
-    """Refuses an iterator as Lightning's loader: it has neither a state nor a second pass."""
-    if (_asker().name or "").startswith("lightning"):
-        raise ConfigError("an iterator cannot be restored by Lightning; give it feed.by_epoch() itself, without iter()")
-
-
-def check_passes(is_repeated: bool) -> Asker:
-    """Refuses repeated passes in training, and other passes in evaluation; returns who asks."""
-    asks = _asker()
-    if asks.name == "lightning" and is_repeated:
-        raise ConfigError("by_epoch(repeat=True) repeats the first epoch, to evaluate; train with feed.by_epoch()")
-    if asks.name == "lightning evaluation" and not is_repeated:
-        raise _not_for_evaluation("feed.by_epoch() goes on to the next epoch")
-    _check_accelerate(asks)
-    return asks
-
-
-def _check_accelerate(asks: Asker) -> None:
-    if asks.name == "accelerate":
-        raise ConfigError(
-            "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; loop over "
-            "millrace.accelerate.Loader(feed.by_epoch()). With the Trainer of transformers use "
-            "millrace.transformers.FeedTrainer"
-        )
-
-
-def _refused(asks: Asker, message: str) -> ConfigError:
+    message = REFUSALS.get((asks.name, loader))
+    if message is None:
+        return asks
     if asks.fit is not None:
         asks.fit._data_fetcher = None  # Lightning would ask it for a length, fail, and hide this error
-    return ConfigError(message)
-
-
-def _not_for_evaluation(why: str) -> ConfigError:
-    return ConfigError(
-        f"Lightning iterates over a validation loader again and again, and {why}; give it feed.by_epoch(repeat=True): "
-        "every pass is the whole first epoch"
-    )
+    raise ConfigError(message)
 
 
 def check_restore(batch: int, is_within: bool, state: Mapping[str, Any]) -> None:
@@ -132,7 +107,4 @@ def check_dataset(is_repeated: bool) -> None:
     readers = (frame.f_locals.get("self") for module, frame in _frames() if module.startswith("torch.utils.data"))
     if any(getattr(reader, "auto_collation", False) is True for reader in readers):
         raise ConfigError(STACKED)
-    asks = _asker()
-    _check_accelerate(asks)
-    if asks.name == "lightning" and not is_repeated:
-        raise _refused(asks, "Lightning may restore no DataLoader; give it feed.by_epoch() itself, without DataLoader")
+    check_caller("repeated dataset" if is_repeated else "dataset")

@@ -14,7 +14,7 @@ from typing import Any
 from millrace.errors import ConfigError
 from millrace.feed import cursor, journal
 from millrace.feed.batch import Batch, last_span
-from millrace.feed.callers import check_feed
+from millrace.feed.callers import check_caller
 from millrace.feed.explain import Explanation, explain_batch
 from millrace.feed.iteration import Iteration, Progress
 from millrace.feed.lightning import LastBatch
@@ -141,7 +141,7 @@ class Feed:
     def __iter__(self) -> Iteration:
         self.check_idle("iterate")
         self.check_unfinished(self.position)
-        check_feed()
+        check_caller("feed")
         self.count_passes(False)
         self.lightning_batch = None
         iteration = self.iterate(self.line_here(self.position, self.stop))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from millrace.errors import FeedError
 from millrace.feed.batch import Batch, part_of, renamed
-from millrace.feed.callers import check_iterator
+from millrace.feed.callers import check_caller
 from millrace.feed.compose import Composer
 from millrace.feed.line import Line
 from millrace.feed.report import Report
@@ -67,7 +67,7 @@ class Iteration:
         self._place = self._stages.place
 
     def __iter__(self) -> Iteration:
-        check_iterator()
+        check_caller("iterator")
         return self
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
-from millrace.feed.callers import check_iterator, check_passes, check_restore
+from millrace.feed.callers import check_caller, check_restore
 from millrace.feed.iteration import Iteration
 from millrace.feed.lightning import join
 from millrace.feed.line import Line
@@ -38,7 +38,7 @@ class Passes:
         return self.feed.line(0, self.feed.order.n).num_batches or 0
 
     def __iter__(self) -> Pass:
-        _, fit, is_setup = check_passes(self.is_repeated)
+        _, fit, is_setup = check_caller("repeat" if self.is_repeated else "passes")
         new = Pass(self, is_counted=fit is not None)
         if self.is_repeated:
             before = None if self._last_repeat is None else self._last_repeat()
@@ -149,7 +149,7 @@ class Pass:
         self._is_left = False
 
     def __iter__(self) -> Pass:
-        check_iterator()
+        check_caller("iterator")
         return self
 
     def __next__(self) -> Batch:

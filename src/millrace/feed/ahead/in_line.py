@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Generic, TypeVar
+from typing import Any
 
 from millrace.feed.stages import Counters, Make
 
-T = TypeVar("T")
 
-
-class InLine(Generic[T]):
+class InLine:
     """Batches that the loop makes itself."""
 
-    def __init__(self, make: Make[T], *, count: int | None) -> None:
+    def __init__(self, make: Make[Any], *, count: int | None) -> None:
         self._make, self._count, self._taken = make.make, math.inf if count is None else count, 0
 
-    def take(self, batch: int, wait: bool = True) -> T | None:
+    def take(self, batch: int, wait: bool = True) -> Any:
         if not wait or batch >= self._count:
             return None
         self._taken += 1

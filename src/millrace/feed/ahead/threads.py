@@ -17,19 +17,18 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from millrace.feed.stages import Counters, Make
 
-T = TypeVar("T")
 Outcome: TypeAlias = tuple[Any, BaseException | None, float, float]  # batch, error, seconds to make it, rest before it
 JOIN_S = 2.0  # for all threads together: a transform that never returns must not keep the program alive
 
 
-class Threads(Generic[T]):
+class Threads:
     """Batches made in ``workers`` threads, at most ``depth`` ahead of the consumer."""
 
-    def __init__(self, make: Make[T], *, workers: int, depth: int, count: int | None) -> None:
+    def __init__(self, make: Make[Any], *, workers: int, depth: int, count: int | None) -> None:
         self._workers, self._depth = workers, depth
         self._count = math.inf if count is None else count
         self._taken = self._num_ready = 0
@@ -56,7 +55,7 @@ class Threads(Generic[T]):
         elif batch == self._count:
             self._shared.end(self._workers)
 
-    def take(self, batch: int, wait: bool = True) -> T | None:
+    def take(self, batch: int, wait: bool = True) -> Any:
         shared = self._shared
         while (outcome := shared.arrivals.pop(batch, None)) is None:
             if shared.is_closed or batch >= self._count:
@@ -74,7 +73,7 @@ class Threads(Generic[T]):
         self._num_ready += 1 + len(shared.arrivals) + shared.results.qsize()
         if error is not None:
             raise error
-        return result  # type: ignore[no-any-return]
+        return result
 
     def report(self) -> Counters:
         """Counts what the loop has taken: batches that lie ready are not in it yet."""
