@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.feed.ahead.core_ring import CoreRing, SlotMemory
 from millrace.feed.ahead.in_line import InLine
 from millrace.feed.ahead.threads import Threads
-from millrace.feed.make.planned import Planned
+from millrace.feed.make.plan import PlanMake
 from millrace.feed.make.program import Program
 from millrace.feed.make.slots import new_memory
 from millrace.native import core
@@ -43,7 +43,7 @@ class Gate:
 
 def gated(line, gate):
     """Batches planned in Python, by any number of threads."""
-    make = Planned(line, slots=8, in_threads=True)
+    make = PlanMake(line, slots=8, in_threads=True)
     make.make = gate.through(make.make)
     return make
 
@@ -179,7 +179,7 @@ def test_close_ends_a_take_that_waits(start):
         check(got[0], 0, line)
 
 
-class Failing(Planned):
+class Failing(PlanMake):
     """Batch 2 fails as in a transform, with its position."""
 
     def make(self, batch):
@@ -204,7 +204,7 @@ def damaged_line(folder):
 @pytest.mark.parametrize("ahead", AHEADS)
 def test_an_error_comes_in_its_turn_as_it_was_raised(ahead, workers, tmp_path, monkeypatch):
     """The core makes batches by a program of its own, so there the data is damaged."""
-    monkeypatch.setattr(f"{__name__}.Planned", Failing)
+    monkeypatch.setattr(f"{__name__}.PlanMake", Failing)
     is_core = ahead.startswith("ring")
     stage = AHEADS[ahead](damaged_line(tmp_path) if is_core else line_of(), Gate(), 4, workers)
     for number in range(2):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.feed.ahead.core_ring import CoreRing
 from millrace.feed.make import program as programs
-from millrace.feed.make.planned import Planned
+from millrace.feed.make.plan import PlanMake
 from millrace.feed.make.program import Program
 
 pytestmark = pytest.mark.needs_core
@@ -70,7 +70,7 @@ def fetching(view, batch, *, workers=1, which=lambda shard: True):
     program.core.fetch(True)
     ring = CoreRing(program, count=None, depth=3, workers=workers)
     with mock.patch("millrace.gather.core_gather.core", None):
-        twin = Planned(line, slots=2)
+        twin = PlanMake(line, slots=2)
         yield ring, twin
     ring.close()
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.feed import compose as native
 from millrace.feed.ahead.core_ring import CoreRing
-from millrace.feed.make.planned import Planned
-from millrace.feed.make.program import Program, Programmed
+from millrace.feed.make.plan import PlanMake
+from millrace.feed.make.program import Program, ProgramMake
 from millrace.native import core
 from millrace.store.columns import ColumnArray
 from millrace.store.memory import array_store
@@ -122,7 +122,7 @@ def test_programs_give_the_batches_of_the_twin(data):
     assert program is not None
     count = line.num_batches
     numbers = data.draw(st.lists(st.integers(0, 6 if count is None else count - 1), min_size=1, max_size=4))
-    by_core, by_numpy = Programmed(program, slots=2), Planned(line, slots=2)
+    by_core, by_numpy = ProgramMake(program, slots=2), PlanMake(line, slots=2)
     with mock.patch("millrace.gather.core_gather.core", None):
         for number in numbers:
             equal(by_core.make(number), by_numpy.make(number))
@@ -319,7 +319,7 @@ def test_the_line_ends_at_the_same_batch_on_every_way(left):
     line = small_feed().line((1 << 63) - 1 - left, None)
     program = Program.of(line)
     ring = CoreRing(program, count=None, depth=2, workers=1)
-    by_core, by_numpy = Programmed(program, slots=2), Planned(line, slots=2)
+    by_core, by_numpy = ProgramMake(program, slots=2), PlanMake(line, slots=2)
     for number in range(left // 8):
         equal(by_core.make(number), by_numpy.make(number))
         equal(ring.take(number), by_numpy.make(number))

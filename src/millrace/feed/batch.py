@@ -132,18 +132,18 @@ class Batch(dict[str, Any]):
         return self._with(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return marked, (dict(self), dict(self.__dict__))
+        return with_marks, (dict(self), dict(self.__dict__))
 
     def _with(self, values: Mapping[str, Any]) -> Batch:
         """Other columns for the same samples."""
-        return marked(values, self.__dict__)
+        return with_marks(values, self.__dict__)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {_describe(value)}" for name, value in dict.items(self))
         return f"<Batch of {self.num_samples}: {fields}>"
 
 
-def marked(values: Mapping[str, Any], marks: Mapping[str, Any]) -> Batch:
+def with_marks(values: Mapping[str, Any], marks: Mapping[str, Any]) -> Batch:
     """A batch of these columns with all marks of another, as its ``__dict__`` holds them."""
     made = Batch.__new__(Batch)
     made.update(values)
@@ -162,10 +162,10 @@ def last_span(batch: Batch) -> tuple[int, int] | None:
     return batch.__dict__.get("_span")
 
 
-def renamed(batch: Batch, rename: Mapping[str, str]) -> Batch:
+def rename_columns(batch: Batch, rename: Mapping[str, str]) -> Batch:
     """The same batch with other names for some of its columns."""
     check_rename(rename, list(batch))
-    return marked({rename.get(name, name): value for name, value in dict.items(batch)}, batch.__dict__)
+    return with_marks({rename.get(name, name): value for name, value in dict.items(batch)}, batch.__dict__)
 
 
 def num_marked(marks: dict[str, Any]) -> int | None:

@@ -9,13 +9,13 @@ from millrace.feed.ahead.in_line import InLine
 from millrace.feed.ahead.threads import Threads
 from millrace.feed.batch import Batch
 from millrace.feed.line import Line
-from millrace.feed.make.planned import Planned
-from millrace.feed.make.program import Program, Programmed
-from millrace.feed.make.transformed import Transformed
+from millrace.feed.make.plan import PlanMake
+from millrace.feed.make.program import Program, ProgramMake
+from millrace.feed.make.transform import TransformMake
 from millrace.feed.place.cuda import Gpu
 from millrace.feed.place.device import DeviceSlots, group_size
 from millrace.feed.place.host import Host, tensor_converter
-from millrace.feed.place.parcels import Packer, Parcels
+from millrace.feed.place.parcels import ParcelMake, Parcels
 from millrace.feed.stages import Ahead, Fallback, Make, Stages
 
 if TYPE_CHECKING:
@@ -44,19 +44,19 @@ class Composer:
         is_alone = gpu is None or in_threads or "groups" in self._left_out
         program = None if "core" in self._left_out else Program.of(line, 1 if is_alone else group_size(line, depth))
         make: Make[Batch] = (
-            Planned(line, slots=depth + 2, in_threads=in_threads)
+            PlanMake(line, slots=depth + 2, in_threads=in_threads)
             if program is None
-            else Programmed(program, slots=depth + 2)
+            else ProgramMake(program, slots=depth + 2)
         )
         if feed.transform is not None:
-            make = Transformed(make, feed.transform, line, feed.seed)
+            make = TransformMake(make, feed.transform, line, feed.seed)
         elif program is not None:
             return self._in_core(program, make, count)
         final: Make[Any] = make
         if gpu is not None:
             assert self._convert is not None
             # Parcels that are ready or being made, on their way, and one in hand.
-            final = Packer(make, self._convert, gpu, slots=2 * depth + 1)
+            final = ParcelMake(make, self._convert, gpu, slots=2 * depth + 1)
         ahead: Ahead[Any] = (
             Threads(final, workers=min(feed.workers, depth), depth=depth, count=count)
             if in_threads

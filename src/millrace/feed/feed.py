@@ -19,7 +19,7 @@ from millrace.feed.explain import Explanation, explain_batch
 from millrace.feed.iteration import Iteration, Progress
 from millrace.feed.lightning import LastBatch
 from millrace.feed.line import Line
-from millrace.feed.make.transformed import Transform
+from millrace.feed.make.transform import Transform
 from millrace.feed.options import check_line, check_options, check_ranks, check_view, warn_large_batch
 from millrace.feed.passes import Pass, Passes, not_by_number
 from millrace.feed.report import Report

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from millrace.errors import FeedError
-from millrace.feed.batch import Batch, part_of, renamed
+from millrace.feed.batch import Batch, part_of, rename_columns
 from millrace.feed.callers import check_caller
 from millrace.feed.compose import Composer
 from millrace.feed.line import Line
@@ -94,7 +94,7 @@ class Iteration:
             else:
                 batch = self._take()
             if self._rename is not None:
-                batch = renamed(batch, self._rename)
+                batch = rename_columns(batch, self._rename)
             progress.count = count + 1
             self._next_s += perf_counter() - began
             if count + 1 == self.total:

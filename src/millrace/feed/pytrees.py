@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.errors import ConfigError
-from millrace.feed.batch import MARKS, Batch, marked, num_marked, num_rows
+from millrace.feed.batch import MARKS, Batch, num_marked, num_rows, with_marks
 from millrace.feed.callers import STACKED
 from millrace.ragged import Ragged
 
@@ -31,7 +31,7 @@ class Outline:
         traced = any(is_traced(part) for leaf in leaves for part in _parts(leaf))
         keeps = not traced and (not _has_arrays(leaves) or num_rows(leaves) == num_marked(self.marks))
         marks: dict[str, Any] = self.marks if keeps else dict.fromkeys(MARKS)
-        return marked(dict(zip(self.names, leaves, strict=True)), marks)
+        return with_marks(dict(zip(self.names, leaves, strict=True)), marks)
 
 
 def _has_arrays(leaves: Sequence[Any]) -> bool:

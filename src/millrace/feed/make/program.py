@@ -1,7 +1,7 @@
 """A line of batches as a program of the C core: order, view and columns as plain steps.
 
 ``Program.of`` is None if only Python knows the view or the order, or if only numpy can gather the fields. Then Python
-plans the batches (``planned.py``).
+plans the batches (``plan.py``).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Program:
         return cls(line, order, plan, natives, group)
 
 
-class Programmed:
+class ProgramMake:
     """Makes any batch by a program, into a slot of its own."""
 
     def __init__(self, program: Program, *, slots: int) -> None:

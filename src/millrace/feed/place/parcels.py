@@ -49,7 +49,7 @@ class Parcel:
     device: Any
 
     def unpack(self, memory: Any) -> dict[str, Any]:
-        """The columns, in the memory of the device that the parcel was copied to."""
+        """The columns, in the memory of the device that the parcel was copy_done to."""
 
         def there(value: Any) -> Any:
             if isinstance(value, Extent):
@@ -59,7 +59,7 @@ class Parcel:
         return {name: v.map(there) if isinstance(v, Ragged) else there(v) for name, v in self.columns.items()}
 
 
-class Packer:
+class ParcelMake:
     """Makes parcels from the batches of another ``Make``, in pinned memory that is used again."""
 
     def __init__(self, source: Make[Batch], convert: Convert, gpu: Any, *, slots: int) -> None:
@@ -98,7 +98,7 @@ class Packer:
 
 
 class Parcels:
-    """Batches on a device, copied as parcels ahead of the loop; at most ``depth`` copies at a time."""
+    """Batches on a device, copy_done as parcels ahead of the loop; at most ``depth`` copies at a time."""
 
     def __init__(self, ahead: Ahead[Parcel], gpu: Any, *, depth: int) -> None:
         self._ahead, self._gpu, self._depth = ahead, gpu, depth
@@ -111,22 +111,22 @@ class Parcels:
         # An event per copy. It is used again when the copy is done and the loop's stream waits for it.
         with gpu:
             self._events = deque(gpu.event() for _ in range(depth + AHEAD))
-        self._flying: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
-        self._landing: deque[tuple[Any, Array | None]] = deque()  # host memory in use until its copy is done
+        self._flights: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
+        self._landings: deque[tuple[Any, Array | None]] = deque()  # host memory in use until its copy is done
 
     def take(self, batch: int) -> Batch:
-        gpu, flying = self._gpu, self._flying
+        gpu, flights = self._gpu, self._flights
         with gpu:
             self._release()
-            while len(flying) < AHEAD and self._launch(batch + len(flying), wait=not flying):
+            while len(flights) < AHEAD and self._launch(batch + len(flights), wait=not flights):
                 pass
-            if not flying:
+            if not flights:
                 raise closed_error()
-            flight = flying.popleft()
+            flight = flights.popleft()
             if isinstance(flight, Exception):
                 raise flight
-            target, copied, parcel = flight
-            gpu.use(copied)
+            target, copy_done, parcel = flight
+            gpu.use(copy_done)
             self._held.append(target)
             target.use_on(gpu, gpu.current())
             marks = parcel.marks
@@ -144,21 +144,21 @@ class Parcels:
 
     def _launch(self, batch: int, *, wait: bool) -> bool:
         """Queues the copy of the next batch, if there is one; an error waits for its turn."""
-        if len(self._landing) >= self._depth and not self._land(wait):
+        if len(self._landings) >= self._depth and not self._land(wait):
             return False
         try:
             parcel = self._ahead.take(batch, wait)
             if parcel is None:
                 return False
-            target, copied = self._memory_for(parcel.num_bytes), self._events[0]
-            self._gpu.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copied)
+            target, copy_done = self._memory_for(parcel.num_bytes), self._events[0]
+            self._gpu.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copy_done)
         except Exception as error:  # noqa: BLE001 - it is raised when this batch is asked for
-            self._flying.append(error)
+            self._flights.append(error)
             return True
         self._events.rotate(-1)
-        self._landing.append((copied, parcel.memory))
+        self._landings.append((copy_done, parcel.memory))
         parcel.memory = None
-        self._flying.append((target, copied, parcel))
+        self._flights.append((target, copy_done, parcel))
         return True
 
     def _land(self, wait: bool) -> bool:
@@ -166,17 +166,17 @@ class Parcels:
 
         Called only when memory is needed: asking whether a copy is done costs as much as queueing one.
         """
-        gpu, landing = self._gpu, self._landing
-        if gpu.is_done(landing[-1][0]):  # then all are: copies run in order
-            landing.clear()
+        gpu, landings = self._gpu, self._landings
+        if gpu.is_done(landings[-1][0]):  # then all are: copies run in order
+            landings.clear()
             return True
-        if not gpu.is_done(landing[0][0]):
+        if not gpu.is_done(landings[0][0]):
             if not wait:
                 return False
             began = time.perf_counter()
-            gpu.finish(landing[0][0])
+            gpu.finish(landings[0][0])
             self._behind_s += time.perf_counter() - began
-        landing.popleft()
+        landings.popleft()
         return True
 
     def _memory_for(self, num_bytes: int) -> DeviceMemory:
@@ -193,8 +193,8 @@ class Parcels:
 
     def close(self) -> None:
         self._ahead.close()
-        if self._landing:
+        if self._landings:
             with contextlib.suppress(FeedError), self._gpu:  # a GPU that failed copies no more
-                self._gpu.finish(self._landing[-1][0])
-        self._landing.clear()
-        self._flying.clear()
+                self._gpu.finish(self._landings[-1][0])
+        self._landings.clear()
+        self._flights.clear()

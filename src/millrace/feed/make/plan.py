@@ -10,7 +10,7 @@ from millrace.feed.make.slots import Slots
 from millrace.feed.stages import Counters
 
 
-class Planned:
+class PlanMake:
     """Makes any batch of a line by a plan; ``in_threads`` says that several threads may ask for batches."""
 
     def __init__(self, line: Line, *, slots: int, in_threads: bool = False) -> None:

@@ -14,7 +14,7 @@ from millrace.feed.stages import Counters, Make
 Transform: TypeAlias = Callable[[Batch, Any], Mapping[str, Any]]
 
 
-class Transformed:
+class TransformMake:
     """Runs the transform on the batches of another ``Make``, with random numbers that follow the position."""
 
     def __init__(self, source: Make[Batch], transform: Transform, line: Line, seed: int) -> None:
