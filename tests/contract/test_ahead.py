@@ -120,6 +120,14 @@ def test_an_endless_line_has_no_end(start):
         check(stage.take(number), number, line)
 
 
+def test_workers_end_by_themselves_after_the_last_batch(start):
+    stage = start(line_of(10), workers=3)
+    assert all(stage.take(number) is not None for number in range(10))
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("millrace-")]:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
 def test_no_more_than_depth_batches_are_made_ahead(start):
     gate = Gate()
     stage = start(line_of(), gate, depth=4, workers=3)
