@@ -21,11 +21,11 @@ class Marks(NamedTuple):
     first: int = 0  # the first of them
 
     def arrays(self) -> list[Array]:
-        found, begin = [], 0
+        arrays, begin = [], 0
         for dtype in MARKS.values():
-            found.append(np.frombuffer(self.memory, dtype, self.size, begin + self.first * dtype.itemsize).copy())
+            arrays.append(np.frombuffer(self.memory, dtype, self.size, begin + self.first * dtype.itemsize).copy())
             begin += aligned(self.total * dtype.itemsize)
-        return found
+        return arrays
 
 
 class Name(str):
@@ -112,11 +112,11 @@ class Batch(dict[str, Any]):
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """The same batch with its columns as tensors on a device; text and the marks stay on the host."""
-        return self._with({name: moved(value, device, non_blocking) for name, value in dict.items(self)})
+        return with_marks({name: moved(v, device, non_blocking) for name, v in dict.items(self)}, self.__dict__)
 
     def pin_memory(self) -> Batch:
         """The same batch with its columns as tensors in pinned memory."""
-        return self._with({name: pinned(value) for name, value in dict.items(self)})
+        return with_marks({name: pinned(value) for name, value in dict.items(self)}, self.__dict__)
 
     def micro(self, count: int) -> list[Batch]:
         """``count`` contiguous slices, as views, for gradient accumulation."""
@@ -129,14 +129,10 @@ class Batch(dict[str, Any]):
         return [part_of(self, slice(first, last)) for first, last in pairwise(ends)]
 
     def __copy__(self) -> Batch:
-        return self._with(self)
+        return with_marks(self, self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return with_marks, (dict(self), dict(self.__dict__))
-
-    def _with(self, values: Mapping[str, Any]) -> Batch:
-        """Other columns for the same samples."""
-        return with_marks(values, self.__dict__)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {_describe(value)}" for name, value in dict.items(self))
@@ -145,10 +141,10 @@ class Batch(dict[str, Any]):
 
 def with_marks(values: Mapping[str, Any], marks: Mapping[str, Any]) -> Batch:
     """A batch of these columns with all marks of another, as its ``__dict__`` holds them."""
-    made = Batch.__new__(Batch)
-    made.update(values)
-    made.__dict__.update(marks)
-    return made
+    batch = Batch.__new__(Batch)
+    batch.update(values)
+    batch.__dict__.update(marks)
+    return batch
 
 
 def part_of(batch: Batch, rows: slice) -> Batch:

@@ -30,31 +30,27 @@ def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
         return
     folder = Path(run)
     with platform.writing(folder / NAME):
-        _note(folder, feed, line)
-
-
-def _note(folder: Path, feed: Feed, begun: Line) -> None:
-    platform.make_dir(folder)
-    line: dict[str, Any] = {
-        "step": _steps_before(folder, feed.position) + 1,  # a pass that the loop left took fewer steps
-        "position": begun.start,
-        "batch": feed.batch,
-        "stop": begun.stop,
-        "seed": feed.seed,
-        "stores": {store.fingerprint: store.path for store in feed.view.stores},
-        "view": feed.view.spec(),
-        "order": feed.order.spec(),
-    }
-    for key, ids in view_arrays(feed.view).items():
-        if not (folder / f"ids-{key}.npy").exists():
-            np.save(folder / f"ids-{key}.tmp.npy", ids)
-            platform.rename(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
-    if feed.last == "drop":
-        line["last"] = feed.last
-    with open(folder / NAME, "a+b", buffering=0) as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)  # a kill may have left a part of a line
-        platform.write(file.fileno(), json.dumps(line, allow_nan=False).encode() + b"\n", folder / NAME)
+        platform.make_dir(folder)
+        entry: dict[str, Any] = {
+            "step": _steps_before(folder, feed.position) + 1,  # a pass that the loop left took fewer steps
+            "position": line.start,
+            "batch": feed.batch,
+            "stop": line.stop,
+            "seed": feed.seed,
+            "stores": {store.fingerprint: store.path for store in feed.view.stores},
+            "view": feed.view.spec(),
+            "order": feed.order.spec(),
+        }
+        for key, ids in view_arrays(feed.view).items():
+            if not (folder / f"ids-{key}.npy").exists():
+                np.save(folder / f"ids-{key}.tmp.npy", ids)
+                platform.rename(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
+        if feed.last == "drop":
+            entry["last"] = feed.last
+        with open(folder / NAME, "a+b", buffering=0) as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # a kill may have left a part of a line
+            platform.write(file.fileno(), json.dumps(entry, allow_nan=False).encode() + b"\n", folder / NAME)
 
 
 def arrays(run: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Python threads that make batches ahead of the training loop, in exact order: for transforms.
 
-Every batch is a pure function of its number, so any thread may make any batch. Threads hold no reference to the
-iterator that started them, so they end when it is dropped. Numbers and batches go through queues: a signal at any
-moment leaves a queue whole, but not a condition and its lock.
+Threads hold no reference to the iterator that started them, so they end when it is dropped. Numbers and batches go
+through queues: a signal at any moment leaves a queue whole, but not a condition and its lock.
 """
 
 from __future__ import annotations

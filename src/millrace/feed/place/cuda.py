@@ -44,16 +44,12 @@ class Gpu:
             raise ConfigError(f"device={device!r}, but torch finds {count} GPUs, numbered from 0")
         self.device, self._driver = torch.device("cuda", index), Driver()
         self._torch_copies: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._copies = int(self._torch_copies.cuda_stream)
+        self._torch, self._copies = torch, int(self._torch_copies.cuda_stream)
         self._context = self._driver.context(index)
         self._guests: set[int] = set()  # threads inside that had another context, or none
         self.table = (*self._driver.addresses(), self._context, self._copies)  # for the core
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self.current: Callable[[], int] = (  # the stream that the loop's thread uses now
-            partial(raw, index)
-            if raw is not None
-            else (lambda: int(torch.cuda.current_stream(self.device).cuda_stream))
-        )
+        # The stream that the loop's thread uses now.
+        self.current: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, index)
         self.home = self.current()  # memory is allocated on this stream, in any thread
 
     def __enter__(self) -> None:
@@ -68,22 +64,17 @@ class Gpu:
 
     def host_memory(self, num_bytes: int) -> Array:
         """Pinned memory, which the GPU reads by itself."""
-        import torch
-
-        found: Array = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
-        return found
+        return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True).numpy()
 
     def new_memory(self, num_bytes: int) -> Any:
-        import torch
-
-        home = torch.cuda.ExternalStream(self.home, self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(home):
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        with self._torch.cuda.stream(self._external(self.home)):
+            return self._torch.empty(num_bytes, dtype=self._torch.uint8, device=self.device)
 
     def record_use(self, memory: Any, stream: int) -> None:
-        import torch
+        memory.record_stream(self._external(stream))
 
-        memory.record_stream(torch.cuda.ExternalStream(stream, self.device))  # type: ignore[no-untyped-call]
+    def _external(self, stream: int) -> Any:
+        return self._torch.cuda.ExternalStream(stream, self.device)  # type: ignore[no-untyped-call]
 
     def mark_new(self, event: Any) -> None:
         """Puts the event after everything done with new memory before."""

@@ -1,10 +1,8 @@
 """Batches on a GPU, straight from the core's ring: a slot has pinned host memory and device memory.
 
-The core's threads make batches ahead of the loop and queue their copies on a stream of the feed. Every call to the
-driver costs the thread that queues kernels, whichever thread makes the call. So small batches share a slot, and the
-loop's thread makes two calls per slot and allocates nothing once the slots are there. If all slots are on their way,
-the GPU is far behind, and the loop waits for it. A column is a view of device memory. That memory is used again when no
-tensor shares its storage and the work queued until then is done.
+The core's threads make batches and queue their copies. Every call to the driver costs the thread that queues kernels,
+so small batches share a slot, and the loop's thread makes two calls per slot. A column is a view of device memory. That
+memory is used again when no tensor shares its storage and the work queued until then is done.
 """
 
 from __future__ import annotations
