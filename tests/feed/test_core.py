@@ -56,19 +56,6 @@ def test_threads_alone_make_batches():
     ring.close()
 
 
-def test_no_more_than_the_depth_lies_ready():
-    ring, program = ring_of(depth=2, slots=12)
-    seen = 0
-    for number in range(100):
-        until(lambda made=number + 2: ring.report().num_bytes >= made * program.layout.fixed_bytes)
-        time.sleep(0.001)  # for a thread that goes too far
-        assert ring.take_slot(False) is not None
-        total = ring.report().mean_ready * (number + 1)
-        assert round(total - seen) <= 2
-        seen = total
-    ring.close()
-
-
 def test_a_second_getter_is_refused_by_the_core():
     is_open, is_inside, got = threading.Event(), threading.Event(), []
 

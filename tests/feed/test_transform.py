@@ -199,6 +199,17 @@ def test_it_runs_in_as_many_threads_as_asked_for():
     assert got == list(range(0, 30, 5))
 
 
+def test_the_report_says_what_it_took():
+    feed = feed_of(lambda batch, rng: batch, epochs=3, workers=2, depth=3)
+    assert len(list(feed)) == 12
+    report = feed.report()
+    assert (report.way, report.workers, report.batches, report.made_in_line) == ("transform", 2, 12, 0)
+    assert report.fill_s > 0
+    assert report.fill_wait_s > 0
+    assert 1 <= report.depth_seen <= 3
+    assert "2 threads rested" in str(report)
+
+
 # Randomness.
 
 

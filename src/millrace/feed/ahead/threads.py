@@ -51,8 +51,6 @@ class Threads:
     def _request(self, batch: int) -> None:
         if batch < self._count:
             self._shared.requests.put(batch)
-        elif batch == self._count:
-            self._shared.end(self._workers)
 
     def take(self, batch: int, wait: bool = True) -> Any:
         shared = self._shared
@@ -94,10 +92,6 @@ class _Shared:
         self.arrivals: dict[int, Outcome] = {}  # results whose turn has not come
         self.is_closed = False
         self.process = os.getpid()
-
-    def end(self, workers: int) -> None:
-        for _ in range(workers):
-            self.requests.put(None)
 
     def clear(self) -> None:
         """Lets go of all batches, and wakes a consumer that waits."""
@@ -154,7 +148,8 @@ def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
         return  # a forked child has none of the threads
     shared.is_closed = True
     _empty(shared.requests)
-    shared.end(len(threads))
+    for _ in threads:
+        shared.requests.put(None)
     shared.clear()
     join(threads, JOIN_S)
 
