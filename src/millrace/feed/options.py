@@ -73,9 +73,7 @@ def check_ranks(feed: Feed, rank: int, world: int) -> None:
     """Refuses ranks that a feed cannot serve, when they are known."""
     share(feed.batch, rank, world)
     if feed.last == "short" and world > 1:
-        raise ConfigError(
-            f"last='short' with {world} ranks leaves some without a last batch; use 'pad' and batch.valid"
-        )
+        raise ConfigError(f"last='short' with {world} ranks leaves some without a last batch; use last='pad'")
 
 
 def _check_transform(transform: Any) -> None:
@@ -99,9 +97,7 @@ def warn_large_batch(feed: Feed) -> None:
     """Warns if a batch has more samples than the view: it is padded or holds some twice, which few people want."""
     is_evaluation = feed.epochs == 1 and isinstance(feed.order, Sequential)  # every sample once; valid marks them
     if feed.batch > feed.order.n and not is_evaluation:
+        message = f"batch={feed.batch} is larger than the view, which has {feed.order.n:,} samples"
         warnings.warn(
-            f"batch={feed.batch} is larger than the view, which has {feed.order.n:,} samples: "
-            "batches are padded, or hold a sample more than once; lower batch",
-            UserWarning,
-            stacklevel=3,
+            f"{message}: batches are padded, or hold a sample more than once; lower batch", UserWarning, stacklevel=3
         )
