@@ -107,5 +107,7 @@ def start_of_step(run: str | os.PathLike[str], step: int) -> tuple[dict[str, Any
     if last["stop"] is not None:
         steps = int(last["step"]) - 1 + _batches(last, last["stop"])
         if step > steps:
-            raise ConfigError(f"step {step:,} is after the end of the run {run}; give 1 to {steps:,}")
+            raise ConfigError(
+                f"step {step:,} is after the end of the run {run}, which has {steps:,} steps; give 1 to {steps:,}"
+            )
     return last, position
