@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import millrace as mr
 from benchmarks.common import machine, share, verdict
-from millrace.feed.cuda import CudaLanes
+from millrace.feed.place.cuda import Gpu
 from millrace.native import core
 
 LOOKBACK, HORIZON, TARGET, FEATURES = 64, 8, 3, 16
@@ -180,17 +180,17 @@ class Pinned:
     """Counts the pinned memory that feeds ask for."""
 
     def __init__(self) -> None:
-        self.asked, self.alive, self.most, self._ask = 0, 0, 0, CudaLanes.host_memory
+        self.asked, self.alive, self.most, self._ask = 0, 0, 0, Gpu.host_memory
 
     def __enter__(self) -> Pinned:
-        CudaLanes.host_memory = lambda lanes, num_bytes: self.ask(lanes, num_bytes)  # type: ignore[method-assign]
+        Gpu.host_memory = lambda gpu, num_bytes: self.ask(gpu, num_bytes)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *error: object) -> None:
-        CudaLanes.host_memory = self._ask  # type: ignore[method-assign]
+        Gpu.host_memory = self._ask  # type: ignore[method-assign]
 
-    def ask(self, lanes: CudaLanes, num_bytes: int) -> Any:
-        memory = self._ask(lanes, num_bytes)
+    def ask(self, gpu: Gpu, num_bytes: int) -> Any:
+        memory = self._ask(gpu, num_bytes)
         self.asked, self.alive = self.asked + 1, self.alive + num_bytes
         self.most = max(self.most, self.alive)
         weakref.finalize(memory, self.freed, num_bytes)

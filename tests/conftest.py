@@ -77,7 +77,7 @@ IN_LINE_BYTES = "MILLRACE_TEST_IN_LINE_BYTES"
 @pytest.fixture(scope="module", params=["in line"] if HIDDEN else ["in line", "ring"])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """How a feed makes its batches: in line as tiny ones are, or ahead by threads; also in scripts that tests start."""
-    from millrace.feed import core_ring as native
+    from millrace.feed import compose as native
 
     before = native.IN_LINE_BYTES
     native.IN_LINE_BYTES = 0 if request.param == "ring" else before

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 import millrace as mr
-from millrace.feed import core_ring as native
-from millrace.feed import program
+from millrace.feed import compose as native
+from millrace.feed.make import program
 from millrace.gather import core_gather as gather
 from millrace.native import core
 

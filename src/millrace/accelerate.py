@@ -1,7 +1,7 @@
-"""For Accelerate: a loader that tells it where a pass ends and how many rows of the last batch are real.
+"""For Accelerate: a loader that says where a pass ends and how many rows of the last batch are real.
 
-``accelerator.gather_for_metrics`` then leaves out padding, and ``accelerator.accumulate`` steps at the end of a pass, as with a
-DataLoader that Accelerate has prepared. It is not prepared: every rank reads its own share.
+So ``accelerator.gather_for_metrics`` leaves out padding, and ``accelerator.accumulate`` steps at the end of a pass. Do not
+``prepare`` it: every rank reads its own share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 class Loader(DataLoaderStateMixin):  # type: ignore[misc]
-    """A feed or its passes, as Accelerate knows a loader; register it by ``accelerator.register_for_checkpointing``."""
+    """A feed or its passes as a loader; register it by ``accelerator.register_for_checkpointing``."""
 
     def __init__(self, feed: Feed | Passes) -> None:
         self.passes = feed
@@ -32,7 +32,7 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]
 
     @property
     def dataset(self) -> View:
-        """For its length, which is the number of samples."""
+        """Its length is the number of samples."""
         return self.feed.view
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]
             self.end()
 
     def _check_shares(self) -> None:
-        """Refuses evaluation by shares that are not equal: they could not be gathered."""
+        """Refuses unequal shares in an evaluation: they could not be gathered."""
         batch, world = self.feed.batch, self.feed.world
         if isinstance(self.passes, Passes) and self.passes.is_repeated and batch % world:
             raise ConfigError(

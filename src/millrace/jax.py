@@ -1,6 +1,6 @@
-"""For JAX: importing this makes ``Batch`` and ``Ragged`` the pytrees that ``jax.jit``, ``jax.tree.map`` and ``device_put`` take.
+"""For JAX: importing this makes ``Batch`` and ``Ragged`` pytrees, for ``jax.jit``, ``jax.tree.map`` and ``device_put``.
 
-``Feed(..., device="numpy")`` delivers what JAX takes without a copy. Under ``jax.distributed`` each process gets its share.
+JAX takes the arrays of ``Feed(..., device="numpy")`` without a copy. Under ``jax.distributed`` each process gets its share.
 """
 
 from __future__ import annotations

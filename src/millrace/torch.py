@@ -1,7 +1,4 @@
-"""Adapters for PyTorch: a map-style ``Dataset`` over a view, an ``IterableDataset`` over a feed.
-
-``Feed`` needs neither; these are for code that already has a DataLoader around it.
-"""
+"""For code that already has a DataLoader: a map-style ``Dataset`` over a view, an ``IterableDataset`` over a feed."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ from millrace.feed.batch import Batch
 from millrace.feed.callers import check_dataset
 from millrace.feed.feed import Feed
 from millrace.feed.passes import Passes
-from millrace.feed.pytrees import torch_pytrees
+from millrace.feed.place.host import tensor_converter
 from millrace.ragged import Ragged
 from millrace.view.view import View
 
 
 class Item(dict[str, Any]):
-    """One sample, which remembers the batch it was gathered with: collating a whole batch then copies nothing."""
+    """One sample that knows the batch it was gathered with: then collating a whole batch copies nothing."""
 
     def __init__(self, values: dict[str, Any], batch: dict[str, Any] | None = None, row: int = 0) -> None:
         super().__init__(values)
@@ -43,7 +40,7 @@ class Item(dict[str, Any]):
 class Dataset(TorchDataset[Item]):
     """A view as a map-style dataset. A DataLoader's batch is gathered in one call, through ``__getitems__``.
 
-    Shuffling, resuming and ranks are then the DataLoader's: ``Feed`` does them exactly.
+    The DataLoader shuffles and divides it, and cannot resume exactly. ``Feed`` can.
     """
 
     def __init__(self, view: View) -> None:
@@ -61,22 +58,12 @@ class Dataset(TorchDataset[Item]):
 
 
 def collate_items(items: Sequence[Item], *, collate_fn_map: Any = None) -> Batch:
-    """A batch of items: the arrays they were gathered in where they are all of it, else stacked."""
+    """A batch of items: the arrays they were gathered in if they are all of it, else stacked."""
     whole = items[0].batch
     in_order = whole is not None and all(item.batch is whole and item.row == row for row, item in enumerate(items))
-    if whole is not None and in_order and len(items) == _rows(whole):
-        return Batch({name: _tensor(value) for name, value in whole.items()})
+    if whole is not None and in_order and len(items) == len(next(iter(whole.values()))):
+        return _as_tensors(Batch(whole))
     return Batch({name: _stack([item[name] for item in items]) for name in items[0]})
-
-
-def _rows(batch: dict[str, Any]) -> int:
-    return len(next(iter(batch.values())))
-
-
-def _tensor(value: Any) -> Any:
-    if isinstance(value, Ragged):
-        return value.map(torch.from_numpy)
-    return torch.from_numpy(value) if value.dtype != object else value
 
 
 def _stack(values: list[Any]) -> Any:
@@ -89,15 +76,15 @@ def _stack(values: list[Any]) -> Any:
     return Ragged(np.concatenate(arrays), offsets).map(torch.from_numpy)
 
 
-# The documented way to teach torch's default collate a type: a plain DataLoader then needs no collate_fn.
+# Torch documents this way to add a type: a plain DataLoader then needs no collate_fn.
 default_collate_fn_map[Item] = collate_items
+_as_tensors = tensor_converter()
 
 
 class IterableDataset(TorchIterableDataset[Batch]):
-    """A feed, or its passes, for ``DataLoader(dataset, batch_size=None)``, whose workers must be 0: the feed has its own.
+    """A feed, or its passes, for ``DataLoader(dataset, batch_size=None)`` without workers: the feed has its own.
 
-    It has the state of the feed, which torchdata's ``StatefulDataLoader`` saves and restores. Copies of a feed in worker processes
-    would each deliver every batch, and none could say where the loop stands.
+    It has the state of the feed. torchdata's ``StatefulDataLoader`` saves and restores it.
     """
 
     def __init__(self, feed: Feed | Passes) -> None:
@@ -107,14 +94,14 @@ class IterableDataset(TorchIterableDataset[Batch]):
         worker = get_worker_info()
         if worker is not None:
             raise ConfigError(
-                f"num_workers={worker.num_workers}: every worker would deliver every batch of the feed; set num_workers=0 "
-                "and give the feed transform= and workers= instead, which run beside the training loop"
+                f"num_workers={worker.num_workers}: every worker would deliver every batch of the feed; set "
+                "num_workers=0, and give the feed transform= and workers=, which run beside the training loop"
             )
         self._check()
         return iter(self.feed)
 
     def __len__(self) -> int:
-        self._check()  # Lightning asks for the length first, and hides what goes wrong later
+        self._check()  # Lightning asks for the length first, and hides later errors
         return len(self.feed)
 
     def _check(self) -> None:
@@ -125,6 +112,3 @@ class IterableDataset(TorchIterableDataset[Batch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.feed.load_state_dict(state)
-
-
-torch_pytrees()

@@ -2,8 +2,8 @@
 
     trainer = FeedTrainer(model, args, train_dataset=feed.by_epoch(), eval_dataset=val_feed)
 
-The feed's position lies in ``trainer_state.json``, the last file of a checkpoint, and is loaded from there: the Trainer itself
-skips nothing. ``FeedMixin`` does the same for a Trainer of one's own.
+The feed's position is saved in ``trainer_state.json``, the last file of a checkpoint, and restored from there: the Trainer
+itself skips no batches. ``FeedMixin`` does the same for your own Trainer class.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ except ImportError as error:
         "millrace.transformers needs transformers and accelerate; pip install 'millrace[transformers]'"
     ) from error
 
-IGNORED = -100  # the label that losses of transformers leave out
+IGNORED = -100  # losses of transformers leave this label out
 
 
 class FeedMixin:
-    """Makes a Trainer take feeds as its datasets; it stands before the Trainer among the bases of a class."""
+    """Makes a Trainer take feeds as datasets; put it before the Trainer among the bases of a class."""
 
     args: Any
     train_dataset: Any
@@ -50,7 +50,7 @@ class FeedMixin:
         self.add_callback(FeedState())  # type: ignore[attr-defined]
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-        """As the Trainer's; ``True`` is the last checkpoint that is whole, and an error where there is none."""
+        """As the Trainer's; ``True`` is the last complete checkpoint, and an error if there is none."""
         if resume_from_checkpoint is True and (found := last_checkpoint(self.args.output_dir)) is not None:
             resume_from_checkpoint = found
         return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
@@ -65,13 +65,13 @@ class FeedMixin:
         feed, accumulated = loader.feed, self.args.gradient_accumulation_steps
         if isinstance(loader.passes, Passes) and feed.last == "pad" and feed.order.n % feed.batch:
             raise ConfigError(
-                f"{feed.order.n:,} samples do not fill batches of {feed.batch}, and the Trainer would count padding as data; give "
-                "the feed last='drop', or train an endless feed with max_steps="
+                f"{feed.order.n:,} samples do not fill batches of {feed.batch}, and the Trainer would count padding as "
+                "data; give the feed last='drop', or train an endless feed with max_steps="
             )
         if isinstance(loader.passes, Passes) and len(loader) % accumulated:
             raise ConfigError(
-                f"gradient_accumulation_steps={accumulated} does not divide the {len(loader):,} batches of an epoch, and a resumed "
-                "Trainer would step after others; choose one that does, or train an endless feed with max_steps="
+                f"gradient_accumulation_steps={accumulated} does not divide the {len(loader):,} batches of an epoch, so a "
+                "resumed Trainer would step elsewhere; choose one that does, or train an endless feed with max_steps="
             )
         return loader
 
@@ -84,7 +84,7 @@ class FeedMixin:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         loader = TrainerLoader(chosen, is_shifted=self._is_shifted_twice(chosen))
         each = loader.feed.batch // loader.feed.world
-        self.args.per_device_eval_batch_size = each // max(1, self.args.n_gpu)  # by it the loss of a batch is weighted
+        self.args.per_device_eval_batch_size = each // max(1, self.args.n_gpu)  # the weight of a batch's loss
         return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -93,7 +93,7 @@ class FeedMixin:
         return self.get_eval_dataloader(test_dataset)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """With the mean over this rank's own rows as its loss: padding is left out when those of all ranks are gathered."""
+        """The loss is the mean over this rank's rows: gathering the losses of all ranks leaves padding out."""
         is_averaged = self.args.average_tokens_across_devices
         try:
             self.args.average_tokens_across_devices = is_averaged and not isinstance(inputs, Batch)
@@ -102,7 +102,7 @@ class FeedMixin:
             self.args.average_tokens_across_devices = is_averaged
 
     def _is_shifted_twice(self, dataset: Feed | Passes) -> bool:
-        """Whether the labels are next tokens already, and the model would take the next ones of those."""
+        """Whether the labels are next tokens already, and the model would shift them once more."""
         feed = dataset.feed if isinstance(dataset, Passes) else dataset
         is_shifted = feed.rename.get("y") == "labels" and _is_blocks(feed.view) and self._shifts()
         smooths = getattr(self, "label_smoother", None) is not None
@@ -115,7 +115,7 @@ class FeedMixin:
         return is_shifted
 
     def _shifts(self) -> bool:
-        """Whether the model's loss takes the labels for its inputs, and shifts them."""
+        """Whether the model's loss shifts the labels."""
         model: Any = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
         is_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         return getattr(model, "loss_function", None) is ForCausalLMLoss and not is_two
@@ -126,7 +126,7 @@ class FeedTrainer(FeedMixin, Trainer):  # type: ignore[misc]
 
 
 def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The last checkpoint of a Trainer that is whole: one that was killed while it was saved has no readable state."""
+    """The last complete checkpoint of a Trainer: a kill while saving leaves one without a readable state."""
     found = [path for path in Path(folder).glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
     for path in sorted(found, key=lambda path: -int(path.name.removeprefix("checkpoint-"))):
         try:
@@ -138,7 +138,7 @@ def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 class TrainerLoader(Loader):
-    """A loader whose padding counts for no loss, and whose next tokens are not shifted once more."""
+    """A loader whose padding does not count for the loss, and whose next tokens are not shifted again."""
 
     def __init__(self, feed: Feed | Passes, *, is_shifted: bool) -> None:
         super().__init__(feed)
@@ -158,8 +158,8 @@ def _without_padding(batch: Batch) -> Any:
     labels, padding = batch.get("labels"), ~np.asarray(batch.valid)
     if labels is None or labels.dtype.is_floating_point:
         raise ConfigError(
-            f"the last batch has {int(padding.sum())} rows of padding, which a loss without integer labels counts; give the feed "
-            "last='short' (one process), last='drop', or a batch that divides the samples"
+            f"the last batch has {int(padding.sum())} rows of padding, which a loss without integer labels counts; give "
+            "the feed last='short' (one process), last='drop', or a batch that divides the samples"
         )
     labels = labels.clone()
     labels[padding] = IGNORED
@@ -191,13 +191,13 @@ class FeedState(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = known.get("attributes", {}).get("saved") if isinstance(known, dict) else None
         if saved is None:
             raise ConfigError(
-                f"the checkpoint of step {state.global_step} holds no state of a feed; resume one that FeedTrainer saved"
+                f"the checkpoint of step {state.global_step} holds no state of a feed; resume another one"
             )
         batch = train_dataloader.feed.batch
         is_counted = isinstance(train_dataloader.passes, Passes) or train_dataloader.feed.epochs is not None
         if saved["batch"] != batch and is_counted:
             raise ConfigError(
-                f"the checkpoint was saved with batch={saved['batch']}, and the Trainer counts epochs by steps; resume with that, "
-                f"not batch={batch}"
+                f"the checkpoint was saved with batch={saved['batch']}, and the Trainer counts epochs by steps; resume "
+                f"with it, not with batch={batch}"
             )
         train_dataloader.load_state_dict(saved)

@@ -12,7 +12,7 @@ HEAD = """
 import gc, os, sys, threading, time
 import numpy as np
 import millrace as mr
-from millrace.feed import core_ring as native
+from millrace.feed import compose as native
 
 native.IN_LINE_BYTES = int(os.environ.get("MILLRACE_TEST_IN_LINE_BYTES", native.IN_LINE_BYTES))
 

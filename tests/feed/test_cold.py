@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed import core_ring as native
+from millrace.feed import compose
+from millrace.feed.ahead import core_ring as native
 
 pytestmark = pytest.mark.needs_core
 
@@ -142,7 +143,7 @@ def test_more_threads_make_batches_while_the_data_is_cold(path, is_on_disk, monk
     def num_threads():
         return sum(thread.name.startswith("millrace-fill") for thread in threading.enumerate())
 
-    monkeypatch.setattr(native, "IN_LINE_BYTES", 0)
+    monkeypatch.setattr(compose, "IN_LINE_BYTES", 0)
     with mr.Feed(windows(path), batch=32, device="numpy", workers=1, depth=8) as feed:
         iterator = iter(feed)
         next(iterator)

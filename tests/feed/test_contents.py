@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed.maker import Maker
+from millrace.feed.make.plan import PlanMake
 from millrace.testing import tiny_records, tiny_series, tiny_text
 
 
@@ -106,7 +106,7 @@ def test_plans_of_batches_long_made_are_dropped():
     feed = mr.Feed(view, batch=128, device="numpy")
     line = feed.line(0, None)
     for transform, most in ((None, 1), (same, 3)):
-        maker = Maker(line, transform, 0, slots=2)
+        maker = PlanMake(line, slots=2, in_threads=transform is not None)
         size = line.plan_size()
         for number in (0, 1, 0, 2, 1, 4, 3, 2, 5, 6, 4, 7):
             plan = maker._plan(number * size)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.feed import cuda
-from millrace.feed import iteration as iterate
+from millrace.feed import compose
+from millrace.feed.place import cuda
 
 pytestmark = [pytest.mark.needs_core, pytest.mark.one_way]
 POINTER, FOUND, INTEGER, INTEGERS = (
@@ -147,7 +147,7 @@ class FakeStream:
         self.cuda_stream = 10 * (1000 + device.index)
 
 
-class HostLanes(cuda.CudaLanes):
+class HostGpu(cuda.Gpu):
     """Its GPUs have the host's memory."""
 
     def host_memory(self, num_bytes):
@@ -166,7 +166,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(iterate, "CudaLanes", HostLanes)
+    monkeypatch.setattr(compose, "Gpu", HostGpu)
     return made
 
 
@@ -200,7 +200,7 @@ def test_calls_are_made_in_their_context(device, transform, has_context, driver)
 def test_streams_may_change_in_a_loop_on_another_gpu(transform, driver, monkeypatch):
     now = [0]
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: now[0], raising=False)
-    monkeypatch.setattr(HostLanes, "record_use", lambda lanes, memory, stream: None)
+    monkeypatch.setattr(HostGpu, "record_use", lambda gpu, memory, stream: None)
     driver.stack.append(1000)
     wanted = [batch.x.copy() for batch in itertools.islice(feed_of("numpy"), 60)]
     with feed_of("cuda:1", transform) as feed:

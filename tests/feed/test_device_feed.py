@@ -14,20 +14,20 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.feed import iteration as iterate
+from millrace.feed import compose
 from millrace.gather.core_gather import Native
 from millrace.store import platform, reader
 
-from .lanes import SIDE, SlowLanes
+from .slow_gpu import SIDE, SlowGpu
 
 pytestmark = [pytest.mark.needs_core, pytest.mark.one_way]
 DEPTH = 3
 
 
 @pytest.fixture(params=[False, True], ids=["late", "eager"])
-def lanes(request, monkeypatch):
-    found = SlowLanes(request.param)
-    monkeypatch.setattr(iterate, "CudaLanes", lambda device: found)
+def gpu(request, monkeypatch):
+    found = SlowGpu(request.param)
+    monkeypatch.setattr(compose, "Gpu", lambda device: found)
     return found
 
 
@@ -101,7 +101,7 @@ def check_equal(found, wanted):
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("lag", [0, 20])
-def test_every_way_gives_the_batches_of_the_host(how, lag, lanes):
+def test_every_way_gives_the_batches_of_the_host(how, lag, gpu):
     """Kernels read their batch as many steps late as the GPU is behind; nothing but the kernel knows where it lies."""
     read, ends, most = [], [], 0
     wanted = [(b.positions.tolist(), snapshot(b)) for b in itertools.islice(feed_of(how, "cpu"), 120)]
@@ -110,18 +110,18 @@ def test_every_way_gives_the_batches_of_the_host(how, lag, lanes):
         assert batch.positions.tolist() == wanted[number][0]
         tensors, rest = flat(batch), {k: v for k, v in flat(batch).items() if not isinstance(v, torch.Tensor)}
         bare = {k: (v.data_ptr(), v.dtype, v.shape) for k, v in tensors.items() if k not in rest}
-        lanes.queue("loop", lambda bare=bare, rest=rest: read.append({k: peek(*b) for k, b in bare.items()} | rest))
-        ends.append(len(lanes.queues["loop"]))
+        gpu.queue("loop", lambda bare=bare, rest=rest: read.append({k: peek(*b) for k, b in bare.items()} | rest))
+        ends.append(len(gpu.queues["loop"]))
         del batch, tensors
         if number >= lag:
-            lanes.run("loop", ends[number - lag])
-        most = max(most, lanes.num_alive)
-    lanes.run("loop", len(lanes.queues["loop"]))
+            gpu.run("loop", ends[number - lag])
+        most = max(most, gpu.num_alive)
+    gpu.run("loop", len(gpu.queues["loop"]))
     for found, (_, other) in zip(read, wanted, strict=True):
         check_equal({name: found[name] for name in other}, other)
     assert most <= 2 * DEPTH + 1
     sizes_grow = how in ("ragged", "transform")
-    assert len(lanes.host) <= (5 if sizes_grow else 1) * (2 * DEPTH + 1)
+    assert len(gpu.host) <= (5 if sizes_grow else 1) * (2 * DEPTH + 1)
     feed.close()
 
 
@@ -132,29 +132,29 @@ def peek(address, dtype, shape):
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_held_batches_stay_as_they_were(how, lanes):
+def test_held_batches_stay_as_they_were(how, gpu):
     held = list(itertools.islice(feed_of(how, "cuda"), 40))
-    lanes.run("loop", len(lanes.queues["loop"]))
+    gpu.run("loop", len(gpu.queues["loop"]))
     for batch, other in zip(held, feed_of(how, "cpu"), strict=False):
         check_equal(flat(batch), snapshot(other))
 
 
-def test_a_transform_is_packed_by_its_threads(lanes):
+def test_a_transform_is_packed_by_its_threads(gpu):
     """The loop's own thread asks for no memory of the host."""
-    threads, ask = set(), lanes.host_memory
+    threads, ask = set(), gpu.host_memory
 
     def host_memory(num_bytes):
         threads.add(threading.current_thread().name.rsplit("-", 1)[0])
         return ask(num_bytes)
 
-    lanes.host_memory = host_memory
+    gpu.host_memory = host_memory
     for _ in itertools.islice(feed_of("transform", "cuda"), 30):
         pass
     assert threads == {"millrace-transform"}
 
 
 @pytest.mark.parametrize("size", [4, 8])  # alone in a slot, and together
-def test_an_error_comes_with_its_own_batch(size, lanes, tmp_path):
+def test_an_error_comes_with_its_own_batch(size, gpu, tmp_path):
     with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
         for k in range(8):
             writer.append({"tokens": np.full(32, k, np.uint16)})
@@ -168,7 +168,7 @@ def test_an_error_comes_with_its_own_batch(size, lanes, tmp_path):
     assert got == list(range(0, 23 - size, size))  # sample 23 reaches one row into the shard
 
 
-def test_an_error_comes_with_its_own_batch_where_no_maps_are_left(lanes, tmp_path, monkeypatch):
+def test_an_error_comes_with_its_own_batch_where_no_maps_are_left(gpu, tmp_path, monkeypatch):
     """Batches that shared a slot are made alone; another feed has taken the maps that they would need."""
     for name in "ab":
         with mr.StoreWriter(tmp_path / name, columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
@@ -194,7 +194,7 @@ def test_an_error_comes_with_its_own_batch_where_no_maps_are_left(lanes, tmp_pat
 
 
 @pytest.mark.parametrize("how", ["ring", "together"])
-def test_what_a_handler_of_a_signal_raises_reaches_the_loop(how, lanes, monkeypatch):
+def test_what_a_handler_of_a_signal_raises_reaches_the_loop(how, gpu, monkeypatch):
     give, ended = Native.give, threading.Event()
 
     def slow(*arguments):
@@ -219,7 +219,7 @@ def test_what_a_handler_of_a_signal_raises_reaches_the_loop(how, lanes, monkeypa
         batches.close()
 
 
-def test_an_error_of_a_transform_comes_with_its_own_batch(lanes):
+def test_an_error_of_a_transform_comes_with_its_own_batch(gpu):
     def fail(batch, rng):
         if batch.positions[0] == 40:
             raise KeyError("my bug")
@@ -231,7 +231,7 @@ def test_an_error_of_a_transform_comes_with_its_own_batch(lanes):
     assert got == [0, 8, 16, 24, 32]
 
 
-def test_more_shards_than_may_be_mapped_are_read_instead(lanes, tmp_path):
+def test_more_shards_than_may_be_mapped_are_read_instead(gpu, tmp_path):
     with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
         for k in range(50):
             writer.append({"tokens": np.full(32, k, np.uint16)})
@@ -241,7 +241,7 @@ def test_more_shards_than_may_be_mapped_are_read_instead(lanes, tmp_path):
     store._shards._max_maps = 20
     feed = mr.Feed(mr.Blocks(store, length=4), batch=16, epochs=2, device="cuda")
     found = list(feed)
-    lanes.run("loop", len(lanes.queues["loop"]))
+    gpu.run("loop", len(gpu.queues["loop"]))
     assert feed.report().way == "numpy"
     assert all(np.array_equal(one.x.numpy(), other) for one, other in zip(found, expected, strict=True))
 
@@ -251,24 +251,24 @@ def test_more_shards_than_may_be_mapped_are_read_instead(lanes, tmp_path):
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_loop_on_a_stream_of_its_own_reads_what_it_was_given(how, held_for, eager, monkeypatch):
     """Memory that is dropped, since batches grow or the loop holds many, is not given away under kernels of that stream."""
-    lanes, read, held = SlowLanes(eager, SIDE), [], []
-    monkeypatch.setattr(iterate, "CudaLanes", lambda device: lanes)
+    gpu, read, held = SlowGpu(eager, SIDE), [], []
+    monkeypatch.setattr(compose, "Gpu", lambda device: gpu)
     wanted = [snapshot(b) for b in itertools.islice(feed_of(how, "cpu"), 60)]
     feed = feed_of(how, "cuda")
     for batch in itertools.islice(feed, 60):
         tensors = {k: v for k, v in flat(batch).items() if isinstance(v, torch.Tensor)}
         bare = {k: (v.data_ptr(), v.dtype, v.shape) for k, v in tensors.items()}
-        lanes.queue("side", lambda bare=bare: read.append({k: peek(*b) for k, b in bare.items()}))
+        gpu.queue("side", lambda bare=bare: read.append({k: peek(*b) for k, b in bare.items()}))
         held.append(batch)
         del batch, tensors
         del held[: max(0, len(held) - held_for)]
-    lanes.run("side", len(lanes.queues["side"]))
+    gpu.run("side", len(gpu.queues["side"]))
     feed.close()
     for found, other in zip(read, wanted, strict=True):
         check_equal(found, {k: v for k, v in other.items() if isinstance(v, torch.Tensor)})
 
 
-def test_a_feed_that_another_thread_closes_keeps_its_memory_until_it_was_copied(lanes):
+def test_a_feed_that_another_thread_closes_keeps_its_memory_until_it_was_copied(gpu):
     values = np.random.default_rng(0).normal(size=(50_000, 3)).astype(np.float32)
     view = mr.Windows(mr.from_arrays({"values": values}), lookback=64, horizon=1)
     for number in range(0, 30, 3):
@@ -288,5 +288,5 @@ def test_a_feed_that_another_thread_closes_keeps_its_memory_until_it_was_copied(
         thread.join()
         del iterator, thread, loop
         gc.collect()
-        waiting = [work for _, work in lanes.queues["copies"][lanes.done["copies"] :] if work is not None]
+        waiting = [work for _, work in gpu.queues["copies"][gpu.done["copies"] :] if work is not None]
         assert not waiting

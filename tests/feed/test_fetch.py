@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.feed import program as programs
-from millrace.feed.core_ring import NativeRing
-from millrace.feed.maker import Maker
-from millrace.feed.program import Program
+from millrace.feed.ahead.core_ring import CoreRing
+from millrace.feed.make import program as programs
+from millrace.feed.make.plan import PlanMake
+from millrace.feed.make.program import Program
 
 pytestmark = pytest.mark.needs_core
 
@@ -68,9 +68,9 @@ def fetching(view, batch, *, workers=1, which=lambda shard: True):
                 )
         program.open_files()
     program.core.fetch(True)
-    ring = NativeRing(program, count=None, depth=3, workers=workers)
+    ring = CoreRing(program, count=None, depth=3, workers=workers)
     with mock.patch("millrace.gather.core_gather.core", None):
-        twin = Maker(line, None, 0, slots=2)
+        twin = PlanMake(line, slots=2)
         yield ring, twin
     ring.close()
 
@@ -95,7 +95,7 @@ def test_rows_read_are_those_of_the_twin(stores, data):
     with fetching(view, batch, workers=workers, which=lambda shard: shard % every == 0) as (ring, twin):
         for number in range(5):
             same(ring.take(number), twin.make(number))
-        read = ring.report()["past_cache"]
+        read = ring.report().past_cache
         assert read > 0 or (every > 1 and store is not stores[-1])
     del ring, twin
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -104,7 +104,7 @@ def test_rows_read_are_those_of_the_twin(stores, data):
 def test_without_io_uring_the_maps_serve(stores):
     """A kernel that forbids it answers as one that has no descriptor left for it."""
     view = mr.Records(stores[-1])
-    maps = NativeRing(Program.of(mr.Feed(view, batch=64).line(0, None)), count=None, depth=3, workers=1)
+    maps = CoreRing(Program.of(mr.Feed(view, batch=64).line(0, None)), count=None, depth=3, workers=1)
     maps.take(0)  # which are there then
     with fetching(view, 64) as (ring, twin):
         same(ring.take(0), twin.make(0))
@@ -116,7 +116,7 @@ def test_without_io_uring_the_maps_serve(stores):
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
             for number in range(3):
                 same(ring.take(number), twin.make(number))
-            assert ring.report()["past_cache"] == 0
+            assert ring.report().past_cache == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         maps.close()
@@ -136,7 +136,7 @@ def test_a_sample_that_is_wrong_is_an_error_while_others_are_being_read(stores):
         for number in range(6):
             with pytest.raises(mr.ConfigError, match="whose column has"):
                 ring.take(number)
-        assert ring.report()["past_cache"] > 0
+        assert ring.report().past_cache > 0
 
 
 def test_columns_much_larger_than_memory_are_read_past_the_page_cache(tmp_path, monkeypatch):
@@ -179,8 +179,8 @@ def resident(path):
 
 
 FORK = """
-from millrace.feed.program import Program
-from millrace.feed import program
+from millrace.feed.make.program import Program
+from millrace.feed.make import program
 program.DIRECT_TIMES = native.IN_LINE_BYTES = 0
 opens = Program.open_files
 

@@ -15,7 +15,7 @@ import ctypes, gc, itertools, json, os, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: one huge page is a tenth of all that is measured
 import numpy as np
 import millrace as mr
-from millrace.feed import core_ring as native
+from millrace.feed import compose as native
 
 native.IN_LINE_BYTES = int(os.environ.get("MILLRACE_TEST_IN_LINE_BYTES", native.IN_LINE_BYTES))
 

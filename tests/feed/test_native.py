@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import os
 import signal
 import threading
 from unittest import mock
@@ -13,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.feed import core_ring as native
-from millrace.feed.core_ring import NativeRing
-from millrace.feed.maker import Maker
-from millrace.feed.program import Program
+from millrace.feed import compose as native
+from millrace.feed.ahead.core_ring import CoreRing
+from millrace.feed.make.plan import PlanMake
+from millrace.feed.make.program import Program, ProgramMake
 from millrace.native import core
 from millrace.store.columns import ColumnArray
 from millrace.store.memory import array_store
@@ -123,11 +122,11 @@ def test_programs_give_the_batches_of_the_twin(data):
     assert program is not None
     count = line.num_batches
     numbers = data.draw(st.lists(st.integers(0, 6 if count is None else count - 1), min_size=1, max_size=4))
-    by_core, by_numpy = Maker(line, None, 0, program, slots=2), Maker(line, None, 0, slots=2)
+    by_core, by_numpy = ProgramMake(program, slots=2), PlanMake(line, slots=2)
     with mock.patch("millrace.gather.core_gather.core", None):
         for number in numbers:
             equal(by_core.make(number), by_numpy.make(number))
-    ahead = NativeRing(program, count=count, depth=data.draw(st.integers(1, 3)), workers=data.draw(st.integers(0, 2)))
+    ahead = CoreRing(program, count=count, depth=data.draw(st.integers(1, 3)), workers=data.draw(st.integers(0, 2)))
     for number in range(6 if count is None else min(count, 6)):
         equal(ahead.take(number), by_numpy.make(number))
     ahead.close()
@@ -202,22 +201,6 @@ def always_ahead(monkeypatch):
 def small_feed(**options):
     view = mr.Windows(mr.from_arrays({"values": np.arange(300.0)}), lookback=4, horizon=1)
     return mr.Feed(view, batch=8, device="numpy", **options)
-
-
-def test_an_error_in_a_thread_reaches_the_loop_at_its_batch(always_ahead, tmp_path):
-    with mr.StoreWriter(tmp_path / "store", columns={"tokens": mr.Column("uint16")}, shard_bytes=64) as writer:
-        for k in range(8):
-            writer.append({"tokens": np.full(32, k, np.uint16)})
-    store = mr.open_store(tmp_path / "store")
-    feed = mr.Feed(mr.Blocks(store, length=4), batch=4, order=mr.Sequential(63), device="numpy", workers=2)
-    victim = sorted((tmp_path / "store" / "shards").iterdir())[3] / "tokens.u16"
-    os.chmod(victim, 0o644)
-    os.truncate(victim, 10)
-    got = []
-    with pytest.raises(mr.StoreCorrupt, match=r"tokens\.u16"):
-        got.extend(batch.positions[0] for batch in feed)
-    assert got == [0, 4, 8, 12, 16]  # the fifth reaches one row into the shard
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("millrace-")]
 
 
 def test_a_thousand_feeds_leave_nothing(always_ahead):
@@ -335,8 +318,8 @@ def test_the_shards_of_a_batch_are_found_together_and_once():
 def test_the_line_ends_at_the_same_batch_on_every_way(left):
     line = small_feed().line((1 << 63) - 1 - left, None)
     program = Program.of(line)
-    ring = NativeRing(program, count=None, depth=2, workers=1)
-    by_core, by_numpy = Maker(line, None, 0, program, slots=2), Maker(line, None, 0, slots=2)
+    ring = CoreRing(program, count=None, depth=2, workers=1)
+    by_core, by_numpy = ProgramMake(program, slots=2), PlanMake(line, slots=2)
     for number in range(left // 8):
         equal(by_core.make(number), by_numpy.make(number))
         equal(ring.take(number), by_numpy.make(number))

@@ -297,7 +297,7 @@ def test_the_state_before_a_part_of_a_batch_is_refused():
     feed = feed_of()
     batch = next(iter(feed))
     for part in (batch.micro(2)[1], mr.Batch(dict(batch))):
-        with pytest.raises(mr.ConfigError, match="wants a whole batch"):
+        with pytest.raises(mr.ConfigError, match="needs a whole batch"):
             feed.state_before(part)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed import slots as ring
+from millrace.feed.make import slots as ring
 from millrace.native import core
 from millrace.testing import tiny_records
 

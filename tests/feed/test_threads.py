@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.feed import iteration as iterate
-from millrace.feed import slots as ring
+from millrace.feed import compose
+from millrace.feed.make import slots as ring
 from millrace.native import core
 
-from .lanes import SlowLanes
+from .slow_gpu import SlowGpu
 
 
 class Gate:
@@ -42,9 +42,9 @@ def held_feed(how, gate, monkeypatch):
     elif how == "numpy":
         kind = type("Own", (mr.Windows,), {"spans": gate.through(mr.Windows.spans)})
     else:
-        lanes = SlowLanes()
-        lanes.host_memory = gate.through(lanes.host_memory)
-        monkeypatch.setattr(iterate, "CudaLanes", lambda device: lanes)
+        gpu = SlowGpu()
+        gpu.host_memory = gate.through(gpu.host_memory)
+        monkeypatch.setattr(compose, "Gpu", lambda device: gpu)
         options["device"] = "cuda"
     return mr.Feed(kind(mr.from_arrays({"values": np.arange(300.0)}), lookback=4, horizon=1), **options)
 

@@ -118,7 +118,7 @@ def test_validation_sees_every_sample_once_every_time(feed_of):
         (lambda feed_of: feed_of(), None, r"give it feed\.by_epoch\(\)"),
         (lambda feed_of: feed_of(epochs=3), None, r"give it feed\.by_epoch\(\)"),
         (lambda feed_of: feed_of().by_epoch(repeat=True), None, r"train with feed\.by_epoch\(\)"),
-        (lambda feed_of: [feed_of().by_epoch()] * 2, None, "give each a feed of its own"),
+        (lambda feed_of: [feed_of().by_epoch()] * 2, None, "give each its own feed"),
         (None, lambda feed_of: feed_of(epochs=1), r"feed\.by_epoch\(repeat=True\)"),
         (None, lambda feed_of: feed_of().by_epoch(), r"feed\.by_epoch\(repeat=True\)"),
         (lambda feed_of: in_loader(DataLoader, feed_of(epochs=1)), None, r"give it feed\.by_epoch\(\) itself"),

@@ -13,28 +13,25 @@ from millrace.ragged import Array, Int64s, Ragged, moved, pinned
 
 
 class Marks(NamedTuple):
-    """Positions, samples and validity of a batch, or of several made together, as the core wrote them in one piece of memory.
-
-    Most loops never look at them, so arrays are made of it when one is asked for.
-    """
+    """Positions, samples and validity of a batch as the core wrote them; arrays are made when a loop asks for one."""
 
     memory: bytes
-    total: int  # samples of all batches in it
-    size: int  # of this one
-    first: int = 0
+    total: int  # samples of all batches in the memory
+    size: int  # samples of this one
+    first: int = 0  # the first of them
 
     def arrays(self) -> list[Array]:
-        found, begin = [], 0
+        arrays, begin = [], 0
         for dtype in MARKS.values():
-            found.append(np.frombuffer(self.memory, dtype, self.size, begin + self.first * dtype.itemsize).copy())
+            arrays.append(np.frombuffer(self.memory, dtype, self.size, begin + self.first * dtype.itemsize).copy())
             begin += aligned(self.total * dtype.itemsize)
-        return found
+        return arrays
 
 
 class Name(str):
-    """A column's name as ``Batch.items`` lists it: it knows the marks of its batch.
+    """A column's name that carries the marks of its batch, as ``Batch.items`` gives it.
 
-    Frameworks rebuild a batch as ``type(batch)({name: f(value) for name, value in batch.items()})``, and so the marks go along.
+    Frameworks rebuild a batch as ``type(batch)({name: f(value) for name, value in batch.items()})``: the marks go along.
     """
 
     __slots__ = ("marks",)
@@ -42,7 +39,7 @@ class Name(str):
 
 
 class Items(ItemsView[str, Any]):
-    """The columns of a batch, under names that know its marks."""
+    """The columns of a batch, under names that carry its marks."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         batch: Any = self._mapping  # type: ignore[attr-defined]
@@ -55,9 +52,8 @@ class Items(ItemsView[str, Any]):
 class Batch(dict[str, Any]):
     """A dict of arrays (or tensors) by name. ``batch.x`` is ``batch["x"]``.
 
-    ``positions``, ``samples`` and ``valid`` say which samples it holds. They are numpy arrays on the host. Padding rows of
-    a last batch have -1, -1 and False. Frameworks may rebuild a batch from ``items()``: the three stay with it if the
-    number of rows is the same. Otherwise they are None.
+    The marks ``positions``, ``samples`` and ``valid`` are numpy arrays on the host: which samples it holds. Padding rows
+    have -1, -1 and False. If a framework rebuilds a batch with another number of rows, its marks are None.
     """
 
     positions: Int64s | None
@@ -65,14 +61,9 @@ class Batch(dict[str, Any]):
     valid: Array | None
 
     def __init__(
-        self,
-        values: Any = (),
-        *,
-        positions: Int64s | None = None,
-        samples: Int64s | None = None,
-        valid: Array | None = None,
-        marks: Marks | None = None,
-    ) -> None:
+        self, values: Any = (), *, positions: Int64s | None = None, samples: Int64s | None = None,
+        valid: Array | None = None, marks: Marks | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(values)
         if marks is not None:
             self._marks = marks
@@ -82,7 +73,7 @@ class Batch(dict[str, Any]):
             self._rebuild(known[0] if positions is None else {})
 
     def _rebuild(self, marks: dict[str, Any]) -> None:
-        """Takes plain names, and the marks of the batch that the names are from, where it has as many rows."""
+        """Takes plain names, and the marks that the names carried, if the number of rows is the same."""
         values = {str(name): value for name, value in dict.items(self)}
         self.clear()
         self.update(values)
@@ -103,7 +94,7 @@ class Batch(dict[str, Any]):
             raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self)}") from None
 
     def _look_at(self, mark: str) -> Any:
-        """Threads may look at once: each finds the same arrays, and what was set before stays."""
+        """Several threads may look at once: each finds the same arrays, and a mark set before stays."""
         own = self.__dict__
         if (marks := own.get("_marks")) is not None:
             for name, array in zip(MARKS, marks.arrays(), strict=True):
@@ -121,11 +112,11 @@ class Batch(dict[str, Any]):
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """The same batch with its columns as tensors on a device; text and the marks stay on the host."""
-        return self._with({name: moved(value, device, non_blocking) for name, value in dict.items(self)})
+        return with_marks({name: moved(v, device, non_blocking) for name, v in dict.items(self)}, self.__dict__)
 
     def pin_memory(self) -> Batch:
         """The same batch with its columns as tensors in pinned memory."""
-        return self._with({name: pinned(value) for name, value in dict.items(self)})
+        return with_marks({name: pinned(value) for name, value in dict.items(self)}, self.__dict__)
 
     def micro(self, count: int) -> list[Batch]:
         """``count`` contiguous slices, as views, for gradient accumulation."""
@@ -138,26 +129,22 @@ class Batch(dict[str, Any]):
         return [part_of(self, slice(first, last)) for first, last in pairwise(ends)]
 
     def __copy__(self) -> Batch:
-        return self._with(self)
+        return with_marks(self, self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return marked, (dict(self), dict(self.__dict__))
-
-    def _with(self, values: Mapping[str, Any]) -> Batch:
-        """Other columns for the same samples."""
-        return marked(values, self.__dict__)
+        return with_marks, (dict(self), dict(self.__dict__))
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {_describe(value)}" for name, value in dict.items(self))
         return f"<Batch of {self.num_samples}: {fields}>"
 
 
-def marked(values: Mapping[str, Any], marks: Mapping[str, Any]) -> Batch:
+def with_marks(values: Mapping[str, Any], marks: Mapping[str, Any]) -> Batch:
     """A batch of these columns with all marks of another, as its ``__dict__`` holds them."""
-    made = Batch.__new__(Batch)
-    made.update(values)
-    made.__dict__.update(marks)
-    return made
+    batch = Batch.__new__(Batch)
+    batch.update(values)
+    batch.__dict__.update(marks)
+    return batch
 
 
 def part_of(batch: Batch, rows: slice) -> Batch:
@@ -167,19 +154,18 @@ def part_of(batch: Batch, rows: slice) -> Batch:
 
 
 def last_span(batch: Batch) -> tuple[int, int] | None:
-    """The positions [first, last) of a last batch, over all ranks; None for any other. Padding alone does not show them."""
-    span: tuple[int, int] | None = batch.__dict__.get("_span")
-    return span
+    """The positions [first, last) of a last batch, over all ranks; None for any other batch."""
+    return batch.__dict__.get("_span")
 
 
-def renamed(batch: Batch, rename: Mapping[str, str]) -> Batch:
+def rename_columns(batch: Batch, rename: Mapping[str, str]) -> Batch:
     """The same batch with other names for some of its columns."""
     check_rename(rename, list(batch))
-    return marked({rename.get(name, name): value for name, value in dict.items(batch)}, batch.__dict__)
+    return with_marks({rename.get(name, name): value for name, value in dict.items(batch)}, batch.__dict__)
 
 
 def num_marked(marks: dict[str, Any]) -> int | None:
-    """How many samples the marks of a batch are of."""
+    """The number of samples that the marks describe."""
     if "_marks" in marks and "positions" not in marks:
         return int(marks["_marks"].size)
     positions = marks.get("positions")
@@ -196,7 +182,7 @@ def num_rows(values: Iterable[Any]) -> int | None:
 
 
 MARKS = {"positions": np.dtype(np.int64), "samples": np.dtype(np.int64), "valid": np.dtype(bool)}
-ALIGN = 256  # of what lies in a slot, as in core.h
+ALIGN = 256  # of columns in a slot, as in core.h
 
 
 def aligned(num_bytes: int) -> int:
@@ -209,20 +195,18 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"a batch has column {name!r}; names are strings")
         if name in (*MARKS, "_marks", "_span") or hasattr(Batch, name):
-            raise ConfigError(
-                f"a batch cannot have a column named {name!r}, which Batch uses itself; rename the column"
-            )
+            raise ConfigError(f"a batch cannot have a column named {name!r}, a name of Batch itself; rename the column")
 
 
 def check_rename(rename: Mapping[str, str], names: list[str] | None) -> None:
-    """Refuses names that a batch cannot have, or that would hide a column; ``names`` are its columns where they are known."""
+    """Refuses names that a batch cannot have, or that would hide a column. ``names`` are its columns, if known."""
     check_names(list(rename.values()))
     if names is None:
         return
     if unknown := [name for name in rename if name not in names]:
         raise ConfigError(f"rename={rename!r} names {unknown[0]!r}; the batch has {', '.join(names)}")
-    made = [rename.get(name, name) for name in names]
-    if twice := [name for name in made if made.count(name) > 1]:
+    results = [rename.get(name, name) for name in names]
+    if twice := [name for name in results if results.count(name) > 1]:
         raise ConfigError(f"rename={rename!r} gives two columns the name {twice[0]!r}; choose another")
 
 

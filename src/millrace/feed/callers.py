@@ -1,7 +1,7 @@
-"""Who is about to iterate a feed: a loop that could not be exact with what it was given is refused, with the line that is.
+"""Refuses frameworks that could not be exact with the loader they got, and names the right one.
 
-Frameworks read ahead, rebuild loaders and restore only what they know; none of them says so to the loader. So the frames that
-lead to ``iter()`` are looked at, once per iterator. Only who asks for the iterator counts, not who called him.
+Frameworks read ahead, rebuild loaders and restore only what they know, but do not say so. So we look at the frames that
+lead to ``iter()``, once per iterator. Only the frame that asks for the iterator counts, not its callers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,26 @@ FIT, EPOCH, COMBINED = ".loops.fit_loop", ".loops.training_epoch_loop", ".utilit
 EVALUATIONS = (".loops.evaluation_loop", ".loops.prediction_loop")
 LOADERS = ("torch.utils.data", "torchdata")
 STACKED = (
-    "the DataLoader would stack whole batches of the feed into larger ones; give it batch_size=None, or transformers' Trainer the "
-    "feed itself by millrace.transformers.FeedTrainer"
+    "the DataLoader would stack whole batches of the feed into larger ones; give it batch_size=None. "
+    "With the Trainer of transformers use millrace.transformers.FeedTrainer"
 )
-PASSED_ON = ("millrace", *LOADERS)  # they iterate for somebody else
+DISPATCHED = (
+    "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; loop over "
+    "millrace.accelerate.Loader(feed.by_epoch()). With the Trainer of transformers use millrace.transformers.FeedTrainer"
+)
+NOT_RESTORED = "an iterator cannot be restored by Lightning; give it feed.by_epoch() itself, without iter()"
+AGAIN = "Lightning iterates over a validation loader again and again; give it feed.by_epoch(repeat=True)"
+# (who asks, for what) -> why not
+REFUSALS = {
+    ("lightning", "feed"): "Lightning reads ahead if a loader has no length; give it feed.by_epoch()",
+    ("lightning", "dataset"): "Lightning may restore no DataLoader; give it feed.by_epoch() itself, without DataLoader",
+    ("lightning", "repeat"): "by_epoch(repeat=True) repeats the first epoch, to evaluate; train with feed.by_epoch()",
+    ("lightning", "iterator"): NOT_RESTORED,
+    ("lightning evaluation", "iterator"): NOT_RESTORED,
+    ("lightning evaluation", "feed"): AGAIN,
+    ("lightning evaluation", "passes"): AGAIN,
+} | {("accelerate", loader): DISPATCHED for loader in ("feed", "passes", "repeat", "dataset", "repeated dataset")}
+PASSED_ON = ("millrace", *LOADERS)  # they iterate for their caller
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
@@ -36,10 +52,10 @@ def _is_in(module: str, packages: tuple[str, ...]) -> bool:
 
 
 class Asker(NamedTuple):
-    """Who asks for an iterator: lightning, lightning evaluation, accelerate, or None for anybody else."""
+    """Who asks for an iterator; ``name`` is empty for anybody without a key in ``REFUSALS``."""
 
-    name: str | None = None
-    fit: Any = None  # Lightning's fit loop, if that asks
+    name: str = ""
+    fit: Any = None  # Lightning's fit loop, if it asks
     is_setup: bool = False  # before its first epoch
 
 
@@ -47,7 +63,7 @@ def _asker() -> Asker:
     if not any(name in sys.modules for name in (*LIGHTNING, "accelerate")):
         return Asker()
     frames = list(_frames())
-    # A dataset of the user's own passes on what it reads, as ours does: then it is the reader of the DataLoader who asks.
+    # A user's dataset passes on what it reads, as ours does: then the reader of the DataLoader asks.
     through = next((k for k, (module, _) in enumerate(frames) if _is_in(module, LOADERS)), 0)
     frames = [(module, frame) for module, frame in frames[through:] if not _is_in(module, PASSED_ON)]
     asks = frames[0][0] if frames else ""
@@ -59,69 +75,25 @@ def _asker() -> Asker:
         if module.endswith(EVALUATIONS):
             return Asker("lightning evaluation")
         if module.endswith((EPOCH, FIT)):
-            is_trial = not asks.endswith(COMBINED)  # whether it can be iterated at all
+            is_trial = not asks.endswith(COMBINED)  # Lightning tries whether it can be iterated
             fit = None if is_trial else frame.f_locals["self"].trainer.fit_loop
             return Asker("lightning", fit, module.endswith(FIT))
     return Asker("lightning")
 
 
-def check_feed() -> None:
-    """Refuses a feed itself in Lightning, which reads ahead of an endless one and passes again over one that has ended."""
+def check_caller(loader: str) -> Asker:
+    """Refuses a loader that whoever asks cannot read exactly: feed, passes, repeat, dataset or iterator."""
     asks = _asker()
-    if asks.name == "lightning":
-        raise _refused(
-            asks,
-            "Lightning counts the batches of an epoch, reads ahead where there is no length, and saves what it read; give it "
-            "feed.by_epoch(), whose checkpoints are exact",
-        )
-    if asks.name == "lightning evaluation":
-        raise _not_for_evaluation("a feed goes on")
-    _check_accelerate(asks)
-
-
-def check_iterator() -> None:
-    """Refuses an iterator where Lightning wants a loader: it has neither a state nor a second pass."""
-    if (_asker().name or "").startswith("lightning"):
-        raise ConfigError("an iterator cannot be restored by Lightning; give it feed.by_epoch() itself, without iter()")
-
-
-def check_passes(is_repeated: bool) -> Asker:
-    """Refuses passes that repeat in training, and the others in evaluation; says who asks."""
-    asks = _asker()
-    if asks.name == "lightning" and is_repeated:
-        raise ConfigError(
-            "by_epoch(repeat=True) is the first epoch again and again, for evaluation; train with feed.by_epoch()"
-        )
-    if asks.name == "lightning evaluation" and not is_repeated:
-        raise _not_for_evaluation("feed.by_epoch() goes on to the next epoch")
-    _check_accelerate(asks)
-    return asks
-
-
-def _check_accelerate(asks: Asker) -> None:
-    if asks.name == "accelerate":
-        raise ConfigError(
-            "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; loop over "
-            "millrace.accelerate.Loader(feed.by_epoch()), in which each rank reads its share, and give transformers' Trainer the "
-            "feed by millrace.transformers.FeedTrainer"
-        )
-
-
-def _refused(asks: Asker, message: str) -> ConfigError:
+    message = REFUSALS.get((asks.name, loader))
+    if message is None:
+        return asks
     if asks.fit is not None:
-        asks.fit._data_fetcher = None  # Lightning would ask it for a length it does not have yet, and hide this error
-    return ConfigError(message)
-
-
-def _not_for_evaluation(why: str) -> ConfigError:
-    return ConfigError(
-        f"Lightning passes over a validation loader again and again, and {why}; give it feed.by_epoch(repeat=True), every pass of "
-        "which is the whole first epoch"
-    )
+        asks.fit._data_fetcher = None  # Lightning would ask it for a length, fail, and hide this error
+    raise ConfigError(message)
 
 
 def check_restore(batch: int, is_within: bool, state: Mapping[str, Any]) -> None:
-    """Refuses another batch within an epoch, whose batches Lightning goes on counting."""
+    """Refuses another batch size within an epoch: Lightning goes on counting its batches."""
     counted = state.get("batch", batch)
     if is_within and counted != batch and _asker().name == "lightning":
         raise ConfigError(
@@ -131,15 +103,8 @@ def check_restore(batch: int, is_within: bool, state: Mapping[str, Any]) -> None
 
 
 def check_dataset(is_repeated: bool) -> None:
-    """Refuses what would stack, dispatch, or never restore the batches of an ``IterableDataset``."""
+    """Refuses readers of an ``IterableDataset`` that would stack, dispatch, or never restore its batches."""
     readers = (frame.f_locals.get("self") for module, frame in _frames() if module.startswith("torch.utils.data"))
     if any(getattr(reader, "auto_collation", False) is True for reader in readers):
         raise ConfigError(STACKED)
-    asks = _asker()
-    _check_accelerate(asks)
-    if asks.name == "lightning" and not is_repeated:
-        raise _refused(
-            asks,
-            "Lightning does not restore a DataLoader where an epoch ended; give it feed.by_epoch() itself, which needs no "
-            "DataLoader",
-        )
+    check_caller("repeated dataset" if is_repeated else "dataset")

@@ -1,4 +1,4 @@
-"""The cursor: where a feed stands, and of what. JSON under 1 KB; restoring it compares before it moves."""
+"""The cursor: the position of a feed, and what it belongs to. JSON under 1 KB, checked before it is restored."""
 
 from __future__ import annotations
 
@@ -38,14 +38,11 @@ def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
     if not _is_state(state):
         raise ConfigError(f"this is not a feed's state: {str(state)[:200]}; give what state_dict() returned")
     here = identity(view, order, seed)
-    for part in ("store", "view", "seed", "order"):  # an order is made of its seed, so the seed is told first
-        if state[part] != here[part]:
-            raise ResumeMismatch(
-                _difference(part, state[part], here[part], view, order),
-                part=part,
-                expected=here[part],
-                found=state[part],
-            )
+    for part in ("store", "view", "seed", "order"):  # the order depends on the seed, so the seed comes first
+        saved, own = state[part], here[part]
+        if saved != own:
+            message = _difference(part, saved, own, view, order)
+            raise ResumeMismatch(message, part=part, expected=own, found=saved)
     return int(state["position"])
 
 
@@ -54,8 +51,8 @@ def _difference(part: str, saved: Any, here: Any, view: View, order: Order) -> s
         return f"the state is of seed {saved}, this feed has seed {here}; give seed={saved}, or start over"
     if part == "store" and (path := _with_snapshot(view, saved)) is not None:
         return (
-            f"the state is of another snapshot of {path}: the store was appended to since; "
-            f"open_store({path!r}, snapshot={saved!r}) opens the one this state is of"
+            f"the state belongs to another snapshot of {path}: the store was appended to since; "
+            f"open that snapshot with open_store({path!r}, snapshot={saved!r})"
         )
     described = {"store": repr(view.stores), "view": repr(view), "order": repr(order)}[part]
     return (
@@ -65,7 +62,7 @@ def _difference(part: str, saved: Any, here: Any, view: View, order: Order) -> s
 
 
 def _with_snapshot(view: View, fingerprint: str) -> str | None:
-    """The path of the view's store, where that has a snapshot of this fingerprint."""
+    """The path of the view's store, if it has a snapshot of this fingerprint."""
     path = getattr(view.stores[0], "path", None)
     if path is None or len(view.stores) > 1 or FINGERPRINT.fullmatch(fingerprint) is None:
         return None

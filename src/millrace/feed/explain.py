@@ -1,13 +1,16 @@
-"""From a batch back to its sources: which samples, records, shards and rows it held. Arithmetic, at any size."""
+"""From a batch back to its sources: which samples, records, shards and rows it held."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from millrace.order.orders import Order
+from millrace.errors import ConfigError
+from millrace.feed.line import Line
+from millrace.order.orders import MAX_POSITION, Order
 from millrace.ragged import Int64s, Spans, concatenated_ranges
 from millrace.store.history import source_files
 from millrace.store.times import has_times, show_times
@@ -19,12 +22,12 @@ from millrace.view.windows import Windows
 class Explanation(dict[str, Any]):
     """What one batch held: ``positions``, ``samples``, ``epochs`` as arrays, and one dict per sample in ``rows``.
 
-    Each row names the store, split and rows, and in ``pieces`` for every record it has rows of: shard, rows within the
-    shard and within the record, and the record's columns (among them the source and its row or byte, where
-    preparation kept them). ``shard``, ``record`` and ``columns`` of the row itself are those of its first piece.
+    Each row names the store, split and rows. Its ``pieces`` describe each record it has rows of: shard, rows in the shard
+    and in the record, and the record's columns, such as the source and its row or byte. The row itself has the
+    ``shard``, ``record`` and ``columns`` of its first piece.
 
-    A sample of a series store also names its ``entity`` and the first and last of its ``times``. A window has them for
-    ``input`` and ``target``, each with its ``rows``. Times are ISO dates, or numbers where the source had numbers.
+    A sample of a series store also has its ``entity`` and the first and last of its ``times``; a window has rows and
+    times for ``input`` and ``target``. Times are ISO dates, or numbers if the source had numbers.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -32,6 +35,16 @@ class Explanation(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(f"an explanation has no {name!r}; it has {', '.join(self)}") from None
+
+
+def explain_batch(line: Line, batch: int, rename: Mapping[str, str]) -> Explanation:
+    """What one batch of a line holds, over all ranks."""
+    if batch < 0 or (line.num_batches is not None and batch >= line.num_batches):
+        raise ConfigError(f"batch {batch} is outside the feed; it has {line.num_batches} batches")
+    if line.end(batch + 1) > MAX_POSITION:
+        raise ConfigError(f"batch {batch} lies beyond position 2^63 - 1, where every line ends")
+    found = describe(line.view, line.order, *line.span(batch), batch)
+    return Explanation(found, rename=dict(rename)) if rename else found
 
 
 def describe(view: View, order: Order, start: int, stop: int, batch: int) -> Explanation:
@@ -42,20 +55,13 @@ def describe(view: View, order: Order, start: int, stop: int, batch: int) -> Exp
     for position, row in zip(positions.tolist(), rows, strict=True):
         row["position"], row["epoch"] = position, position // order.n
     return Explanation(
-        batch=batch,
-        positions=positions,
-        samples=samples,
-        epochs=positions // order.n,
-        shards=[row.get("shard") for row in rows],
-        rows=rows,
-    )
+        batch=batch, positions=positions, samples=samples, epochs=positions // order.n,
+        shards=[row.get("shard") for row in rows], rows=rows,
+    )  # fmt: skip
 
 
 def prepared_from(view: View) -> dict[str, list[str]]:
-    """The files that series stores were prepared from, by the path of the store.
-
-    A store does not know which of them a row was in. Text does: each document has its ``source``.
-    """
+    """The files that series stores were prepared from, by the path of the store. Which row came from which is not known."""
     roots = [store.root for store in view.stores if store.kind == "series" and store.root.manifest is not None]
     return {root.path: source_files(root.path, root.fingerprint) for root in roots}
 
@@ -63,31 +69,30 @@ def prepared_from(view: View) -> dict[str, list[str]]:
 def describe_samples(view: View, samples: Int64s) -> list[dict[str, Any]]:
     """Where each sample comes from, in the order given."""
     if isinstance(view, Subset):
-        return _renamed(describe_samples(view.view, view.ids[samples]), samples)
+        return _with_samples(describe_samples(view.view, view.ids[samples]), samples)
     if isinstance(view, Concat):
         parts, inside = view.parts(samples)
         found: list[dict[str, Any]] = [{}] * len(samples)
         for k in np.unique(parts).tolist():
-            places = np.flatnonzero(parts == k)
-            for place, row in zip(places.tolist(), describe_samples(view.views[k], inside[places]), strict=True):
-                found[place] = {**row, "part": k}
-        return _renamed(found, samples)
+            rows = np.flatnonzero(parts == k)
+            for at, row in zip(rows.tolist(), describe_samples(view.views[k], inside[rows]), strict=True):
+                found[at] = {**row, "part": k}
+        return _with_samples(found, samples)
     return _describe_leaf(view, samples)
 
 
-def _renamed(rows: list[dict[str, Any]], samples: Int64s) -> list[dict[str, Any]]:
+def _with_samples(rows: list[dict[str, Any]], samples: Int64s) -> list[dict[str, Any]]:
     for row, sample in zip(rows, samples.tolist(), strict=True):
         row["sample"] = sample
     return rows
 
 
 def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
-    """Each sample with its pieces: one per record it has rows of, since a block may hold the ends of several documents."""
+    """Each sample with one piece per record that it has rows of: a block may hold the ends of several documents."""
     store: Any = view.store
     spans = view.spans(samples)
-    owners = (
-        np.arange(len(spans)) if spans.offsets is None else np.repeat(np.arange(len(spans)), np.diff(spans.offsets))
-    )
+    owners = np.arange(len(spans))
+    owners = owners if spans.offsets is None else np.repeat(owners, np.diff(spans.offsets))
     records, starts, stops, which = _by_record(store, spans, view.records(samples)[owners])
     shards, first_rows = store.locate_records(records)
     names = {shard: store.shard_name(shard) for shard in np.unique(shards).tolist()}
@@ -114,7 +119,7 @@ def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
 
 
 def _parts(view: View, spans: Spans, records: Int64s) -> list[dict[str, Any]]:
-    """What a sample of a series store has besides: its entity, the rows and times of its input and target."""
+    """What a sample of a series store also has: its entity, the rows and times of its input and target."""
     store, starts, stops = view.store, spans.starts, spans.stops
     ranges = {"": (starts, stops)}
     if isinstance(view, Windows):
@@ -131,7 +136,7 @@ def _parts(view: View, spans: Spans, records: Int64s) -> list[dict[str, Any]]:
 
 
 def _entities(store: Any, records: Int64s) -> list[str]:
-    """The names of the entities, or the numbers of their records where the store has no names."""
+    """The names of the entities, or the numbers of their records if the store has no names."""
     column = store.layout.columns.get("name")
     names = store.columns["name"][records] if column is not None and column.axis is None else records
     return [str(name) for name in np.asarray(names).tolist()]
@@ -148,15 +153,15 @@ def _first_and_last(store: Any, starts: Int64s, stops: Int64s) -> list[tuple[Any
 
 
 def _whole(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows from the first piece to the last, where they follow each other."""
+    """The rows from the first piece to the last, if they follow each other."""
     follows = all(one["rows"][1] == next_["rows"][0] for one, next_ in pairwise(pieces))
     return {"rows": (pieces[0]["rows"][0], pieces[-1]["rows"][1])} if pieces and follows else {}
 
 
 def _by_record(store: Any, spans: Spans, known: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Every span cut at the ends of records: record, start, stop, and which span it is of.
+    """Every span, cut at the ends of records: record, start, stop, and the number of the span.
 
-    An empty span is one piece, of the record it is ``known`` to be: its place alone would not tell.
+    An empty span is one piece, of its ``known`` record: its rows alone do not show the record.
     """
     offsets, is_empty = store.offsets, spans.starts == spans.stops
     firsts = np.where(is_empty, known, np.searchsorted(offsets, spans.starts, side="right") - 1)

@@ -1,7 +1,6 @@
-"""What a run remembers of its feeds: one line in ``RUN/feed.jsonl`` per start, so that steps keep their meaning.
+"""The journal of a run: one line in ``RUN/feed.jsonl`` per start of its feed. ``millrace explain RUN`` reads it.
 
-Step s (from 1) of a run lies in the last start whose first step is not after it; ``millrace explain RUN`` reads
-this when store, batch and position of that start are wanted.
+Step s (from 1) of a run belongs to the last start whose first step is not after s.
 """
 
 from __future__ import annotations
@@ -26,66 +25,60 @@ FIELDS = {"step", "position", "batch", "stop", "stores", "view", "order"}
 
 
 def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
-    """Adds a line when a feed of a run starts; ranks other than 0 add none."""
+    """Adds a line when a feed of a run starts; only rank 0 does."""
     if line.rank != 0:
         return
     folder = Path(run)
     with platform.writing(folder / NAME):
-        _note(folder, feed, line)
-
-
-def _note(folder: Path, feed: Feed, begun: Line) -> None:
-    platform.make_dir(folder)
-    line: dict[str, Any] = {
-        "step": _steps_before(folder, feed.position) + 1,  # where the loop was: a pass that it left took fewer steps
-        "position": begun.start,
-        "batch": feed.batch,
-        "stop": begun.stop,
-        "seed": feed.seed,
-        "stores": {store.fingerprint: store.path for store in feed.view.stores},
-        "view": feed.view.spec(),
-        "order": feed.order.spec(),
-    }
-    for key, ids in view_arrays(feed.view).items():
-        if not (folder / f"ids-{key}.npy").exists():
-            np.save(folder / f"ids-{key}.tmp.npy", ids)
-            platform.rename(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
-    if feed.last == "drop":
-        line["last"] = feed.last
-    with open(folder / NAME, "a+b", buffering=0) as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)  # a line torn by a kill would swallow this one
-        platform.write(file.fileno(), json.dumps(line, allow_nan=False).encode() + b"\n", folder / NAME)
+        platform.make_dir(folder)
+        entry: dict[str, Any] = {
+            "step": _steps_before(folder, feed.position) + 1,  # a pass that the loop left took fewer steps
+            "position": line.start,
+            "batch": feed.batch,
+            "stop": line.stop,
+            "seed": feed.seed,
+            "stores": {store.fingerprint: store.path for store in feed.view.stores},
+            "view": feed.view.spec(),
+            "order": feed.order.spec(),
+        }
+        for key, ids in view_arrays(feed.view).items():
+            if not (folder / f"ids-{key}.npy").exists():
+                np.save(folder / f"ids-{key}.tmp.npy", ids)
+                platform.rename(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
+        if feed.last == "drop":
+            entry["last"] = feed.last
+        with open(folder / NAME, "a+b", buffering=0) as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # a kill may have left a part of a line
+            platform.write(file.fileno(), json.dumps(entry, allow_nan=False).encode() + b"\n", folder / NAME)
 
 
 def arrays(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """The ids of subsets a run used, by hash, as ``from_spec`` wants them."""
+    """The ids of subsets that a run used, by hash, for ``from_spec``."""
     paths = [path for path in sorted(Path(run).glob("ids-*.npy")) if not path.name.endswith(".tmp.npy")]
     try:
         return {path.stem.removeprefix("ids-"): np.load(path) for path in paths}
     except ValueError as error:
-        raise ConfigError(
-            f"the ids of a subset in {run} are damaged ({error}); its steps are no longer known"
-        ) from error
+        raise ConfigError(f"the ids of a subset in {run} are damaged ({error}); its steps are lost") from error
 
 
 def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Every start of a run; a torn last line is left out."""
+    """Every start of a run, without an unfinished last line."""
     path = Path(run) / NAME
     if not path.exists():
-        raise ConfigError(f"{path} is not there; the run was started without run=, so its steps are not known")
+        raise ConfigError(f"there is no {path}; the run was started without run=, so its steps are not known")
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        found = [json.loads(line) for line in lines]
-        if not all(isinstance(line, dict) and line.keys() >= FIELDS for line in found):
+        entries = [json.loads(line) for line in lines]
+        if not all(isinstance(entry, dict) and entry.keys() >= FIELDS for entry in entries):
             raise ValueError("a line lacks some of its fields")
-        return found
+        return entries
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); the steps of this run are no longer known") from error
 
 
 def _steps_before(folder: Path, position: int) -> int:
-    """How many steps led to a position: those of the last start, continued to it."""
+    """Steps before a position, if the last start before it had continued."""
     if not (folder / NAME).exists():
         return 0
     for start in reversed(starts(folder)):
@@ -95,7 +88,7 @@ def _steps_before(folder: Path, position: int) -> int:
 
 
 def _batches(start: dict[str, Any], position: int) -> int:
-    """How many batches of a start lead to a position."""
+    """Batches of a start before a position."""
     count = -(-(position - start["position"]) // start["batch"])
     if start.get("last") == "drop" and start["stop"] is not None:
         count = min(count, (start["stop"] - start["position"]) // start["batch"])

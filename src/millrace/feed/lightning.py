@@ -1,8 +1,8 @@
-"""Lightning's fit loop counts batches and epochs by itself. Here its counters and our loaders are made to agree.
+"""Makes the counters of Lightning's fit loop and our loaders agree: Lightning counts batches and epochs by itself.
 
-``Hand`` says whether the batch that Lightning took last has been used, so that a checkpoint saved within a step does not count it.
-``settle`` puts Lightning's counters right after a checkpoint. By themselves they are right only for some of the moments at which a
-checkpoint can be saved, with any loader. The attributes used here are those of lightning 2.6.
+``LastBatch`` says whether Lightning has used the batch it took last: a checkpoint saved within a step does not count it.
+``settle`` corrects Lightning's counters after a checkpoint. With any loader, they are right only for checkpoints saved at
+some moments. The attributes used here are those of lightning 2.6.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from millrace.errors import ConfigError, MillraceError
 
 
-class Hand:
+class LastBatch:
     """The batch that Lightning took last, by its own count of batches."""
 
     def __init__(self, fit: Any) -> None:
@@ -23,53 +23,49 @@ class Hand:
         self._taken_at = self._batches.processed
 
     @property
-    def is_full(self) -> bool:
-        """Whether that batch is in hand: taken, but not used to its end."""
+    def is_unused(self) -> bool:
+        """Whether that batch was taken, but not used to its end."""
         return bool(self._taken_at == self._batches.processed)
 
 
-def join(fit: Any, loader: Any, is_setup: bool) -> Hand:
-    """What a pass needs that Lightning's fit loop is about to read, after a checkpoint or not.
+def join(fit: Any, loader: Any, is_setup: bool) -> LastBatch:
+    """Prepares a pass that Lightning's fit loop is about to read, after a checkpoint or not.
 
-    ``is_setup``: before its first epoch. Later a short loader may begin again within an epoch that is still a resumed one.
+    ``is_setup``: before its first epoch. Later a short loader may begin again within an epoch that was resumed.
     """
     try:
         passes = _passes_of(fit._combined_loader.flattened)
         _check_loop(fit, passes)
         if is_setup and loader is passes[0]:
             for each in passes:
-                each.ended_epoch = None  # that was of another run
+                each.ended_epoch = None  # it belongs to another run
             if fit.is_resuming:
                 settle(fit)
         if is_setup and not fit.is_resuming and loader.next_start % loader.feed.order.n:
             raise ConfigError(
-                "this loader stands within an epoch, and Lightning counts whole ones; leave load_state_dict out and resume by "
-                "trainer.fit(..., ckpt_path=...)"
+                "this loader stands within an epoch, and Lightning counts whole epochs; do not call load_state_dict, but "
+                "resume by trainer.fit(..., ckpt_path=...)"
             )
     except MillraceError:
-        fit._data_fetcher = None  # Lightning would ask it for a length it does not have yet, and hide this error
+        fit._data_fetcher = None  # Lightning would ask it for a length, fail, and hide this error
         raise
-    return Hand(fit)
+    return LastBatch(fit)
 
 
 def _check_loop(fit: Any, passes: list[Any]) -> None:
-    """Refuses what Lightning would do wrongly with the loaders of its fit loop."""
+    """Refuses options of Lightning that it cannot combine with our loaders."""
     if not hasattr(fit, "is_resuming"):
         raise ConfigError("this Lightning is older than 2.6 and resumes in another way; pip install 'lightning>=2.6'")
     if type(fit._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
-        raise ConfigError(
-            "training_step(dataloader_iter) takes batches that Lightning cannot count; write training_step(batch, batch_idx)"
-        )
+        raise ConfigError("Lightning cannot count dataloader_iter; write training_step(batch, batch_idx)")
     if fit.trainer.overfit_batches > 0:
         raise ConfigError(
-            "overfit_batches= wants the same batches in every epoch, and every pass has its own order; train on a few samples "
-            "instead: mr.Feed(mr.Subset(view, range(100)), ...).by_epoch()"
+            "overfit_batches= wants the same batches in every epoch, but every pass has its own order; train on a few "
+            "samples: mr.Feed(mr.Subset(view, range(100)), ...).by_epoch()"
         )
     feeds = [id(loader.feed) for loader in passes]
     if len(set(feeds)) < len(feeds):
-        raise ConfigError(
-            "two of the train loaders read the same feed, and would end each other; give each a feed of its own"
-        )
+        raise ConfigError("two train loaders read the same feed, and would end each other; give each its own feed")
 
 
 def _passes_of(loaders: list[Any]) -> list[Any]:
@@ -77,9 +73,9 @@ def _passes_of(loaders: list[Any]) -> list[Any]:
 
 
 def settle(fit: Any) -> None:
-    """Makes counters and loaders agree after a checkpoint: what was processed was used, and nothing else.
+    """Makes counters and loaders agree after a checkpoint: the batches that were processed were used, and no others.
 
-    An epoch is over when its last batch was processed. One that a run left before (``max_steps``, an early stop) goes on.
+    An epoch is over when its last batch was processed. An epoch that a run left early (``max_steps``) goes on.
     """
     epochs, loop, batches = fit.epoch_progress, fit.epoch_loop, fit.epoch_loop.batch_progress
     epoch, batch = epochs.current, batches.current
@@ -101,7 +97,7 @@ def settle(fit: Any) -> None:
 
 
 def _settle_batches(loop: Any, is_over: bool, is_rolled_back: bool) -> None:
-    """As Lightning saves them after a step, which is what it knows to go on from; or as after an epoch's last validation."""
+    """Sets the counters as Lightning saves them after a step, or after an epoch's last validation: it can resume there."""
     batches = loop.batch_progress
     is_open = is_rolled_back or batches.current.completed < batches.current.processed
     for count in (batches.total, batches.current):
@@ -113,7 +109,7 @@ def _settle_batches(loop: Any, is_over: bool, is_rolled_back: bool) -> None:
 
 
 def _restore(fit: Any, needs_states: bool) -> list[Any]:
-    """The passes among Lightning's loaders, with their states loaded: Lightning leaves them out where an epoch has ended."""
+    """The passes among Lightning's loaders, with their states: Lightning restores none where an epoch has ended."""
     states, fit._combined_loader_states_to_load = fit._combined_loader_states_to_load, []
     stateful = [loader for loader in fit._combined_loader.flattened if hasattr(loader, "load_state_dict")]
     passes = _passes_of(stateful)
@@ -122,7 +118,7 @@ def _restore(fit: Any, needs_states: bool) -> list[Any]:
             loader.load_state_dict(state)
     if needs_states and not all(loader.feed.is_restored for loader in passes):
         raise ConfigError(
-            "the checkpoint was saved within an epoch and holds no state of feed.by_epoch(); resume one that was saved with it, or "
-            "one of an epoch's end"
+            "the checkpoint was saved within an epoch and holds no state of feed.by_epoch(); resume one that was saved "
+            "with it, or at the end of an epoch"
         )
     return passes

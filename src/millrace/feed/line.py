@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +11,21 @@ from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.order.orders import MAX_POSITION, Order
 from millrace.order.share import share
-from millrace.ragged import Array, Int64s, as_integer
+from millrace.ragged import Array, Int64s
 from millrace.view.view import View
 
-PLAN_BATCHES = 64  # planned per call: one batch at a time cost a factor of four on small batches
+PLAN_BATCHES = 64  # planned per call: one batch at a time took four times as long for small batches
 PLAN_POSITIONS = 8192  # and at least this many positions
+MAX_POSITIONS = 1 << 22  # but no more: a plan keeps about 50 bytes for each
 LAST = ("pad", "drop", "short")  # what becomes of a last batch that is not full
-MAX_BYTES = 1 << 47  # what a process can address
-MAX_POSITIONS = 1 << 22  # but not more: a plan keeps about 50 bytes of each
 
 
 @dataclass(frozen=True)
 class Line:
     """Batches of ``batch`` positions from ``start`` to ``stop`` (None: endless), as rank ``rank`` of ``world`` sees them.
 
-    With ``epoch`` (its number of samples) every epoch ends with a batch of its own, as passes of ``by_epoch`` do; such a
-    line counts batches, it does not plan them. With ``last="drop"`` a last batch that would not be full is left out.
+    With ``epoch`` (samples of an epoch) every epoch ends with its own last batch, as in ``by_epoch``. Such a line only
+    counts batches. ``last="drop"`` leaves out a last batch that is not full.
     """
 
     view: View
@@ -51,7 +49,7 @@ class Line:
         return last - first
 
     def count(self, positions: int) -> int:
-        """How many batches so many positions make, up to the end of a pass or of the line."""
+        """Batches in so many positions up to the end of a pass or of the line."""
         return positions // self.batch if self.last == "drop" else -(-positions // self.batch)
 
     @property
@@ -71,7 +69,7 @@ class Line:
         return end, self.count(end - self.start)
 
     def end(self, batches: int) -> int:
-        """The position after this many batches: after the last of a pass or of the line that is its end."""
+        """The position after this many batches; after the last batch it is the end of the pass or line."""
         position = self.start + batches * self.batch
         if self.epoch is not None:
             first_end, first_batches = self._first_pass
@@ -89,7 +87,7 @@ class Line:
         return first, min(first + self.batch, self.end(batch + 1))
 
     def number_of(self, position: Any) -> Any:
-        """Which batch holds a position; negative for those before the start."""
+        """The batch that holds a position; negative before the start."""
         numbers = inside = (position - self.start) // self.batch
         most: Any = self.num_batches
         if self.epoch is not None:
@@ -101,7 +99,7 @@ class Line:
             numbers = np.where(is_first, numbers, later)[()]
             inside, most = np.where(is_first, inside, places // self.batch), np.where(is_first, first_batches, most)
         if self.last == "drop" and most is not None and np.any(np.asarray(inside) >= most):
-            raise ConfigError("some of these samples are in no batch of this epoch, since last='drop' leaves them out")
+            raise ConfigError("some of these samples are in no batch of this epoch: last='drop' leaves them out")
         return numbers
 
     def plan_size(self) -> int:
@@ -114,7 +112,7 @@ class Line:
         begin, end = self.share
         last = min(last, (MAX_POSITION - self.start) // self.batch)
         if first >= last:
-            raise passed(first)
+            raise beyond_end(first)
         starts = self.start + np.arange(first, last, dtype=np.int64) * self.batch
         positions = (starts[:, None] + np.arange(begin, end, dtype=np.int64)).reshape(-1)
         if self.stop is None or last * self.batch + self.start <= self.stop:
@@ -128,7 +126,7 @@ class Line:
         return Plan(self, first, np.where(valid, positions, -1), np.where(valid, samples, -1), valid, located)
 
 
-def passed(batch: int) -> ConfigError:
+def beyond_end(batch: int) -> ConfigError:
     return ConfigError(f"batch {batch} passes position 2^63 - 1, where every line ends")
 
 
@@ -146,7 +144,7 @@ class Plan:
     def rows(self, batch: int) -> slice:
         size = self.line.size
         if (batch - self.first) * size >= len(self.positions):
-            raise passed(batch)
+            raise beyond_end(batch)
         return slice((batch - self.first) * size, (batch - self.first + 1) * size)
 
     def marks(self, batch: int) -> dict[str, Any]:
@@ -154,24 +152,3 @@ class Plan:
         rows = self.rows(batch)
         valid = np.ones(self.line.size, bool) if self.valid is None else self.valid[rows].copy()
         return {"positions": self.positions[rows].copy(), "samples": self.samples[rows].copy(), "valid": valid}
-
-
-def check_view(view: Any) -> None:
-    if not hasattr(view, "fields"):
-        raise ConfigError(
-            f"a feed reads a view, not {type(view).__name__}; make one: mr.Windows(store, ...), mr.Blocks(store, ...) or "
-            "mr.Records(store)"
-        )
-
-
-def check_line(view: View, order: Order, batch: int) -> None:
-    if len(view) == 0:
-        why = view.why_empty() if hasattr(view, "why_empty") else f"{view!r}"
-        raise ConfigError(f"the view has no samples: {why}; lower its lengths or choose another split")
-    if order.n != len(view):
-        raise ConfigError(f"the order is over {order.n} samples, the view has {len(view)}; make it Shuffled(len(view))")
-    if as_integer("batch", batch) < 1:
-        raise ConfigError(f"batch={batch}; expected 1 or more samples")
-    num_bytes = sum(math.prod(n or 0 for n in field.shape) * field.dtype.itemsize for field in view.fields) * batch
-    if num_bytes > MAX_BYTES:
-        raise ConfigError(f"batch={batch} takes {num_bytes:,} bytes, more than any memory; lower batch, pad or lengths")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
-from millrace.feed.callers import check_iterator, check_passes, check_restore
+from millrace.feed.callers import check_caller, check_restore
 from millrace.feed.iteration import Iteration
 from millrace.feed.lightning import join
 from millrace.feed.line import Line
@@ -20,50 +20,48 @@ if TYPE_CHECKING:
 
 
 class Passes:
-    """One pass per ``iter()``: pass e is epoch e of the feed. ``len()`` is the batches of a whole pass and never changes.
+    """One pass per ``iter()``: pass e is epoch e of the feed. ``len()`` counts a whole pass and never changes.
 
-    ``iter()`` ends the pass before it and begins the next one. After a restore it is the rest of the pass that was restored; so it
-    is where the iterator before delivered nothing. With ``repeat`` every pass is the whole first epoch, whatever the feed does.
+    ``iter()`` ends the pass before it and begins the next one. After a restore, or if the iterator before delivered
+    nothing, it is the rest of the same pass. With ``repeat`` every pass is the whole first epoch.
     """
 
     def __init__(self, feed: Feed, *, repeat: bool = False) -> None:
         if feed.line(0, feed.order.n).num_batches == 0:
-            raise ConfigError(
-                f"last='drop' leaves no batch: {feed.order.n:,} samples are fewer than batch={feed.batch}; lower batch"
-            )
+            raise ConfigError(f"{feed.order.n:,} samples are fewer than batch={feed.batch}; lower batch")
         self.feed, self.is_repeated = feed, repeat
-        self._repeated: weakref.ref[Pass] | None = None  # the last pass, if they repeat
-        self._epoch: int | None = None  # the framework's, which calls set_epoch
-        self.ended_epoch: int | None = None  # the one of its epochs in which there is nothing more to deliver
+        self._last_repeat: weakref.ref[Pass] | None = None  # the last pass, if they repeat
+        self._epoch: int | None = None  # of the framework that calls set_epoch
+        self.ended_epoch: int | None = None  # the framework's epoch in which nothing is left to deliver
 
     def __len__(self) -> int:
         return self.feed.line(0, self.feed.order.n).num_batches or 0
 
     def __iter__(self) -> Pass:
-        _, fit, is_setup = check_passes(self.is_repeated)
-        begun = Pass(self, is_counted=fit is not None)
+        _, fit, is_setup = check_caller("repeat" if self.is_repeated else "passes")
+        new = Pass(self, is_counted=fit is not None)
         if self.is_repeated:
-            before = None if self._repeated is None else self._repeated()
+            before = None if self._last_repeat is None else self._last_repeat()
             if before is not None:
                 before.leave()
-            self._repeated = weakref.ref(begun)
+            self._last_repeat = weakref.ref(new)
         else:
             if fit is None:
                 self.ended_epoch = None
-            self.feed.hand = None if fit is None else join(fit, self, is_setup)
+            self.feed.lightning_batch = None if fit is None else join(fit, self, is_setup)
             self._end_pass()
             self.feed.check_unfinished(self.next_start)
-            self.feed.hold(begun)
-        return begun
+            self.feed.hold(new)
+        return new
 
     def _end_pass(self) -> None:
-        """Ends the pass before, also that of another loader over the same feed; an iterator of the feed itself goes on."""
+        """Ends the pass before, also of another loader over the same feed; an iterator of the feed itself goes on."""
         if isinstance(self.feed.live, Pass):
             self.feed.live.leave()
         self.feed.check_idle("begin a pass")
 
     def begin(self) -> Iteration | None:
-        """The iterator of the pass that comes now, if there is one."""
+        """The iterator of the next pass, if there is one."""
         feed = self.feed
         if self.ended_epoch is not None and self.ended_epoch == self._epoch:
             return None
@@ -71,17 +69,17 @@ class Passes:
             return Iteration(feed, feed.line_here(0, feed.order.n))
         feed.count_passes(True)
         line = self._pass_from(self.next_start)
-        if not line.num_batches and line.stop != feed.stop:  # only a rest that is dropped
+        if not line.num_batches and line.stop != feed.stop:  # last="drop" leaves out all that is left
             line = self._pass_from(line.stop or 0)
         return feed.iterate(line, is_pass=True)
 
     @property
     def next_start(self) -> int:
-        """Where the next pass begins: after the one before, which came to its end or was left, if that delivered anything."""
-        place, start = self.feed.place, self.feed.position
-        if place is not None and place.is_pass and place.count:
-            start = place.line.stop or start
-        return max(start, self.feed.least)
+        """Where the next pass begins: after the pass before, if that delivered anything."""
+        progress, start = self.feed.progress, self.feed.position
+        if progress is not None and progress.is_pass and progress.count:
+            start = progress.line.stop or start
+        return max(start, self.feed.earliest_pass)
 
     def _pass_from(self, start: int) -> Line:
         n, stop = self.feed.order.n, self.feed.stop
@@ -90,18 +88,18 @@ class Passes:
         return self.feed.line_here(start, end if stop is None else min(end, stop))
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by frameworks, some of which restore no loader where an epoch has ended: passes before this one are over."""
+        """Skips the passes before this one. Some frameworks call it, and restore no loader at the end of an epoch."""
         if self.is_repeated:
             return
         self._epoch = as_integer("epoch", epoch)
         if self.ended_epoch != self._epoch:
             self.ended_epoch = None
-        self.feed.least = max(self.feed.least, self._epoch * self.feed.order.n)
+        self.feed.earliest_pass = max(self.feed.earliest_pass, self._epoch * self.feed.order.n)
 
     def end_epoch(self, epoch: int | None) -> None:
-        """The pass that was restored is over. In this epoch of the framework, if it is in one, nothing more is delivered."""
+        """Ends the pass that was restored. In this epoch of the framework nothing more is delivered."""
         n = self.feed.order.n
-        self.feed.least, self.ended_epoch = -(-self.feed.position // n) * n, epoch
+        self.feed.earliest_pass, self.ended_epoch = -(-self.feed.position // n) * n, epoch
 
     @property
     def sampler(self) -> Passes:
@@ -111,11 +109,11 @@ class Passes:
     batch_sampler = sampler
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands, as ``feed.state_dict()`` says it, and with which batch it counts."""
+        """The state of the feed, and the batch size it counts with."""
         return {**self.feed.state_dict(), "batch": self.feed.batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state of the feed or of its passes; a repeated pass has none."""
+        """Continues from a state of the feed or of its passes; repeated passes have none."""
         if self.is_repeated:
             return
         self._end_pass()
@@ -126,7 +124,7 @@ class Passes:
         raise not_by_number("passes over a feed have")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_repeated": None}
+        return {**vars(self), "_last_repeat": None}
 
     def __repr__(self) -> str:
         kind = "the first epoch again and again" if self.is_repeated else "one epoch after the other"
@@ -135,8 +133,8 @@ class Passes:
 
 def not_by_number(what: str) -> ConfigError:
     return ConfigError(
-        f"{what} batches in order, not samples by number. Loop over it directly. For a DataLoader use "
-        "millrace.torch.Dataset(view). For the Trainer of transformers use millrace.transformers.FeedTrainer"
+        f"{what} batches in order, not samples by number; loop over it. For a DataLoader use millrace.torch.Dataset(view), "
+        "for the Trainer of transformers millrace.transformers.FeedTrainer"
     )
 
 
@@ -144,37 +142,35 @@ class Pass:
     """An iterator that starts with its first batch: frameworks ask for iterators that they never use."""
 
     def __init__(self, passes: Passes, *, is_counted: bool) -> None:
-        self._passes, self._is_counted = (
-            passes,
-            is_counted,
-        )  # by Lightning, which would take its end for that of the epoch
+        # Lightning counts its batches: it would take an early end for the end of the epoch.
+        self._passes, self._is_counted = passes, is_counted
         self._iteration: Iteration | None = None
         self._is_ended = False
         self._is_left = False
 
     def __iter__(self) -> Pass:
-        check_iterator()
+        check_caller("iterator")
         return self
 
     def __next__(self) -> Batch:
         if self._is_left and self._is_counted:
             raise ConfigError(
-                "another iter() of this loader ended the pass that Lightning reads; give whoever reads beside it a feed of its own"
+                "another iter() of this loader ended the pass that Lightning reads; use another feed there"
             )
         if self._iteration is None:
             self._iteration = None if self._is_ended else self._passes.begin()
             if self._iteration is None:
                 self._is_ended = True
                 raise StopIteration
-        place = self._iteration.place
-        count = place.count
+        progress = self._iteration.progress
+        count = progress.count
         try:
             batch = next(self._iteration)
-            if (hand := self._passes.feed.hand) is not None and not self._passes.is_repeated:
-                hand.take()
+            if (last := self._passes.feed.lightning_batch) is not None and not self._passes.is_repeated:
+                last.take()
             return batch
-        except BaseException:  # also of a signal's handler: the loop did not get the batch
-            place.count = count
+        except BaseException:  # also from a signal's handler: the loop did not get the batch
+            progress.count = count
             self.close()
             raise
 

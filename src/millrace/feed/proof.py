@@ -1,4 +1,4 @@
-"""Proof of exact resume on a user's own view: an uninterrupted run against runs that stop and restart."""
+"""Proves exact resume on a user's view: compares a run without stops to runs that stop and restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLDS = (1, 2, 3, 4, 5, 8)
 MAX_LEGS = 5
 
 
-class Seen(NamedTuple):
+class Delivery(NamedTuple):
     """One sample as the loop got it."""
 
     position: int
@@ -30,55 +30,52 @@ class Seen(NamedTuple):
 def prove_resume(
     view: View, *, batch: int, seed: int, steps: int, trials: int, trial_seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Tries ``trials`` random histories; each tells its legs and the first difference, or None."""
+    """Tries ``trials`` random histories; each has its ``legs`` and the first ``difference``, or None."""
     expected, _ = _leg(view, seed, {"steps": steps, "batch": batch, "world": 1, "depth": 1, "workers": 1}, None)
     chance = random.Random(trial_seed)
     return [_trial(view, seed, batch, expected, chance) for _ in range(trials)]
 
 
-def _trial(view: View, seed: int, batch: int, expected: list[Seen], chance: random.Random) -> dict[str, Any]:
+def _trial(view: View, seed: int, batch: int, expected: list[Delivery], chance: random.Random) -> dict[str, Any]:
     """One history: legs of random length, world, batch, depth and threads, with a saved state between them."""
-    found: list[Seen] = []
+    got: list[Delivery] = []
     legs: list[dict[str, int]] = []
     state: str | None = None
-    while len(found) < len(expected):
+    while len(got) < len(expected):
         size = max(1, chance.choice((batch, batch // 2, batch * 2, batch * 3, chance.randint(1, 2 * batch))))
-        left = -(-(len(expected) - len(found)) // size)
+        left = -(-(len(expected) - len(got)) // size)
         if not legs and left < 2:
             continue  # every history has a stop
-        most = left if legs else left - 1
         legs.append({
-            "steps": left if len(legs) + 1 == MAX_LEGS else chance.randint(1, most),
+            "steps": left if len(legs) + 1 == MAX_LEGS else chance.randint(1, left if legs else left - 1),
             "batch": size,
             "world": chance.choice([world for world in WORLDS if world <= size]),
             "depth": chance.randint(1, 6),
             "workers": chance.randint(1, 3),
         })  # fmt: skip
-        got, states = _leg(view, seed, legs[-1], state)
+        deliveries, states = _leg(view, seed, legs[-1], state)
         if len(set(states)) != 1:
             return {"legs": legs, "difference": f"ranks disagree on the state: {sorted(set(states))}"}
-        found, state = found + got, states[0]
-    return {"legs": legs, "difference": _difference(expected, found)}
+        got, state = got + deliveries, states[0]
+    return {"legs": legs, "difference": _difference(expected, got)}
 
 
-def _leg(view: View, seed: int, leg: dict[str, int], state: str | None) -> tuple[list[Seen], list[str]]:
+def _leg(view: View, seed: int, leg: dict[str, int], state: str | None) -> tuple[list[Delivery], list[str]]:
     """What all ranks of one leg got, in the order of the global batches, and the state of each at its end."""
-    batches: list[list[Seen]] = [[] for _ in range(leg["steps"])]
+    batches: list[list[Delivery]] = [[] for _ in range(leg["steps"])]
+    options: dict[str, Any] = {name: value for name, value in leg.items() if name != "steps"}
     states = []
     for rank in range(leg["world"]):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # batches of a proof are of all sizes
-            feed = Feed(
-                view, batch=leg["batch"], seed=seed, rank=rank, world=leg["world"], device="numpy", transform=_draw,
-                depth=leg["depth"], workers=leg["workers"],
-            )  # fmt: skip
+            warnings.simplefilter("ignore")  # a proof has batches of all sizes
+            feed = Feed(view, seed=seed, rank=rank, device="numpy", transform=_draw, **options)
         if state is not None:
             feed.load_state_dict(json.loads(state))
         with feed:
             for step, batch in zip(range(leg["steps"]), feed, strict=False):
-                batches[step] += _seen(batch)
+                batches[step] += _deliveries(batch)
         states.append(json.dumps(feed.state_dict()))
-    return [seen for batch in batches for seen in batch], states
+    return [delivery for batch in batches for delivery in batch], states
 
 
 def _draw(batch: Batch, rng: Any) -> Batch:
@@ -86,14 +83,12 @@ def _draw(batch: Batch, rng: Any) -> Batch:
     return batch
 
 
-def _seen(batch: Batch) -> list[Seen]:
+def _deliveries(batch: Batch) -> list[Delivery]:
     assert batch.positions is not None
     assert batch.samples is not None
     draws = batch.pop("millrace_draw").tolist()
     contents = [_hash(batch, row) for row in range(len(draws))]
-    return [
-        Seen(*entry) for entry in zip(batch.positions.tolist(), batch.samples.tolist(), contents, draws, strict=True)
-    ]
+    return list(map(Delivery, batch.positions.tolist(), batch.samples.tolist(), contents, draws))
 
 
 def _hash(batch: Batch, row: int) -> int:
@@ -105,9 +100,9 @@ def _hash(batch: Batch, row: int) -> int:
     return state.intdigest()
 
 
-def _difference(expected: list[Seen], found: list[Seen]) -> str | None:
-    """The first place where the two histories differ."""
-    for place, (want, got) in enumerate(zip(expected, found, strict=False)):
-        if want != got:
-            return f"delivery {place} was {got}, expected {want}"
-    return None if len(found) >= len(expected) else f"ended after {len(found)} of {len(expected)} samples"
+def _difference(expected: list[Delivery], got: list[Delivery]) -> str | None:
+    """The first difference between two histories."""
+    for number, (wanted, found) in enumerate(zip(expected, got, strict=False)):
+        if wanted != found:
+            return f"delivery {number} was {found}, expected {wanted}"
+    return None if len(got) >= len(expected) else f"ended after {len(got)} of {len(expected)} samples"

@@ -1,8 +1,4 @@
-"""Batch and Ragged as pytrees: leaves are the columns, and a batch that is rebuilt of them keeps its marks.
-
-``torch_pytrees`` is called where torch is in use, ``millrace.jax`` is for JAX. There a DataLoader learns too that batches are not
-to be stacked.
-"""
+"""Batch and Ragged as pytrees of torch and JAX: the leaves are the columns, and a rebuilt batch keeps its marks."""
 
 from __future__ import annotations
 
@@ -10,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.errors import ConfigError
-from millrace.feed.batch import MARKS, Batch, marked, num_marked, num_rows
+from millrace.feed.batch import MARKS, Batch, num_marked, num_rows, with_marks
 from millrace.feed.callers import STACKED
 from millrace.ragged import Ragged
 
 
 class Outline:
-    """What a batch is besides its leaves. Two compare equal if their columns have the same names, whatever the samples:
-    functions that are traced once for all batches need that."""
+    """A batch without its leaves. Outlines with the same column names are equal: a function is traced once for all."""
 
     def __init__(self, batch: Batch) -> None:
         self.names, self.marks = tuple(batch), dict(batch.__dict__)
@@ -32,15 +27,15 @@ class Outline:
         return f"Outline({', '.join(self.names)})"
 
     def batch(self, leaves: Sequence[Any], is_traced: Callable[[Any], bool]) -> Batch:
-        """The batch of these leaves; without marks where they stand for any batch, or have another number of rows."""
+        """The batch of these leaves; without marks if they stand for any batch, or have another number of rows."""
         traced = any(is_traced(part) for leaf in leaves for part in _parts(leaf))
         keeps = not traced and (not _has_arrays(leaves) or num_rows(leaves) == num_marked(self.marks))
         marks: dict[str, Any] = self.marks if keeps else dict.fromkeys(MARKS)
-        return marked(dict(zip(self.names, leaves, strict=True)), marks)
+        return with_marks(dict(zip(self.names, leaves, strict=True)), marks)
 
 
 def _has_arrays(leaves: Sequence[Any]) -> bool:
-    """False where leaves are something else: shapes, shardings, whatever a function makes of arrays."""
+    """False if leaves are something else: shapes, shardings, whatever a function makes of arrays."""
     return any(getattr(part, "ndim", None) is not None for leaf in leaves for part in _parts(leaf))
 
 
@@ -68,7 +63,7 @@ _is_known_to_torch = False
 
 
 def torch_pytrees() -> None:
-    """Makes batches and ragged columns known to torch, once."""
+    """Registers batches and ragged columns with torch, once; its DataLoader then refuses to stack batches."""
     global _is_known_to_torch
     if _is_known_to_torch:
         return

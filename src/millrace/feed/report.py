@@ -1,4 +1,4 @@
-"""What ``feed.report()`` says: who waited for whom, and by which way batches were made."""
+"""What ``feed.report()`` returns: who waited for whom, and how batches were made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 class Report:
     """Counted since the iterator began; times in seconds.
 
-    ``get_s`` is what the loop spent inside ``next()``: near zero, the feed keeps up. What it waited there for a GPU that
-    was still busy with earlier steps is ``behind_s`` and not part of it. ``fill_s`` is the work of making
-    batches, ``fill_wait_s`` how long threads had nothing to do because enough lay ready: if that is near zero too, and
-    ``get_s`` is not, the feed is what limits the run. ``depth_seen`` is how many batches lay ready, on average, when one was
-    asked for.
+    ``get_s`` is the time of the loop inside ``next()``. Near zero, the feed keeps up. If it is large and ``fill_wait_s`` is
+    near zero, the feed limits the run. ``behind_s`` is not part of it.
     """
 
     way: str  # "ring", "in line", "numpy", "transform"
@@ -23,14 +20,14 @@ class Report:
     samples: int
     seconds: float
     get_s: float
-    fill_s: float | None = None
-    fill_wait_s: float | None = None
-    depth_seen: float | None = None
-    made_in_line: int | None = None  # by the loop itself
+    fill_s: float | None = None  # making batches, over all threads
+    fill_wait_s: float | None = None  # threads rested, because enough batches lay ready
+    depth_seen: float | None = None  # batches that lay ready when one was taken, on average
+    made_in_line: int | None = None  # batches that the loop made itself
     num_bytes: int | None = None
-    is_cold: bool | None = None  # rows are asked for ahead of the copy; None where numpy copies
-    past_cache: int | None = None  # samples read past the page cache: of columns much larger than memory
-    behind_s: float | None = None  # the GPU was that far behind the loop
+    is_cold: bool | None = None  # rows are requested from the disk ahead of the copy
+    past_cache: int | None = None  # samples read past the page cache, from columns much larger than memory
+    behind_s: float | None = None  # the loop waited for a GPU that was busy with earlier steps
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,12 +40,10 @@ class Report:
             f"the loop spent {self.get_s:.3g} s in next() ({share:.1%})",
         ]
         if self.behind_s:
-            lines.append(
-                f"and {self.behind_s:.3g} s there until the GPU had caught up ({self.behind_s / self.seconds:.1%})"
-            )
+            lines.append(f"and waited {self.behind_s:.3g} s for a GPU that was behind")
         if self.fill_s is not None and self.fill_wait_s is not None:
             lines.append(
-                f"making batches took {self.fill_s:.3g} s; {self.workers} threads waited {self.fill_wait_s:.3g} s"
+                f"making batches took {self.fill_s:.3g} s; {self.workers} threads rested {self.fill_wait_s:.3g} s"
             )
         if self.depth_seen is not None:
             lines.append(f"{self.depth_seen:.1f} batches lay ready when one was asked for")
@@ -56,5 +51,5 @@ class Report:
             lines.append(f"{self.num_bytes:,} bytes")
         if self.is_cold:
             past = f"; {self.past_cache:,} samples were read past the page cache" if self.past_cache else ""
-            lines.append(f"the data is cold, rows are asked for ahead{past}")
+            lines.append(f"the data is cold: rows are requested ahead{past}")
         return "\n".join(lines)

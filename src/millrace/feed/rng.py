@@ -1,7 +1,6 @@
-"""Randomness that follows the position: the same sample at the same position gets the same numbers.
+"""Randomness that follows the position: the same position gets the same numbers, with any world size, batch or thread.
 
-Whatever the world size, batch, depth, thread or machine. Every draw is a hash of (seed, position, call
-number, place), so nothing has to be saved to resume it.
+Every draw is a hash of (seed, position, call number, index), so there is nothing to save for a resume.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from millrace.ragged import Array, Int64s
 class Rng:
     """Random numbers for the samples of a batch: row ``i`` belongs to the sample at ``positions[i]``.
 
-    Each call of ``uniform``, ``integers`` or ``normal`` is a new draw. ``generator(i)`` is numpy's Philox for
-    one sample, always from its beginning.
+    Each call of ``uniform``, ``integers`` or ``normal`` is a new draw. ``generator(i)`` always starts at its beginning.
     """
 
     def __init__(self, seed: int, positions: Int64s) -> None:
@@ -31,8 +29,8 @@ class Rng:
         self._calls += 1
         key = np.uint64(mix64(self._seed ^ mix64(self._calls)))
         states = mix64s(self._rows ^ key)
-        places = np.arange(1, int(np.prod(tail, dtype=np.int64)) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-        return mix64s(states[:, None] + places).reshape(len(states), *tail)
+        indices = np.arange(1, int(np.prod(tail, dtype=np.int64)) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        return mix64s(states[:, None] + indices).reshape(len(states), *tail)
 
     def uniform(self, *tail: int) -> Array:
         """float64 in [0, 1), (n, *tail)."""
@@ -43,7 +41,7 @@ class Rng:
         size = high - low
         if not 1 <= size < 1 << 63 or not low >= -(1 << 63) or high > 1 << 63:
             raise ConfigError(f"integers({low}, {high}); expected low < high within int64")
-        # Of 64 bits the remainder is biased by at most size / 2^64; 32 bits by multiply and shift would show near 2^32.
+        # The remainder of 64 bits is biased by at most size / 2^64.
         return (self._bits(tail) % np.uint64(size)).astype(np.int64) + np.int64(low)
 
     def normal(self, *tail: int) -> Array:
@@ -52,7 +50,7 @@ class Rng:
         return normal_quantile(((self._bits(tail) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
     def generator(self, row: int) -> np.random.Generator:
-        """A numpy generator of the sample in this row, for what the vectorised draws cannot do."""
+        """A numpy generator for the sample in this row."""
         key = np.array([self._seed, int(self._rows[row])], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 

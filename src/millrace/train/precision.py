@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from millrace.errors import ConfigError
-from millrace.feed.batch import Batch, marked
+from millrace.feed.batch import Batch, with_marks
 
 # Below it fp16 has given up: from its first scale, 65,536, that is 31 skipped steps in a row, and gradients up to 1e9 pass.
 SMALLEST_SCALE = 2.0**-14
@@ -37,7 +37,7 @@ class Precision:
     def to_device(self, batch: Batch) -> Batch:
         """The batch where the model is, its floats in the model's precision."""
         values = {name: self._moved(value) for name, value in dict.items(batch)}
-        return batch if all(values[name] is batch[name] for name in batch) else marked(values, batch.__dict__)
+        return batch if all(values[name] is batch[name] for name in batch) else with_marks(values, batch.__dict__)
 
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -1,7 +1,7 @@
 """One GPU as a feed sees it: memory, two streams, and the events that order them.
 
-The core queues copies by the driver's functions, whose addresses it is given here. For what a transform made they are called
-from Python: through torch's own streams and events a batch took 270 us of the training loop on an H200.
+The core queues copies by the driver's functions; it gets their addresses from here. For batches of a transform Python
+calls them: with torch's own streams and events a batch took 270 us of the training loop on an H200.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CORE_CALLS = (
 )  # fmt: skip
 
 
-class CudaLanes:
+class Gpu:
     """Two streams of one GPU: the training loop's, and one for copies; events order them.
 
-    Everything but ``host_memory`` is called inside ``with lanes:``, which makes the GPU's context the thread's own: the
-    loop may run in a thread that has none, or on another GPU.
+    Call everything but ``host_memory`` inside ``with gpu:``. That enters the GPU's context: the loop may run in a
+    thread without one, or on another GPU.
     """
 
     def __init__(self, device: str) -> None:
@@ -44,20 +44,16 @@ class CudaLanes:
             raise ConfigError(f"device={device!r}, but torch finds {count} GPUs, numbered from 0")
         self.device, self._driver = torch.device("cuda", index), Driver()
         self._torch_copies: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._copies = int(self._torch_copies.cuda_stream)
+        self._torch, self._copies = torch, int(self._torch_copies.cuda_stream)
         self._context = self._driver.context(index)
-        self._guests: set[int] = set()  # threads that are inside and had another context, or none
-        self.table = (*self._driver.addresses(), self._context, self._copies)  # as the core wants them
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self.current: Callable[[], int] = (  # the stream that the loop's thread queues to now
-            partial(raw, index)
-            if raw is not None
-            else (lambda: int(torch.cuda.current_stream(self.device).cuda_stream))
-        )
-        self.home = self.current()  # memory is allocated as if here, whichever thread asks for it
+        self._guests: set[int] = set()  # threads inside that had another context, or none
+        self.table = (*self._driver.addresses(), self._context, self._copies)  # for the core
+        # The stream that the loop's thread uses now.
+        self.current: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, index)
+        self.home = self.current()  # memory is allocated on this stream, in any thread
 
     def __enter__(self) -> None:
-        if self._driver.current() != self._context:  # in most loops it is; to ask is ten times as fast as to push
+        if self._driver.current() != self._context:  # mostly it is; asking is ten times as fast as pushing
             self._driver.push(self._context)
             self._guests.add(threading.get_ident())
 
@@ -67,33 +63,28 @@ class CudaLanes:
             self._driver.pop()
 
     def host_memory(self, num_bytes: int) -> Array:
-        """Memory of the host that the GPU reads by itself."""
-        import torch
-
-        found: Array = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
-        return found
+        """Pinned memory, which the GPU reads by itself."""
+        return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True).numpy()
 
     def new_memory(self, num_bytes: int) -> Any:
-        import torch
-
-        home = torch.cuda.ExternalStream(self.home, self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(home):
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        with self._torch.cuda.stream(self._external(self.home)):
+            return self._torch.empty(num_bytes, dtype=self._torch.uint8, device=self.device)
 
     def record_use(self, memory: Any, stream: int) -> None:
-        import torch
+        memory.record_stream(self._external(stream))
 
-        memory.record_stream(torch.cuda.ExternalStream(stream, self.device))  # type: ignore[no-untyped-call]
+    def _external(self, stream: int) -> Any:
+        return self._torch.cuda.ExternalStream(stream, self.device)  # type: ignore[no-untyped-call]
 
     def mark_new(self, event: Any) -> None:
-        """The event comes after everything that was done with new memory before."""
+        """Puts the event after everything done with new memory before."""
         self._driver.record(event.handle, self.home)
 
     def event(self) -> Any:
         return DriverEvent(self._driver, self._context)
 
     def mark(self, event: Any) -> None:
-        """The event comes after everything the loop has queued."""
+        """Puts the event after everything the loop has queued."""
         self._driver.record(event.handle, self.current())
 
     def copy(self, source: int, target: int, num_bytes: int, after: Any, done: Any) -> None:
@@ -104,11 +95,11 @@ class CudaLanes:
         driver.record(done.handle, self._copies)
 
     def use(self, done: Any) -> None:
-        """What the loop queues from now on comes after the copy."""
+        """Makes the loop's stream wait for the copy."""
         self._driver.wait(self.current(), done.handle, 0)
 
     def follow(self, stream: int, other: int, event: Any) -> None:
-        """What one stream queues from now on comes after what another has queued."""
+        """Makes one stream wait for what another has queued."""
         self._driver.record(event.handle, other)
         self._driver.wait(stream, event.handle, 0)
 
@@ -125,48 +116,45 @@ class CudaLanes:
 
 
 class Driver:
-    """The few functions of the CUDA driver that order copies; they work in the context that is current."""
+    """The functions of the CUDA driver that order copies, in the current context."""
 
     NOT_READY = 600
 
     def __init__(self) -> None:
         try:
-            library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+            self._library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         except OSError as error:
             raise ConfigError(
-                f'the CUDA driver cannot be loaded ({error}); reinstall it, or take device="cpu"'
+                f'the CUDA driver cannot be loaded ({error}); reinstall it, or use device="cpu"'
             ) from error
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
-        found = ctypes.POINTER(pointer)
-        self._library = library
+        pointer, number = ctypes.c_void_p, ctypes.c_uint
+        result = ctypes.POINTER(pointer)
         self.wait = self._function("cuStreamWaitEvent", pointer, pointer, number)
         self.record = self._function("cuEventRecord", pointer, pointer)
         self.synchronize = self._function("cuEventSynchronize", pointer)
         self.finish = self._function("cuStreamSynchronize", pointer)
-        self.copy = self._function("cuMemcpyHtoDAsync_v2", pointer, pointer, size, pointer)
-        self.create = self._function("cuEventCreate", found, number)
+        self.copy = self._function("cuMemcpyHtoDAsync_v2", pointer, pointer, ctypes.c_size_t, pointer)
+        self.create = self._function("cuEventCreate", result, number)
         self.destroy = self._function("cuEventDestroy_v2", pointer)
         self.push = self._function("cuCtxPushCurrent_v2", pointer)
-        self._current = self._function("cuCtxGetCurrent", found)
-        self._pop = self._function("cuCtxPopCurrent_v2", found)
-        self._retain = self._function("cuDevicePrimaryCtxRetain", found, ctypes.c_int)
+        self._current = self._function("cuCtxGetCurrent", result)
+        self._pop = self._function("cuCtxPopCurrent_v2", result)
+        self._retain = self._function("cuDevicePrimaryCtxRetain", result, ctypes.c_int)
         self._device = self._function("cuDeviceGet", ctypes.POINTER(ctypes.c_int), ctypes.c_int)
-        self._query = library.cuEventQuery
+        self._query = self._library.cuEventQuery
         self._query.argtypes = [pointer]
-        self._popped = pointer()  # what it gives is what was pushed
 
     def _function(self, name: str, *types: Any) -> Callable[..., None]:
         function = getattr(self._library, name)
-        function.argtypes = types
-        function.errcheck = _check
+        function.argtypes, function.errcheck = types, _check
         return function  # type: ignore[no-any-return]
 
     def addresses(self) -> list[int]:
-        """Of the functions the core calls, in its order."""
+        """Addresses of the functions the core calls, in its order."""
         return [ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in CORE_CALLS]
 
     def context(self, index: int) -> int:
-        """The context torch uses on a GPU; torch keeps it as long as the process lives, so nobody gives it back."""
+        """The context that torch uses on a GPU. Torch keeps it until the process ends, so it is not released here."""
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._device(ctypes.byref(device), index)
         self._retain(ctypes.byref(context), device)
@@ -178,7 +166,7 @@ class Driver:
         return context.value or 0
 
     def pop(self) -> None:
-        self._pop(self._popped)
+        self._pop(ctypes.byref(ctypes.c_void_p()))
 
     def is_done(self, event: int) -> bool:
         code = int(self._query(event))
@@ -196,7 +184,7 @@ def _check(code: int, function: Any, arguments: Any) -> None:
 
 
 class DriverEvent:
-    """An event without a clock, of the context that is current; who waits for it sleeps."""
+    """An event without a clock, in the current context. Waiting for it is a sleep."""
 
     def __init__(self, driver: Driver, context: int) -> None:
         handle = ctypes.c_void_p()

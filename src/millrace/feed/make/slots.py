@@ -1,7 +1,7 @@
-"""Slots: buffers that batches are gathered into, used again only when nobody else holds them.
+"""Slots: buffers that batches are gathered into. A buffer is used again only when nobody else holds it.
 
-A batch's arrays are views of its slot's buffers, so the buffers' reference counts say whether the training
-loop, a tensor made by ``torch.from_numpy`` or a graph saved for backward still needs them.
+The arrays of a batch are views of its slot's buffers. So the reference counts of the buffers say whether the training
+loop, a tensor from ``torch.from_numpy`` or a graph saved for backward still needs them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ import numpy as np
 
 from millrace.ragged import Array
 
-ALIGN = 64  # JAX takes memory as it is from such addresses on, and copies all other
+ALIGN = 64  # JAX takes memory at such addresses as it is, and copies all other memory
 
 
 def new_memory(num_bytes: int) -> Array:
     raw = np.empty(num_bytes + ALIGN, np.uint8)
-    # Through its buffer, so that views of the result hold the result: of an array they would hold the array behind it.
+    # Through its buffer, so that views hold the array returned here, and not the array behind it.
     return np.frombuffer(raw.data, np.uint8, num_bytes, -raw.ctypes.data % ALIGN)
 
 
 class Slot:
-    """One buffer per field, grown as needed."""
+    """One buffer per field, grown as needed. ``with slot:`` while it is filled."""
 
     def __init__(self, new_memory: Callable[[int], Array]) -> None:
         self._new_memory = new_memory
         self._buffers: dict[str, Array] = {}
+        self.is_filling = False
+
+    def __enter__(self) -> Slot:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self.is_filling = False
 
     def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -39,7 +45,7 @@ class Slot:
             size *= n
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
-            # A quarter more where a ragged field outgrew its buffer: the next one will be about as large.
+            # A quarter more if a ragged field outgrew its buffer: the next one will be about as large.
             buffer = self._buffers[name] = self._new_memory(size if buffer is None else size + size // 4)
         return buffer[:size].view(dtype).reshape(shape)
 
@@ -49,7 +55,7 @@ class Slot:
 
 
 def _idle_holders() -> int:
-    """What ``holders`` says when nobody holds a slot; it differs between Python versions."""
+    """What ``holders`` returns when nobody holds a slot; it differs between Python versions."""
     slot = Slot(new_memory)
     slot.array("x", (1,), np.dtype(np.uint8))
     return slot.holders()
@@ -59,7 +65,7 @@ _IDLE = _idle_holders()
 
 
 class Slots:
-    """A few slots. Where all are held, one is left to its holders and a new one takes its place."""
+    """A few slots. If all are held, one is left to its holders and a new one takes its place."""
 
     def __init__(self, count: int, new_memory: Callable[[int], Array] = new_memory) -> None:
         self._new_memory = new_memory
@@ -68,7 +74,7 @@ class Slots:
         self._lock = threading.Lock()
 
     def take(self) -> Slot:
-        """A slot nobody holds; the caller clears ``is_filling`` once its arrays are out."""
+        """A slot that nobody holds, to be filled inside ``with``."""
         with self._lock:
             # From the front, not in turn: the memory used last is still in the cache.
             for slot in self._slots:

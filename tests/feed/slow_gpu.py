@@ -30,7 +30,7 @@ class Thread(threading.local):
     context, is_inside, capture = None, False, 0
 
 
-class SlowLanes:
+class SlowGpu:
     """A loop's stream that runs as late as it may, and a copy stream that runs as late or, if ``eager``, as early as it may."""
 
     device, home = torch.device("cpu"), LOOP

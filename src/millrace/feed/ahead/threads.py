@@ -1,0 +1,162 @@
+"""Python threads that make batches ahead of the training loop, in exact order: for transforms.
+
+Threads hold no reference to the iterator that started them, so they end when it is dropped. Numbers and batches go
+through queues: a signal at any moment leaves a queue whole, but not a condition and its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from millrace.feed.stages import Counters, Make
+
+Outcome: TypeAlias = tuple[Any, BaseException | None, float, float]  # batch, error, seconds to make it, rest before it
+JOIN_S = 2.0  # for all threads together: a transform that never returns must not keep the program alive
+
+
+class Threads:
+    """Batches made in ``workers`` threads, at most ``depth`` ahead of the consumer."""
+
+    def __init__(self, make: Make[Any], *, workers: int, depth: int, count: int | None) -> None:
+        self._workers, self._depth = workers, depth
+        self._count = math.inf if count is None else count
+        self._taken = self._num_ready = 0
+        self._make_s = self._rest_s = 0.0
+        shared = self._shared = _Shared()
+        for batch in range(depth):
+            self._request(batch)
+        self._threads = [
+            threading.Thread(target=_work, args=(shared, make.make), name=f"millrace-transform-{k}", daemon=True)
+            for k in range(workers)
+        ]
+        # Runs at garbage collection and at interpreter exit, whichever comes first.
+        self._finish = weakref.finalize(self, _finish, shared, self._threads)
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # Ctrl-C, or no thread can be started
+            self.close()
+            raise
+
+    def _request(self, batch: int) -> None:
+        if batch < self._count:
+            self._shared.requests.put(batch)
+
+    def take(self, batch: int, wait: bool = True) -> Any:
+        shared = self._shared
+        while (outcome := shared.arrivals.pop(batch, None)) is None:
+            if shared.is_closed or batch >= self._count:
+                return None
+            try:
+                arrival = shared.results.get(wait, 1.0)  # a bounded wait, so that Ctrl-C is noticed everywhere
+            except queue.Empty:
+                if not wait:
+                    return None
+            else:
+                shared.arrivals |= arrival
+        self._request(batch + self._depth)
+        result, error, make_s, rest_s = outcome
+        self._taken, self._make_s, self._rest_s = self._taken + 1, self._make_s + make_s, self._rest_s + rest_s
+        self._num_ready += 1 + len(shared.arrivals) + shared.results.qsize()
+        if error is not None:
+            raise error
+        return result
+
+    def report(self) -> Counters:
+        """Counts what the loop has taken: batches that lie ready are not in it yet."""
+        return Counters(
+            workers=self._workers, taken=self._taken, made_here=0, make_s=self._make_s, put_wait_s=self._rest_s,
+            mean_ready=self._num_ready / max(self._taken, 1),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """May be called again, also after a signal has interrupted it."""
+        _finish(self._shared, self._threads)
+        self._finish.detach()
+
+
+class _Shared:
+    def __init__(self) -> None:
+        self.requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # numbers of batches; None ends a thread
+        self.results: queue.SimpleQueue[dict[int, Outcome]] = queue.SimpleQueue()
+        self.arrivals: dict[int, Outcome] = {}  # results whose turn has not come
+        self.is_closed = False
+        self.process = os.getpid()
+
+    def clear(self) -> None:
+        """Lets go of all batches, and wakes a consumer that waits."""
+        _empty(self.results)
+        self.arrivals.clear()
+        self.results.put({})
+
+
+def _empty(some: queue.SimpleQueue[Any]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            some.get_nowait()
+
+
+def _work(shared: _Shared, make: Callable[[int], Any]) -> None:
+    since = time.perf_counter()
+    while (batch := shared.requests.get()) is not None:
+        # No name here holds the batch: its slot is free as soon as the loop lets go of it.
+        shared.results.put({batch: _outcome(shared, make, batch, since)})
+        if shared.is_closed:
+            shared.clear()
+        since = time.perf_counter()
+
+
+def _outcome(shared: _Shared, make: Callable[[int], Any], batch: int, since: float) -> Outcome:
+    result, failure, began = None, None, time.perf_counter()
+    try:
+        result = make(batch)
+    except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
+        failure = error
+    if shared.process != os.getpid():
+        _end_child(failure)
+    return result, failure, time.perf_counter() - began, began - since
+
+
+def _end_child(failure: BaseException | None) -> None:
+    """Ends a process that the transform forked: it has no other threads, and nobody takes its batches."""
+    code, says = 0 if failure is None else 1, ""
+    if isinstance(failure, SystemExit) and (failure.code is None or isinstance(failure.code, int)):
+        code = failure.code or 0
+    elif isinstance(failure, SystemExit):
+        says = f"{failure.code}\n"
+    elif failure is not None:
+        says = "".join(traceback.format_exception(failure))
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # no streams, or closed ones
+        sys.stderr.write(says)
+        sys.stderr.flush()
+        sys.stdout.flush()
+    os._exit(code & 0xFF)
+
+
+def _finish(shared: _Shared, threads: list[threading.Thread]) -> None:
+    if shared.process != os.getpid():
+        return  # a forked child has none of the threads
+    shared.is_closed = True
+    _empty(shared.requests)
+    for _ in threads:
+        shared.requests.put(None)
+    shared.clear()
+    join(threads, JOIN_S)
+
+
+def join(threads: list[threading.Thread], timeout_s: float) -> None:
+    """Waits for the end of all threads but the caller's, at most so long for all together."""
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,51 @@
+"""Batches that a user's transform makes from other batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from millrace.errors import ConfigError, StageFailed
+from millrace.feed.batch import MARKS, Batch, check_names
+from millrace.feed.line import Line
+from millrace.feed.rng import Rng
+from millrace.feed.stages import Counters, Make
+
+Transform: TypeAlias = Callable[[Batch, Any], Mapping[str, Any]]
+
+
+class TransformMake:
+    """Runs the transform on the batches of another ``Make``, with random numbers that follow the position."""
+
+    def __init__(self, source: Make[Batch], transform: Transform, line: Line, seed: int) -> None:
+        self._source, self._transform, self._line, self._seed = source, transform, line, seed
+
+    def make(self, batch: int) -> Batch:
+        given = self._source.make(batch)
+        # Copies, because the transform may change the marks of the batch it is given.
+        marks = {name: getattr(given, name).copy() for name in MARKS}
+        try:
+            result = self._transform(given, Rng(self._seed, marks["positions"]))
+            _check_result(result, len(marks["positions"]))
+        except Exception as error:
+            # A share of padding alone holds the first sample of the global batch.
+            first = int(marks["positions"][0]) if marks["valid"][0] else self._line.end(batch)
+            cause = f"{type(error).__name__}: {error}"
+            raise StageFailed(
+                f"the transform raised at position {first} (samples {marks['samples'][:4]}...): {cause}",
+                stage="transform", position=first,
+            ) from error  # fmt: skip
+        return Batch(result, **marks)
+
+    def report(self) -> Counters:
+        return self._source.report()
+
+
+def _check_result(result: Any, num_samples: int) -> None:
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"it returned {type(result).__name__}; expected a mapping of arrays")
+    check_names(list(result))
+    for name, value in result.items():
+        if not hasattr(value, "__len__") or len(value) != num_samples:
+            rows = len(value) if hasattr(value, "__len__") else "no"
+            raise ConfigError(f"it returned {rows} rows in {name!r}; expected {num_samples}, one per sample")

@@ -1,0 +1,200 @@
+"""Batches on a GPU that a transform or numpy made: packed into one run of pinned memory, for one copy each.
+
+Whoever makes a batch packs it: a thread of the transform, or the loop. The loop's thread queues the copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import FeedError
+from millrace.feed.batch import Batch, aligned
+from millrace.feed.make.slots import Slots
+from millrace.feed.place.device import DeviceMemory
+from millrace.feed.place.host import Convert
+from millrace.feed.stages import Ahead, Counters, Make, closed_error
+from millrace.ragged import Array, Ragged
+
+AHEAD = 2  # copies queued before they are asked for
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where a tensor lies in a parcel."""
+
+    begin: int
+    num_bytes: int
+    dtype: Any
+    shape: tuple[int, ...]
+
+    def view(self, memory: Any) -> Any:
+        return memory[self.begin : self.begin + self.num_bytes].view(self.dtype).reshape(self.shape)
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A batch on its way to a device. Columns are extents of its memory, or values that are not in it."""
+
+    memory: Array | None  # on the host, until its copy is queued
+    address: int
+    num_bytes: int
+    marks: Batch  # positions, samples, valid
+    columns: dict[str, Any]
+    device: Any
+
+    def unpack(self, memory: Any) -> dict[str, Any]:
+        """The columns, in the memory of the device that the parcel was copy_done to."""
+
+        def there(value: Any) -> Any:
+            if isinstance(value, Extent):
+                return value.view(memory)
+            return value.to(self.device, non_blocking=True) if hasattr(value, "to") else value
+
+        return {name: v.map(there) if isinstance(v, Ragged) else there(v) for name, v in self.columns.items()}
+
+
+class ParcelMake:
+    """Makes parcels from the batches of another ``Make``, in pinned memory that is used again."""
+
+    def __init__(self, source: Make[Batch], convert: Convert, gpu: Any, *, slots: int) -> None:
+        self._source, self._convert = source, convert
+        self._slots, self._device = Slots(slots, gpu.host_memory), gpu.device
+
+    def make(self, batch: int) -> Parcel:
+        return self._pack(self._convert(self._source.make(batch)))
+
+    def _pack(self, batch: Batch) -> Parcel:
+        import torch
+
+        tensors: list[tuple[Extent, Any]] = []
+        end = 0
+
+        def extent(value: Any) -> Any:
+            nonlocal end
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type != "cpu":
+                return value
+            num_bytes = value.numel() * value.element_size()
+            tensors.append((Extent(end, num_bytes, value.dtype, tuple(value.shape)), value))
+            end += aligned(num_bytes)
+            return tensors[-1][0]
+
+        columns = {name: v.map(extent) if isinstance(v, Ragged) else extent(v) for name, v in dict.items(batch)}
+        with self._slots.take() as slot:
+            memory = slot.array("batch", (max(end, 1),), np.dtype(np.uint8))
+        target = torch.from_numpy(memory)
+        for at, tensor in tensors:
+            at.view(target).copy_(tensor.detach())
+        marks = Batch(positions=batch.positions, samples=batch.samples, valid=batch.valid)
+        return Parcel(memory, memory.ctypes.data, end, marks, columns, self._device)
+
+    def report(self) -> Counters:
+        return self._source.report()
+
+
+class Parcels:
+    """Batches on a device, copy_done as parcels ahead of the loop; at most ``depth`` copies at a time."""
+
+    def __init__(self, ahead: Ahead[Parcel], gpu: Any, *, depth: int) -> None:
+        self._ahead, self._gpu, self._depth = ahead, gpu, depth
+        self.ready: list[Batch] = []  # stays empty
+        self.stream, self.current = 0, gpu.current
+        self._behind_s = 0.0
+        self._free: list[DeviceMemory] = []  # in the order in which they were let go
+        self._held: list[DeviceMemory] = []  # the loop's
+        self._most = 0  # bytes of the largest
+        # An event per copy. It is used again when the copy is done and the loop's stream waits for it.
+        with gpu:
+            self._events = deque(gpu.event() for _ in range(depth + AHEAD))
+        self._flights: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
+        self._landings: deque[tuple[Any, Array | None]] = deque()  # host memory in use until its copy is done
+
+    def take(self, batch: int) -> Batch:
+        gpu, flights = self._gpu, self._flights
+        with gpu:
+            self._release()
+            while len(flights) < AHEAD and self._launch(batch + len(flights), wait=not flights):
+                pass
+            if not flights:
+                raise closed_error()
+            flight = flights.popleft()
+            if isinstance(flight, Exception):
+                raise flight
+            target, copy_done, parcel = flight
+            gpu.use(copy_done)
+            self._held.append(target)
+            target.use_on(gpu, gpu.current())
+            marks = parcel.marks
+            values = parcel.unpack(target.memory)
+            return Batch(values, positions=marks.positions, samples=marks.samples, valid=marks.valid)
+
+    def _release(self) -> None:
+        """Frees device memory that nobody holds."""
+        for memory in [memory for memory in self._held if not memory.is_held]:
+            memory.leave(self._gpu, self._gpu.current())
+            self._gpu.mark(memory.let_go)
+            self._held.remove(memory)
+            # At the end: a copy takes the memory let go longest ago, and so waits for no recent step.
+            self._free.append(memory)
+
+    def _launch(self, batch: int, *, wait: bool) -> bool:
+        """Queues the copy of the next batch, if there is one; an error waits for its turn."""
+        if len(self._landings) >= self._depth and not self._land(wait):
+            return False
+        try:
+            parcel = self._ahead.take(batch, wait)
+            if parcel is None:
+                return False
+            target, copy_done = self._memory_for(parcel.num_bytes), self._events[0]
+            self._gpu.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copy_done)
+        except Exception as error:  # noqa: BLE001 - it is raised when this batch is asked for
+            self._flights.append(error)
+            return True
+        self._events.rotate(-1)
+        self._landings.append((copy_done, parcel.memory))
+        parcel.memory = None
+        self._flights.append((target, copy_done, parcel))
+        return True
+
+    def _land(self, wait: bool) -> bool:
+        """Frees host memory whose copy is done; says whether there was any.
+
+        Called only when memory is needed: asking whether a copy is done costs as much as queueing one.
+        """
+        gpu, landings = self._gpu, self._landings
+        if gpu.is_done(landings[-1][0]):  # then all are: copies run in order
+            landings.clear()
+            return True
+        if not gpu.is_done(landings[0][0]):
+            if not wait:
+                return False
+            began = time.perf_counter()
+            gpu.finish(landings[0][0])
+            self._behind_s += time.perf_counter() - began
+        landings.popleft()
+        return True
+
+    def _memory_for(self, num_bytes: int) -> DeviceMemory:
+        for number, memory in enumerate(self._free):
+            if memory.num_bytes >= num_bytes:
+                return self._free.pop(number)
+        self._free.clear()  # all too small
+        if num_bytes > self._most:  # a quarter more where ragged batches grow
+            self._most = num_bytes + (num_bytes // 4 if self._most else 0)
+        return DeviceMemory(self._gpu, max(self._most, 1))
+
+    def report(self) -> Counters:
+        return Counters(behind_s=self._behind_s)
+
+    def close(self) -> None:
+        self._ahead.close()
+        if self._landings:
+            with contextlib.suppress(FeedError), self._gpu:  # a GPU that failed copies no more
+                self._gpu.finish(self._landings[-1][0])
+        self._landings.clear()
+        self._flights.clear()
