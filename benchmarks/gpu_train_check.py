@@ -38,11 +38,10 @@ from torch import Tensor
 import millrace as mr
 from benchmarks.common import machine
 from benchmarks.gpu_train_models import VOCABULARY
-from millrace.train import data, run
+from millrace.train import data, run_folder
 from millrace.train.checkpoint import Checkpoints, State
 from millrace.train.config import parse_config
 from millrace.train.dist import World
-from millrace.train.load import load_model
 from millrace.train.metrics import read_metrics
 from millrace.train.optimizers import build_optimizer
 from millrace.train.parallel import shard
@@ -50,6 +49,7 @@ from millrace.train.precision import Precision
 from millrace.train.saver import Saver
 from millrace.train.stepper import Stepper
 from millrace.train.tensors import read_tensors
+from millrace.train.trained_model import load_model
 from millrace.train.trainer import Trainer
 
 STEP = re.compile(r"step ([0-9,]+)/")
@@ -238,7 +238,7 @@ class Checks:
             shard(model, world)
             optimizer = build_optimizer(model, config.optimizer)
             stepper = Stepper(model, model, optimizer, Precision("bf16", device), config, world)
-            run.write_run(folder, config, store, world, None)
+            run_folder.write_run(folder, config, store, world, None)
             saver = Saver(Checkpoints(folder / "checkpoints"), world, asynchronous=True)
             losses = []
             with mr.Feed(view, batch=32, seed=0, device=str(device)) as feed:

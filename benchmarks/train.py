@@ -29,8 +29,8 @@ import millrace as mr
 from benchmarks.common import save, share, verdict
 from millrace.train.config import Config, parse_config
 from millrace.train.dist import World
-from millrace.train.memory import memory_by_part
 from millrace.train.metrics import read_metrics
+from millrace.train.pace import memory_by_part
 from millrace.train.trainer import Trainer
 
 IS_GPU = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""``millrace gc``: deletes what no kept snapshot names."""
+"""``millrace gc``: deletes old snapshots, and files that no snapshot uses."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ from typing import Annotated
 
 import typer
 
+from millrace.cli import options
+
 EXAMPLE = "millrace gc prices/ --keep 1 --dry-run"
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="A store.")],
-    keep: Annotated[int | None, typer.Option(min=1, help="Keep only the newest KEEP snapshots (default: all).")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    path: Annotated[str, typer.Argument(help="The store to clean.")],
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Keep this many newest snapshots.", show_default="all")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Delete old snapshots and leftovers.
 
-    Removes snapshots beyond --keep with the shards only they name, and what an interrupted append left behind.
+    Deletes all but the --keep newest snapshots, the shards that only those used, and the leftovers of interrupted appends.
     """
-    from millrace.cli.console import print_json, print_line, size
+    from millrace.cli.printing import print_json, print_line, size
     from millrace.store.gc import collect
 
     result = collect(path, keep=keep, dry_run=dry_run)

@@ -120,7 +120,7 @@ def run(
     """
     import msgspec
 
-    from millrace.cli.console import print_json
+    from millrace.cli.printing import print_json
     from millrace.cli.text_progress import TextProgress
     from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
@@ -158,7 +158,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def show(report: Any, out: str, *, is_append: bool) -> None:
-    from millrace.cli.console import print_line, print_table, size
+    from millrace.cli.printing import print_line, print_table, size
     from millrace.prepare.text.read.reader import REPLACED
 
     if not report.is_new and not report.documents:

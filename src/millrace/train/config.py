@@ -1,7 +1,7 @@
-"""What a training run is told: TOML to the frozen dataclasses of ``settings.py``, every key known, every value checked.
+"""Reads a configuration: from TOML to the frozen dataclasses of ``settings.py``. Every key and value is checked.
 
-``load_config`` reads a file, or a preset of ``configs/``, and the ``--set a.b=c`` of the command line; the resolved values
-are saved with the run.
+``load_config`` reads a file, or a preset of ``configs/``, then applies ``--set a.b=c`` of the command line. The result is
+saved with the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError
-from millrace.train.keys import expected
+from millrace.train.keys import NAMES, expected
 from millrace.train.settings import BELOW, CHOICES, FORECASTERS, FROM_ZERO, OWN_MODELS, POSITIVE
 from millrace.train.settings import Config as Config
 
@@ -29,7 +29,7 @@ PRESETS = Path(__file__).parent / "configs"
 def load_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), data: Mapping[str, str] | None = None
 ) -> Config:
-    """The configuration in a TOML file or preset, changed by ``key=value`` overrides and by what ``data`` gives for its section."""
+    """The configuration of a TOML file or preset, changed by ``key=value`` overrides and by ``data`` for its section."""
     name = _file(os.fspath(path))
     try:
         with open(name, "rb") as file:
@@ -48,30 +48,31 @@ def load_config(
     try:
         return parse_config(changed, name)
     except ConfigError:
-        parse_config(values, name)
+        parse_config(values, name)  # raises if the file itself is wrong
         if not overrides:
             raise
-    return parse_config(changed, " ".join(f"--set {override}" for override in overrides))  # the file alone is right
+    return parse_config(changed, " ".join(f"--set {override}" for override in overrides))
 
 
 def presets() -> list[str]:
-    """The configurations that come with millrace, by name."""
+    """The names of the configurations that come with millrace."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
 def _file(name: str) -> str:
-    """The file of a configuration; one that is there goes before a preset of its name."""
+    """The path of a configuration. A file that exists is preferred to a preset of the same name."""
     is_preset = name.removesuffix(".toml") in presets() and not os.path.isfile(name)
     return str(PRESETS / f"{name.removesuffix('.toml')}.toml") if is_preset else name
 
 
 def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> Config:
-    """The configuration that nested values say; unknown keys are refused with the nearest that is known."""
+    """The configuration with these nested values. An unknown key is refused with the nearest known one."""
     _check_keys(values, SECTIONS, "", name)
     for section, given in values.items():
         if not isinstance(given, Mapping):
             raise ConfigError(f"{name}: {section} = {given!r}; expected a table [{section}]")
         _check_keys(given, dict.fromkeys(_names(SECTIONS[section])), f"{section}.", name)
+    values = {section: {key: _as_list(section, key, given[key]) for key in given} for section, given in values.items()}
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
@@ -83,7 +84,7 @@ def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> 
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Plain values, as they are saved with a run and read back by ``parse_config``."""
+    """Plain values, to save with a run; ``parse_config`` reads them back."""
     return dataclasses.asdict(config)
 
 
@@ -105,6 +106,12 @@ def _names(section: dataclasses.Field[Any]) -> set[str]:
     return {each.name for each in dataclasses.fields(section.default_factory)}  # type: ignore[arg-type]
 
 
+def _as_list(section: str, key: str, value: Any) -> Any:
+    """A single name as a list of one, for keys that take a list: ``--set data.target=temp``."""
+    is_name = isinstance(value, str) and value and expected(f"{section}.{key}") == NAMES
+    return [value] if is_name else value
+
+
 def _check_values(config: Config, name: str) -> None:
     for key, allowed in CHOICES.items():
         if value_of(config, key) not in allowed:
@@ -116,10 +123,9 @@ def _check_values(config: Config, name: str) -> None:
     for key, limit in BELOW.items():
         if not value_of(config, key) < limit:
             raise ConfigError(f"{name}: {key} = {value_of(config, key)}; expected less than {limit:g}")
-    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
-        raise ConfigError(
-            f"{name}: optimizer.betas = {list(config.optimizer.betas)}; expected two numbers from 0 to below 1"
-        )
+    betas = config.optimizer.betas
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError(f"{name}: optimizer.betas = {list(betas)}; expected two numbers from 0 to below 1")
     for key in ("data.prepare", "model.options"):
         _check_plain(value_of(config, key), key, name)
     kind, heads, width = config.model.kind, config.model.heads, config.model.width
@@ -145,7 +151,7 @@ def _check_values(config: Config, name: str) -> None:
 
 
 def _check_plain(value: Any, key: str, name: str) -> None:
-    """What is saved with a run is JSON, which has no dates."""
+    """Refuses values that JSON cannot hold, such as dates: they are saved with the run."""
     if isinstance(value, (dict, list)):
         for part, each in value.items() if isinstance(value, dict) else enumerate(value):
             _check_plain(each, f"{key}.{part}", name)
@@ -154,7 +160,7 @@ def _check_plain(value: Any, key: str, name: str) -> None:
 
 
 def _override(values: dict[str, Any], text: str) -> None:
-    """``train.max_steps=50``: the value as TOML reads it, else a plain string."""
+    """Applies ``train.max_steps=50``. The value is read as TOML, or else as a plain string."""
     key, equals, written = text.partition("=")
     section, dot, name = key.strip().partition(".")
     if not equals or not dot or not name or "." in name:

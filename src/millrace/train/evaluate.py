@@ -16,7 +16,7 @@ from millrace.feed.batch import Batch, part_of
 from millrace.feed.feed import Feed
 from millrace.order.orders import Order, Sequential, Shuffled
 from millrace.train.dist import World
-from millrace.train.models.forecast import Forecaster
+from millrace.train.models.forecaster import Forecaster
 from millrace.train.nonfinite import tell_samples
 from millrace.train.settings import Config
 from millrace.train.stepper import Stepper

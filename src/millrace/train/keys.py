@@ -1,4 +1,4 @@
-"""The reference of every configuration key, made from ``settings.py``: for ``millrace train --keys`` and its page.
+"""The reference of every configuration key, made from ``settings.py``, for ``millrace train --keys`` and its page.
 
 ``docs/guide/configuration.md`` is ``page()``; write it again with ``python -m millrace.train.keys > docs/guide/configuration.md``.
 """
@@ -12,12 +12,13 @@ from typing import Any
 
 from millrace.train.settings import BELOW, CHOICES, FROM_ZERO, POSITIVE, Config
 
+NAMES = "a list of names, or one name"
 KINDS = {
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",
     "str": "text",
-    "tuple[str, ...]": "a list of text",
+    "tuple[str, ...]": NAMES,
     "tuple[float, float]": "two numbers",
     "dict[str, Any]": "a table",
 }
@@ -25,7 +26,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the configuration: ``train.max_steps``, what it takes, its default as TOML writes it, its meaning."""
+    """One key of the configuration: its name, what it takes, its default and its meaning."""
 
     name: str
     type: str
@@ -34,20 +35,20 @@ class Key:
 
 
 def sections() -> dict[str, str]:
-    """The sections in their order, with what each is about."""
+    """The sections in order, each with a line about it."""
     return {each.name: _first_line(each.default_factory) for each in dataclasses.fields(Config)}
 
 
 def every_key() -> list[Key]:
     """Every key, in the order of the sections."""
-    found = []
+    keys = []
     for section in dataclasses.fields(Config):
         kind: Any = section.default_factory
         for each in dataclasses.fields(kind):
             name = f"{section.name}.{each.name}"
             default = {} if each.default is dataclasses.MISSING else each.default
-            found.append(Key(name, _takes(name, str(each.type)), default, each.metadata["meaning"]))
-    return found
+            keys.append(Key(name, _takes(name, str(each.type)), default, each.metadata["meaning"]))
+    return keys
 
 
 def expected(name: str) -> str:
@@ -69,7 +70,7 @@ def _takes(name: str, kind: str) -> str:
 
 
 def toml(value: Any) -> str:
-    """A default as a TOML file has it."""
+    """A default, written as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -84,19 +85,19 @@ def _first_line(kind: Any) -> str:
 
 
 def as_json() -> list[dict[str, Any]]:
-    """Every key for machines."""
+    """Every key for programs."""
     return [dataclasses.asdict(key) for key in every_key()]
 
 
 def lines() -> list[str]:
-    """The reference on a terminal."""
-    found: list[str] = []
+    """The reference for a terminal."""
+    text: list[str] = []
     for section, about in sections().items():
-        found += [*([""] if found else []), f"[{section}]  {about}"]
+        text += [*([""] if text else []), f"[{section}]  {about}"]
         for key in every_key():
             if key.name.startswith(f"{section}."):
-                found += [f"  {key.name} = {toml(key.default)}", f"      {key.type}. {key.meaning}"]
-    return found
+                text += [f"  {key.name} = {toml(key.default)}", f"      {key.type}. {key.meaning}"]
+    return text
 
 
 INTRODUCTION = """\

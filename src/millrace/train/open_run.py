@@ -1,4 +1,4 @@
-"""A training run as programs open it: ``mr.open_run(folder)``. Torch is imported when something of it is asked for."""
+"""``mr.open_run(folder)``: a training run for programs. Torch is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.train.load import Trained
     from millrace.train.settings import Config
+    from millrace.train.trained_model import TrainedModel
 
 
 class TrainingRun:
@@ -19,8 +19,8 @@ class TrainingRun:
 
     @property
     def config(self) -> Config:
-        """The configuration that the run was last started with."""
-        from millrace.train.run import existing_run
+        """The configuration of the last start."""
+        from millrace.train.run_folder import existing_run
 
         return existing_run(self.folder).config
 
@@ -30,13 +30,13 @@ class TrainingRun:
 
         return read_metrics(self.folder)
 
-    def model(self, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None) -> Trained:
+    def model(self, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None) -> TrainedModel:
         """The trained model at its ``latest`` or ``best`` checkpoint, on the CPU, ready to predict.
 
-        ``own`` names the ``module:callable`` of a model of your own, if you trust it. ``store`` says where the run's store
-        lies if it was moved.
+        ``own`` names the ``module:callable`` of your own model, if you trust its code. ``store`` is the path of the run's
+        store, if it was moved.
         """
-        from millrace.train.load import load_model
+        from millrace.train.trained_model import load_model
 
         return load_model(self.folder, checkpoint, own=own, store=store)
 
@@ -53,7 +53,7 @@ def open_run(folder: str | os.PathLike[str]) -> TrainingRun:
 
     ``predict`` forecasts the rows after the last one of an entity, in the units of the source.
     """
-    from millrace.train.run import existing_run
+    from millrace.train.run_folder import existing_run
 
     existing_run(Path(folder))
     return TrainingRun(Path(folder))

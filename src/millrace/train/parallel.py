@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from millrace.train.dist import World
-from millrace.train.models.blocks import Blocks
+from millrace.train.models.layers import Layers
 from millrace.train.settings import Config
 
 
@@ -53,7 +53,7 @@ def shard(model: nn.Module, world: World) -> None:
 
     mesh = init_device_mesh(world.device.type, (world.size,))
     for module in list(model.modules()):
-        if isinstance(module, Blocks):
+        if isinstance(module, Layers):
             for block in module:
                 fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -21,8 +21,8 @@ from millrace.errors import ConfigError, TrainError
 from millrace.feed.batch import Batch
 from millrace.order.share import share
 from millrace.train.dist import World
-from millrace.train.oom import is_out_of_memory, memory_for
 from millrace.train.optimizers import learning_rate, set_learning_rate
+from millrace.train.out_of_memory import is_out_of_memory, memory_for
 from millrace.train.parallel import share_buffers
 from millrace.train.precision import Precision
 from millrace.train.seeds import seed_step

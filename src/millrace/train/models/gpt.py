@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from millrace.train.models.blocks import Block, Blocks, Tensors, init_weights
+from millrace.train.models.layers import Layer, Layers, Tensors, init_weights
 
 IGNORED = -100  # a target that counts for nothing
 
@@ -33,7 +33,7 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.drop = nn.Dropout(dropout)
-        self.blocks = Blocks([Block(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.blocks = Layers([Layer(width, heads, dropout, causal=True) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
         self._num_weights = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()

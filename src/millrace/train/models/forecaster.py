@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from millrace.train.models.blocks import Block, Blocks, Tensors, init_weights
+from millrace.train.models.layers import Layer, Layers, Tensors, init_weights
 
 SMALL = 1e-5  # a window whose spread is less is taken as flat
 
@@ -188,7 +188,7 @@ class TransformerEncoder(nn.Module):
     def __init__(self, width: int, layers: int, heads: int, dropout: float, lookback: int) -> None:
         super().__init__()
         self.positions = nn.Embedding(lookback, width)
-        self.blocks = Blocks([Block(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.blocks = Layers([Layer(width, heads, dropout, causal=True) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
 

@@ -1,0 +1,42 @@
+"""What the commands ``train``, ``generate`` and ``forecast`` share: their options, and loading a trained model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from millrace.errors import ConfigError
+
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="The run folder, as given to millrace train --run.")]
+Checkpoint = Annotated[str, typer.Option(help="Which checkpoint to use: latest or best.")]
+MovedStore = Annotated[str | None, typer.Option(help="Path of the run's store, if it was moved.")]
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:CALLABLE", help="Your own model of the run. Its code runs, so name it only if you trust it."
+    ),
+]
+
+
+@contextlib.contextmanager
+def training_extras() -> Iterator[None]:
+    """Around imports of the trainer: names the extra that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise ConfigError(f"this needs {error.name}: pip install 'millrace[torch]'") from error
+
+
+def load_trained(run: str, checkpoint: str, model: str | None, store: str | None) -> Any:
+    """The trained model of a run folder."""
+    from pathlib import Path
+
+    with training_extras():
+        from millrace.train.trained_model import load_model
+
+    return load_model(Path(run), checkpoint, own=model, store=store)
