@@ -43,13 +43,13 @@ from millrace.train.checkpoint import Checkpoints, State
 from millrace.train.config import parse_config
 from millrace.train.dist import World
 from millrace.train.metrics import read_metrics
+from millrace.train.open_run import load_model
 from millrace.train.optimizers import build_optimizer
 from millrace.train.parallel import shard
 from millrace.train.precision import Precision
 from millrace.train.saver import Saver
 from millrace.train.stepper import Stepper
 from millrace.train.tensors import read_tensors
-from millrace.train.trained_model import load_model
 from millrace.train.trainer import Trainer
 
 STEP = re.compile(r"step ([0-9,]+)/")

@@ -20,8 +20,8 @@ import millrace as mr
 from millrace.store import platform
 from millrace.testing import Fault, NotPossibleHere, count_steps, iofault, run_forked, small_disk
 from millrace.train.checkpoint import Checkpoints, State, name_of
+from millrace.train.open_run import load_model
 from millrace.train.tensors import NAMES, hash_file, read_tensors, write_tensors
-from millrace.train.trained_model import load_model
 
 from .conftest import config_of, lines, losses, nano
 

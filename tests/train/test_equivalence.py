@@ -17,11 +17,11 @@ from millrace.train.config import parse_config
 from millrace.train.dist import World
 from millrace.train.evaluate import evaluate
 from millrace.train.models.gpt import GPT
+from millrace.train.open_run import load_model
 from millrace.train.optimizers import build_optimizer
 from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
 from millrace.train.stepper import Stepper, micro_batches
-from millrace.train.trained_model import load_model
 from millrace.train.trainer import Trainer, train
 
 from .conftest import config_of, lines, losses, nano, weights

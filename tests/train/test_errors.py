@@ -9,8 +9,8 @@ import torch
 import millrace as mr
 from millrace.testing import tiny_store
 from millrace.train.dist import World
+from millrace.train.open_run import load_model
 from millrace.train.out_of_memory import is_out_of_memory
-from millrace.train.trained_model import load_model
 from millrace.train.trainer import Trainer, train
 
 from .conftest import config_of, lines, losses, nano

@@ -14,7 +14,7 @@ from millrace.cli import run as millrace
 from millrace.train import prediction
 from millrace.train.backtest import backtest
 from millrace.train.future_times import next_times
-from millrace.train.trained_model import load_model
+from millrace.train.open_run import load_model
 from millrace.train.trainer import train
 
 from .conftest import config_of
@@ -116,7 +116,7 @@ def test_a_table_has_original_units_and_the_times_after_the_last_row(heat, tmp_p
     _, run, frame = heat
     assert millrace(["forecast", str(run), "--out", str(tmp_path / "f.csv")]) == 0
     told = capsys.readouterr().out
-    assert f"wrote {tmp_path}/f.csv: 4 rows for each of 2 entities, behind their last rows" in told
+    assert f"wrote {tmp_path}/f.csv: 4 rows for each of 2 entities, after their last rows" in told
     assert "left out 1 entities with fewer than 16 rows: s2" in told
     heading, *rows = rows_of(tmp_path / "f.csv")
     assert heading == ["entity", "time", "heat"]

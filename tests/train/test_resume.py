@@ -308,7 +308,7 @@ def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(ranks, waves, t
 def test_best_is_the_best_of_all_evaluations(waves, tmp_path):
     """Also of those that fall between checkpoints, and over several lives."""
     from millrace.train.checkpoint import Checkpoints
-    from millrace.train.trained_model import load_model
+    from millrace.train.open_run import load_model
     from millrace.train.trainer import train
 
     run = tmp_path / "run"

@@ -13,12 +13,12 @@ EXAMPLE = "millrace demo --out demo-output"
 # Presets with changes. One thread: on a busy machine, two threads that wait for each other are slower than one.
 GPT = (
     "nano", "data.length=64", "model.layers=2", "model.width=96", "train.max_steps=500", "train.batch=16", "train.threads=1",
-    "optimizer.lr=6e-3", "optimizer.min_lr=6e-4", "checkpoint.every=100", "evaluation.batches=20",
+    "optimizer.lr=6e-3", "optimizer.min_lr=6e-4", "checkpoint.every=100", "evaluation.batches=20"
 )  # fmt: skip
 LSTM = (  # forecasts the temperature of the next 12 hours from the last 48
     "lstm", "data.lookback=48", "data.horizon=12", "data.target=temperature", "model.layers=1", "model.width=48",
     "train.max_steps=150", "train.batch=64", "train.threads=1", "optimizer.lr=5e-3", "optimizer.min_lr=5e-4",
-    "optimizer.warmup=10", "evaluation.every=0",
+    "optimizer.warmup=10", "evaluation.every=0"
 )  # fmt: skip
 KILL_AT = 250  # half-way: the run then goes back to step 200, and repeats 50 steps
 
@@ -27,7 +27,9 @@ def run(
     out: Annotated[str | None, typer.Option(help="Folder for the results.", show_default="demo-output")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """See it all at work: prepare data, train, kill the training, continue it exactly.
+    """Prepare data, train, kill the training, continue it.
+
+    The losses after the kill are the same to the last bit.
 
     Takes under three minutes on two cores and downloads nothing. If demo-output exists, it writes to demo-output-2, and so
     on.

@@ -64,7 +64,7 @@ class Demo:
         from millrace.feed.journal import starts
         from millrace.store.open import open_store
         from millrace.train.generate import generate
-        from millrace.train.trained_model import load_model
+        from millrace.train.open_run import load_model
 
         after, resumed_from = self._losses(run), starts(run)[-1]["step"] - 1
         repeated = [step for step in sorted(before) if step > resumed_from]
@@ -88,7 +88,7 @@ class Demo:
         """Prepares a Parquet table, trains an LSTM, and draws its forecasts against what happened."""
         from millrace.train.backtest import backtest, plot_backtest
         from millrace.train.metrics import read_metrics
-        from millrace.train.trained_model import load_model
+        from millrace.train.open_run import load_model
 
         self._say("4. A table of sensors, as a series store")
         table = self._path("sensors.parquet")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli import options
+from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten
 
 EXAMPLE = "millrace explain corpus/ --step 81204 --length 1024 --batch 32 --seed 7"
 MAX_CELL = 300  # characters
@@ -30,14 +31,13 @@ def run(
     most: Annotated[int, typer.Option(min=1, help="Print this many samples.")] = 20,
     as_json: options.Json = False,
 ) -> None:
-    """Show which samples and source rows a training step used.
+    """Show which samples and rows a training step used.
 
     For a run folder, --step is enough. For a store, also give the view, batch and seed of the run.
     """
     import os
     import warnings
 
-    from millrace.cli.printing import print_line
     from millrace.errors import ConfigError
     from millrace.feed import journal
 
@@ -115,8 +115,6 @@ def open_pinned(where: str, fingerprint: str, open_store: Any) -> Any:
 
 
 def show(found: Any, step: int, most: int, as_json: bool) -> None:
-    from millrace.cli.printing import plural, print_json, print_line, print_table, several
-
     rows, sources = found["rows"], found["sources"]
     if as_json:
         arrays = {name: found[name].tolist() for name in ("positions", "samples")}
@@ -165,8 +163,6 @@ def _lines(row: dict[str, Any], name_store: bool) -> Iterator[dict[str, str]]:
 
 def shown_value(value: Any) -> str:
     """A value of a record column in one cell."""
-    from millrace.cli.printing import printable, shorten
-
     if isinstance(value, list):
         return "[" + ", ".join([shown_value(item) for item in value[:4]] + ["..."] * (len(value) > 4)) + "]"
     return f"{value:.6g}" if isinstance(value, float) else shorten(printable(str(value)), MAX_CELL)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli import training
+from millrace.cli.printing import print_json, print_line
 
 EXAMPLE = "millrace forecast runs/lstm --out forecast.csv"
 
@@ -17,8 +18,7 @@ def run(
     target: Annotated[list[str] | None, typer.Option(help="Only this target; repeatable.")] = None,
     windows: Annotated[int, typer.Option(min=1, help="Picture: how many of the last horizons to draw.")] = 4,
     out: Annotated[
-        str | None,
-        typer.Option(help="A table (.csv, .parquet) or a picture (.png).", show_default="RUN/forecast.png"),
+        str | None, typer.Option(help="A table (.csv, .parquet) or a picture (.png).", show_default="RUN/forecast.png")
     ] = None,
     checkpoint: training.Checkpoint = "latest",
     store: training.MovedStore = None,
@@ -55,7 +55,6 @@ def write_table(trained: Any, out: Any, entity: str | None, target: list[str], a
 
     import numpy as np
 
-    from millrace.cli.printing import print_json, print_line
     from millrace.errors import ConfigError
     from millrace.store import platform
     from millrace.store.open import open_store
@@ -97,7 +96,6 @@ def write_table(trained: Any, out: Any, entity: str | None, target: list[str], a
 
 def draw(trained: Any, picture: Any, entity: str, windows: int, target: list[str], as_json: bool) -> None:
     """Draws the last horizons of an entity against what happened."""
-    from millrace.cli.printing import print_json, print_line
     from millrace.train.backtest import backtest, plot_backtest
 
     test = backtest(trained, entity, windows=windows, target=target)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli import options
+from millrace.cli.printing import plural, print_json, print_line, print_table
 
 EXAMPLE = "millrace head prices/ --split val --records 2"
 SHOWN_BY_NAME = ("values", "time", "scaling", "name", "categorical", "static", "static_categorical", "cuts")
@@ -25,7 +26,6 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Show the first records of a store."""
-    from millrace.cli.printing import print_json, print_line
     from millrace.store.open import open_store
 
     store = open_store(path, dtype=dtype)
@@ -135,8 +135,6 @@ def _plain(value: Any) -> Any:
 
 
 def show(entry: dict[str, Any]) -> None:
-    from millrace.cli.printing import plural, print_line, print_table
-
     lengths = [plural(rows, "row") if axis == "rows" else f"{rows:,} {axis}" for axis, rows in entry["rows"].items()]
     who = f" {entry['columns']['name']!r}" if "series" in entry and "name" in entry["columns"] else ""
     is_cut = "text" not in entry and max(entry["rows"].values(), default=0) > entry["shown"]

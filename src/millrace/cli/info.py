@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli import options
+from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten, size
 
 EXAMPLE = "millrace info prices/"
 KINDS = {"series": "series (a table)"}
@@ -24,7 +25,6 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Show what a store holds: columns, splits, sizes."""
-    from millrace.cli.printing import print_json
     from millrace.store.open import open_store
 
     store = open_store(path, snapshot=snapshot, dtype=dtype)
@@ -126,8 +126,6 @@ def _describe_split(store: Any, name: str) -> dict[str, Any]:
 
 def show(facts: dict[str, Any]) -> None:
     """Prints sentences and tables for people."""
-    from millrace.cli.printing import print_line, print_table
-
     for sentence in (*_contents(facts), *_preparation(facts)):
         print_line(sentence)
     tables = {"Columns": _columns(facts), _splits_heading(facts): _splits(facts)}
@@ -141,8 +139,6 @@ def show(facts: dict[str, Any]) -> None:
 
 def _contents(facts: dict[str, Any]) -> list[str]:
     """Sentences about what the store is and how much it holds."""
-    from millrace.cli.printing import plural, size
-
     record, row = NOUNS.get(facts["kind"], ("record", "row"))
     rows = [plural(count, row if axis == "rows" else f"{row} of {axis}") for axis, count in facts["rows"].items()]
     records = plural(facts["records"], record) + (" (a record each)" if record != "record" else "")
@@ -156,8 +152,6 @@ def _contents(facts: dict[str, Any]) -> list[str]:
 
 
 def _written(snapshot: dict[str, Any]) -> str:
-    from millrace.cli.printing import plural
-
     sources = f" from {plural(snapshot['sources'], 'source file')}" if snapshot["sources"] else ""
     return f"It was written on {_date(snapshot)} UTC{sources}."
 
@@ -168,8 +162,6 @@ def _date(snapshot: dict[str, Any]) -> str:
 
 def _preparation(facts: dict[str, Any]) -> list[str]:
     """Sentences about how the values were prepared."""
-    from millrace.cli.printing import plural, several
-
     meta, found = facts["meta"], []
     if features := meta.get("features"):
         target = f"; the target is {several(_names(meta['target']), 8, '--json')}" if meta.get("target") else ""
@@ -236,8 +228,6 @@ def _snapshots(facts: dict[str, Any]) -> list[Sequence[str]]:
 
 def _meta(meta: dict[str, Any]) -> list[Sequence[str]]:
     """The other keys of meta, such as the user's own."""
-    from millrace.cli.printing import printable, shorten
-
     others = {key: value for key, value in meta.items() if key not in SAID}
     table = [(printable(key), shorten(printable(_plain(value)), 200)) for key, value in others.items()]
     return [("name", "value"), *table] if table else []

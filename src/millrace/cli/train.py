@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli import training
+from millrace.cli.printing import print_json, print_line, same_command
 
 EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_steps=200"
 
@@ -51,7 +52,6 @@ def run(
     import sys
     import time
 
-    from millrace.cli.printing import print_json, same_command
     from millrace.cli.streams import send_errors_to
     from millrace.errors import ConfigError, MillraceError
     from millrace.train import launch
@@ -114,7 +114,6 @@ def run(
 
 
 def show_keys(as_json: bool) -> None:
-    from millrace.cli.printing import print_json, print_line
     from millrace.train import keys
 
     if as_json:

@@ -37,6 +37,6 @@ def load_trained(run: str, checkpoint: str, model: str | None, store: str | None
     from pathlib import Path
 
     with training_extras():
-        from millrace.train.trained_model import load_model
+        from millrace.train.open_run import load_model
 
     return load_model(Path(run), checkpoint, own=model, store=store)

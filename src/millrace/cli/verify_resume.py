@@ -26,7 +26,7 @@ def run(
     trial_seed: Annotated[int, typer.Option(min=0, help="Seed of the random stops; the same seed repeats them.")] = 0,
     as_json: options.Json = False,
 ) -> int:
-    """Prove on your data that a stopped run continues exactly.
+    """Prove that a stopped run continues exactly.
 
     Runs the feed once without a stop. Then each trial stops and restarts it at random steps, with other numbers of ranks,
     batch sizes and threads, and compares every sample and every byte. The exit code is 1 if any differs.

@@ -14,9 +14,9 @@ import numpy as np
 from millrace.errors import ConfigError
 from millrace.ragged import Array
 from millrace.train.data import has_mask, windows_of
+from millrace.train.open_run import TrainedModel
 from millrace.train.plot import figure
 from millrace.train.prediction import chosen_targets, forecaster_of, in_units, record_of, run_model, target_numbers
-from millrace.train.trained_model import TrainedModel
 
 PANELS = 8  # of one picture; nobody reads more
 

@@ -19,7 +19,7 @@ import msgspec
 
 from millrace.errors import ConfigError
 from millrace.train.keys import NAMES, expected
-from millrace.train.settings import BELOW, CHOICES, FORECASTERS, FROM_ZERO, OWN_MODELS, POSITIVE
+from millrace.train.settings import FORECASTERS, OWN_MODELS, every_field
 from millrace.train.settings import Config as Config
 
 SECTIONS = {each.name: each for each in dataclasses.fields(Config)}
@@ -113,41 +113,38 @@ def _as_list(section: str, key: str, value: Any) -> Any:
 
 
 def _check_values(config: Config, name: str) -> None:
-    for key, allowed in CHOICES.items():
-        if value_of(config, key) not in allowed:
-            raise ConfigError(f"{name}: {key} = {value_of(config, key)!r}; expected one of {', '.join(allowed)}")
-    for keys, least in ((POSITIVE, 1), (FROM_ZERO, 0)):
-        for key in keys:
-            if not value_of(config, key) >= least:
-                raise ConfigError(f"{name}: {key} = {value_of(config, key)}; expected {least} or more")
-    for key, limit in BELOW.items():
-        if not value_of(config, key) < limit:
-            raise ConfigError(f"{name}: {key} = {value_of(config, key)}; expected less than {limit:g}")
+    for key, field in every_field():
+        value, least, below = value_of(config, key), field.metadata["least"], field.metadata["below"]
+        if field.metadata["choices"] and value not in field.metadata["choices"]:
+            raise ConfigError(f"{name}: {key} = {value!r}; expected one of {', '.join(field.metadata['choices'])}")
+        if least is not None and not value >= least:
+            raise ConfigError(f"{name}: {key} = {value}; expected {least} or more")
+        if below is not None and not value < below:
+            raise ConfigError(f"{name}: {key} = {value}; expected less than {below:g}")
     betas = config.optimizer.betas
     if not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(f"{name}: optimizer.betas = {list(betas)}; expected two numbers from 0 to below 1")
     for key in ("data.prepare", "model.options"):
         _check_plain(value_of(config, key), key, name)
-    kind, heads, width = config.model.kind, config.model.heads, config.model.width
-    if kind not in OWN_MODELS and ":" not in kind:
-        raise ConfigError(f"{name}: model.kind = {kind!r}; expected {', '.join(OWN_MODELS)} or module:callable")
-    if kind in ("gpt", "transformer") and width % heads:
-        raise ConfigError(f"{name}: model.width = {width} is not a multiple of model.heads = {heads}")
-    if config.model.document_mask and kind in FORECASTERS:
-        raise ConfigError(f"{name}: model.document_mask is for gpt; leave it out for {kind}")
-    if config.train.recompute and kind == "lstm":
-        raise ConfigError(f"{name}: train.recompute is for gpt and transformer; leave it out for lstm")
-    if config.data.store and config.data.input:
-        raise ConfigError(
-            f"{name}: both a store ({config.data.store}) and an input ({config.data.input}) are given; give one: "
-            "--store for prepared data, --input for a small file to be prepared within the run"
-        )
-    if config.optimizer.name == "adafactor" and config.train.parallel == "fsdp2":
-        raise ConfigError(
-            f"{name}: torch's Adafactor cannot step on the sharded parameters of fsdp2; take adamw, or parallel = 'ddp'"
-        )
-    if config.train.precision == "fp16" and config.train.parallel == "fsdp2":
-        raise ConfigError(f"{name}: fp16 with its gradient scaler is for ddp; with fsdp2 take precision = 'bf16'")
+    model, train, data = config.model, config.train, config.data
+    kind, is_fsdp = model.kind, train.parallel == "fsdp2"
+    for is_wrong, message in (
+        (kind not in OWN_MODELS and ":" not in kind,
+         f"model.kind = {kind!r}; expected {', '.join(OWN_MODELS)} or module:callable"),
+        (kind in ("gpt", "transformer") and model.width % model.heads,
+         f"model.width = {model.width} is not a multiple of model.heads = {model.heads}"),
+        (model.document_mask and kind in FORECASTERS, f"model.document_mask is for gpt; leave it out for {kind}"),
+        (train.recompute and kind == "lstm", "train.recompute is for gpt and transformer; leave it out for lstm"),
+        (data.store and data.input,
+         f"both a store ({data.store}) and an input ({data.input}) are given; give one: --store for prepared data, --input for "
+         "a small file to be prepared within the run"),
+        (config.optimizer.name == "adafactor" and is_fsdp,
+         "torch's Adafactor cannot step on the sharded parameters of fsdp2; take adamw, or parallel = 'ddp'"),
+        (train.precision == "fp16" and is_fsdp,
+         "fp16 with its gradient scaler is for ddp; with fsdp2 take precision = 'bf16'"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise ConfigError(f"{name}: {message}")
 
 
 def _check_plain(value: Any, key: str, name: str) -> None:

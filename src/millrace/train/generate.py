@@ -10,7 +10,7 @@ import torch
 
 from millrace.errors import ConfigError
 from millrace.train.models.gpt import GPT
-from millrace.train.trained_model import TrainedModel
+from millrace.train.open_run import TrainedModel
 
 
 def generate(

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.train.settings import BELOW, CHOICES, FROM_ZERO, POSITIVE, Config
+from millrace.train.settings import Config, every_field
 
 NAMES = "a list of names, or one name"
 KINDS = {
@@ -41,14 +41,15 @@ def sections() -> dict[str, str]:
 
 def every_key() -> list[Key]:
     """Every key, in the order of the sections."""
-    keys = []
-    for section in dataclasses.fields(Config):
-        kind: Any = section.default_factory
-        for each in dataclasses.fields(kind):
-            name = f"{section.name}.{each.name}"
-            default = {} if each.default is dataclasses.MISSING else each.default
-            keys.append(Key(name, _takes(name, str(each.type)), default, each.metadata["meaning"]))
-    return keys
+    return [
+        Key(
+            name,
+            _takes(field),
+            {} if field.default is dataclasses.MISSING else field.default,
+            field.metadata["meaning"],
+        )
+        for name, field in every_field()
+    ]
 
 
 def expected(name: str) -> str:
@@ -60,13 +61,13 @@ def expected(name: str) -> str:
     return next(key.type for key in every_key() if key.name == name)
 
 
-def _takes(name: str, kind: str) -> str:
-    if name in CHOICES:
-        *others, last = CHOICES[name]
+def _takes(field: dataclasses.Field[Any]) -> str:
+    if field.metadata["choices"]:
+        *others, last = field.metadata["choices"]
         return f"{', '.join(others)} or {last}"
-    least = ", 1 or more" if name in POSITIVE else ", 0 or more" if name in FROM_ZERO else ""
-    below = f", below {BELOW[name]:g}" if BELOW.get(name) == 1 else ""  # the others only catch mistakes
-    return KINDS[kind] + least + below
+    least = "" if field.metadata["least"] is None else f", {field.metadata['least']} or more"
+    below = ", below 1" if field.metadata["below"] == 1 else ""  # other limits only catch mistakes
+    return KINDS[str(field.type)] + least + below
 
 
 def toml(value: Any) -> str:

@@ -20,7 +20,7 @@ from millrace.store.store import Store
 from millrace.train.data import windows_of
 from millrace.train.future_times import next_times
 from millrace.train.models.forecaster import Forecaster
-from millrace.train.trained_model import TrainedModel
+from millrace.train.open_run import TrainedModel
 from millrace.view.view import View
 from millrace.view.windows import Windows
 
