@@ -4,7 +4,7 @@ RUN/run.json        resolved configuration, store and its fingerprint, versions,
 RUN/metrics.jsonl   losses; RUN/feed.jsonl which samples each step held (millrace explain RUN --step N)
 RUN/checkpoints/    see checkpoint.py
 RUN/data/           the store made from --input
-RUN/rank-N.log      what the libraries of rank N wrote to standard error, where they wrote anything
+RUN/rank-N.log      with --ranks: what the libraries of rank N wrote to standard error
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Train:
     log_every: int = key(10, "Steps between two lines of progress.", least=1)
     precision: str = key("fp32", "Number format of the computation.", choices=("fp32", "bf16", "fp16", "fp64"))
     clip: float = key(1.0, "Largest norm of the gradient; longer ones are shortened. 0: no limit.", least=0)
-    device: str = key("auto", "auto takes a GPU where there is one.", choices=("auto", "cpu", "cuda"))
+    device: str = key("auto", "auto takes a GPU if there is one.", choices=("auto", "cpu", "cuda"))
     threads: int = key(
         0,
         "Threads of torch on the CPU. 0: OMP_NUM_THREADS, else the cores, shared by the ranks; "
@@ -87,7 +87,7 @@ class Train:
     compile: bool = key(False, "Compile the model with torch.compile.")
     recompute: bool = key(False, "Compute activations again in the backward pass: less memory, more time.")
     deterministic: bool = key(False, "GPU: use only kernels that give the same bits every time. CPUs always do.")
-    tensorboard: bool = key(True, "Write TensorBoard files where TensorBoard is installed.")
+    tensorboard: bool = key(True, "Write TensorBoard files if TensorBoard is installed.")
     timeout_s: int = key(600, "Seconds a rank waits for the others.", least=1)
 
 
@@ -97,10 +97,10 @@ class Optimizer:
 
     name: str = key("adamw", "The optimiser.", choices=("adamw", "adafactor", "sgd"))
     lr: float = key(1e-3, "Highest learning rate.", least=0, below=1e9)
-    min_lr: float = key(0.0, "Learning rate where the schedule ends.", least=0)
+    min_lr: float = key(0.0, "Learning rate at the end of the schedule.", least=0)
     schedule: str = key("cosine", "How the learning rate falls.", choices=("cosine", "linear", "constant"))
     warmup: int = key(0, "Steps in which the learning rate rises from 0 to `lr`.", least=0)
-    decay_steps: int = key(0, "Step where the schedule ends. 0: at train.max_steps.", least=0)
+    decay_steps: int = key(0, "Last step of the schedule. 0: train.max_steps.", least=0)
     weight_decay: float = key(0.1, "Weight decay.", least=0)
     betas: tuple[float, float] = key((0.9, 0.95), "adamw: decay of the running means of gradient and square.")
     momentum: float = key(0.0, "sgd: momentum.", least=0)
@@ -115,7 +115,7 @@ class Checkpoint:
 
     every: int = key(100, "Steps between two checkpoints. 0: only at the end.", least=0)
     every_minutes: float = key(0.0, "Minutes between two checkpoints. 0: only by steps.", least=0, below=1e9)
-    keep: int = key(2, "How many of the newest checkpoints to keep. The best one is kept besides.", least=1)
+    keep: int = key(2, "How many of the newest checkpoints to keep. The best one is always kept.", least=1)
     asynchronous: bool = key(True, "Write checkpoints in the background.")
 
 

@@ -1,7 +1,7 @@
 """One optimiser step from one batch: micro-batches, ranks, precision, clipping.
 
-The loss is the mean over all valid targets of the global batch: every micro-batch of every rank counts by its targets, so
-that k micro-batches on W ranks give the gradient of one large batch, also where they hold different numbers of targets.
+The loss is the mean over all valid targets of the global batch. Every micro-batch of every rank counts by its targets, so k
+micro-batches on W ranks give the gradient of one large batch, even with different numbers of targets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALLER_STATE = "take optimizer.name = 'adafactor', train.parallel = 'fsdp2' on 
 
 
 class Stepper:
-    """Steps a model; ``forward`` is the model as ranks call it (DDP around it, or itself)."""
+    """Steps a model. ``forward`` is the model as ranks call it: with DDP around it, or itself."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Stepper:
         self._config, self._world = config, world
         self._parameters, self._modules = list(model.parameters()), list(forward.modules())
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
-        # Ranks that may run out of memory one by one exchange gradients only when all have theirs. So does a user's model
-        # in its first step: where a parameter then is in no loss, it always will, since DDP would wait for its gradient.
+        # Ranks that may run out of memory one by one exchange gradients after the backward pass, when all have theirs. A
+        # user's model does so in its first step, and always if a parameter is in no loss: DDP would wait for its gradient.
         is_ddp = isinstance(forward, DistributedDataParallel)
         self._may_lack = is_ddp and config.model.kind not in OWN_MODELS
         self._exchanges_late = is_ddp and (config.train.halve_on_oom or self._may_lack)
 
     def step(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """This rank's part of the global loss, and the norm of the gradient; weights are changed."""
+        """Changes the weights; returns this rank's part of the global loss, and the norm of the gradient."""
         set_learning_rate(self.optimizer, learning_rate(step, self._config))
-        if not all(module.training for module in self._modules):  # a model may change its mode, and it is not saved
+        if not all(module.training for module in self._modules):  # a model may have changed its mode
             self.forward.train()
         loss = self._accumulated(batch, step)
         scaler = self.precision.scaler
@@ -70,7 +70,7 @@ class Stepper:
         return loss, norm
 
     def _accumulated(self, batch: Batch, step: int) -> Tensor:
-        """Gradients of a batch, in more and smaller parts where memory ends and that is asked for."""
+        """Computes the gradients of a batch. If memory runs out, repeats it in smaller parts, if asked to."""
         while True:
             failure: BaseException | None = None
             seed_step(self._config.train.seed, step, self._world.rank)  # a repeated pass draws the same numbers
@@ -109,12 +109,12 @@ class Stepper:
         return _sum(losses)
 
     def parts(self, batch: Batch) -> list[tuple[Batch, bool]]:
-        """The micro-batches and whether they count: ranks pass through the model equally often, if need be for nothing."""
+        """The micro-batches, and whether each counts. All ranks need as many, so some may count for nothing."""
         parts = batch.micro(min(self.micro_batches, batch.num_samples))
         return [(part, True) for part in parts] + [(parts[-1], False)] * (self.micro_batches - len(parts))
 
     def loss(self, forward: nn.Module, batch: Batch) -> Tensor:
-        """What the model says of a batch; a user's model may say anything."""
+        """The loss of a batch. A user's model may return anything, so it is checked."""
         with self.precision.autocast():
             loss = forward(batch)
         if not isinstance(loss, Tensor):
@@ -133,22 +133,22 @@ class Stepper:
         )
 
     def weight(self, batch: Batch) -> Tensor:
-        """How much a batch counts: its targets where the model says, else its samples."""
+        """How much a batch counts: by its targets if the model counts them, else by its samples."""
         targets: Any = getattr(self.model, "targets", None)
-        found = batch.num_samples if targets is None else targets(batch)
-        if isinstance(found, (int, float)):
-            return torch.full((), found, device=self._world.device)
-        if not isinstance(found, Tensor) or found.dim():
-            what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        count = batch.num_samples if targets is None else targets(batch)
+        if isinstance(count, (int, float)):
+            return torch.full((), count, device=self._world.device)
+        if not isinstance(count, Tensor) or count.dim():
+            what = f"shape {list(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
             raise ConfigError(
                 f"model.kind = {self._config.model.kind!r}: targets(batch) returned {what}; expected one number, how many "
                 "targets the batch has"
             )
-        return found
+        return count
 
     @contextlib.contextmanager
     def _synced(self, is_last: bool) -> Any:
-        """Gradients travel between ranks once per step, with the last micro-batch."""
+        """Exchanges gradients between ranks once per step, with the last micro-batch."""
         if isinstance(self.forward, DistributedDataParallel):
             with contextlib.nullcontext() if is_last else self.forward.no_sync():
                 yield
@@ -158,7 +158,7 @@ class Stepper:
         yield
 
     def _exchange_gradients(self) -> None:
-        """The mean over the ranks, as DDP makes it; a parameter that is in no loss of any rank has none."""
+        """Averages gradients over the ranks, as DDP does. A parameter in no loss of any rank gets none."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         own = [parameter.grad is not None for parameter in parameters]
         has_any = self._world.largest([float(has) for has in own])
@@ -172,21 +172,19 @@ class Stepper:
             self._may_lack = False
             self._exchanges_late = self._config.train.halve_on_oom or bool(is_lacking)
 
-    def _not_in_the_loss(self, told: str, step: int) -> ConfigError:
-        """Which parameters DDP waited for: its message numbers them."""
+    def _not_in_the_loss(self, message: str, step: int) -> ConfigError:
+        """The error for parameters that DDP waited for; its message numbers them."""
         names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
-        lacking = (
-            ", ".join(names[int(number)] for number in numbers[1].split()) if numbers else "some of its parameters"
-        )
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
+        numbered = [names[int(number)] for number in numbers[1].split()] if numbers else ["some of its parameters"]
         return ConfigError(
-            f"model.kind = {self._config.model.kind!r}: the loss of step {step} does not depend on {lacking}, that of the first "
-            "step did; let every loss depend on it (if need be times 0), or set train.halve_on_oom = true: then gradients "
-            "are exchanged after the backward pass, whichever there are"
+            f"model.kind = {self._config.model.kind!r}: the loss of step {step} does not depend on {', '.join(numbered)}, that of "
+            "the first step did; let every loss depend on it (if need be times 0), or set train.halve_on_oom = true: gradients "
+            "are then exchanged after the backward pass, whichever there are"
         )
 
     def _halve(self, step: int, error: BaseException | None) -> None:
-        """Twice as many micro-batches for the same batch; raises where that was not asked for or cannot be."""
+        """Doubles the number of micro-batches; raises if that was not asked for or is impossible."""
         most = largest_share(self._config.train.batch, self._world)
         size = -(-most // self.micro_batches)
         is_possible = self._world.size == 1 or self._exchanges_late
@@ -202,7 +200,7 @@ class Stepper:
         self.micro_batches = min(most, self.micro_batches * 2)
         self.optimizer.zero_grad(set_to_none=True)
         if error is not None:
-            traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed pass
         if self._world.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -216,5 +214,5 @@ def largest_share(batch: int, world: World) -> int:
 
 
 def micro_batches(batch: int, size: int, world: World) -> int:
-    """How many forward passes a step takes: the same number on every rank."""
+    """The number of forward passes of a step, the same on every rank."""
     return -(-largest_share(batch, world) // size) if size else 1
