@@ -301,7 +301,7 @@ class Checks:
                 for step in range(1, 21):
                     if step == 6 and self.device == "cuda":
                         torch.cuda.set_sync_debug_mode("error")
-                    trainer.stepper.step(trainer.to_device(next(batches)), step)
+                    trainer.stepper.step(trainer.precision.to_device(next(batches)), step)
             except RuntimeError as error:
                 waits[name] = str(error).splitlines()[0]
             finally:

@@ -61,7 +61,7 @@ def test_a_layout_that_does_not_say_its_vocabulary(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_missing_gpu(tokens, tmp_path):
-    with pytest.raises(mr.ConfigError, match="torch sees no GPU here; take device = 'cpu'"):
+    with pytest.raises(mr.ConfigError, match="torch sees no GPU; take device = 'cpu'"):
         train(config_of(tokens, train__device="cuda"), tmp_path / "run")
 
 

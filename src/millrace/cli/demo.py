@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from millrace.cli import options
 
@@ -24,7 +24,7 @@ KILL_AT = 250  # half-way: the run then goes back to step 200, and repeats 50 st
 
 
 def run(
-    out: Annotated[str | None, typer.Option(help="Folder for the results.", show_default="demo-output")] = None,
+    out: Annotated[str | None, Option(help="Folder for the results.", show_default="demo-output")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Prepare data, train, kill the training, continue it.
@@ -81,9 +81,8 @@ def summarise(facts: dict[str, Any], say: Any) -> None:
 
 def free_name(name: str) -> str:
     """The name, or name-2, name-3, ... if it is taken."""
+    import itertools
     import os
 
-    taken = 1
-    while os.path.exists(name if taken == 1 else f"{name}-{taken}"):
-        taken += 1
-    return name if taken == 1 else f"{name}-{taken}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(each for each in names if not os.path.exists(each))

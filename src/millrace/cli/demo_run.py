@@ -18,6 +18,8 @@ import numpy as np
 
 from millrace.cli import demo_sensors
 from millrace.errors import ConfigError, TrainError
+from millrace.train.metrics import read_metrics
+from millrace.train.open_run import load_model
 
 STEP = re.compile(r"step ([0-9,]+)/")
 
@@ -45,9 +47,8 @@ class Demo:
 
         self._say("1. The source of Python's standard library, as a token store")
         sources = os.path.join(sysconfig.get_path("stdlib"), "*.py")
-        report = prepare_text(
-            sources, self._path("corpus"), tokenizer="bytes", normalize=False, document="file", val=0.05
-        )
+        options: dict[str, Any] = {"tokenizer": "bytes", "normalize": False, "document": "file", "val": 0.05}
+        report = prepare_text(sources, self._path("corpus"), **options)
         counts = f"{sum(report.documents.values())} files, {sum(report.tokens.values()):,} tokens"
         self._say(f"   {counts} in {report.seconds:.1f} s: {self._path('corpus')}")
 
@@ -64,7 +65,6 @@ class Demo:
         from millrace.feed.journal import starts
         from millrace.store.open import open_store
         from millrace.train.generate import generate
-        from millrace.train.open_run import load_model
 
         after, resumed_from = self._losses(run), starts(run)[-1]["step"] - 1
         repeated = [step for step in sorted(before) if step > resumed_from]
@@ -87,8 +87,6 @@ class Demo:
     def sensors(self, config: Sequence[str]) -> dict[str, Any]:
         """Prepares a Parquet table, trains an LSTM, and draws its forecasts against what happened."""
         from millrace.train.backtest import backtest, plot_backtest
-        from millrace.train.metrics import read_metrics
-        from millrace.train.open_run import load_model
 
         self._say("4. A table of sensors, as a series store")
         table = self._path("sensors.parquet")
@@ -128,11 +126,7 @@ class Demo:
         return step
 
     def _losses(self, run: str) -> dict[int, float]:
-        from millrace.train.metrics import read_metrics
-
         return {line["step"]: line["loss"] for line in read_metrics(Path(run)) if "loss" in line}
 
     def _wait(self, run: str) -> float:
-        from millrace.train.metrics import read_metrics
-
         return statistics.median(float(line["wait"]) for line in read_metrics(Path(run)) if "wait" in line)

@@ -32,9 +32,8 @@ def write_table(path: str, sensors: int = 60, rows: int = 1200) -> int:
         columns["flow"].append(load * 0.2 + rng.normal(size=rows))
         columns["load"].append(load)
     order = rng.permutation(sensors * rows)
-    arrays = {
-        name: np.asarray(values) if name == "sensor" else np.concatenate(values) for name, values in columns.items()
-    }
+    join = {"sensor": np.asarray}
+    arrays = {name: join.get(name, np.concatenate)(values) for name, values in columns.items()}
     arrays["time"] = arrays["time"].astype("datetime64[s]")
     parquet.write_table(pyarrow.table({name: pyarrow.array(values[order]) for name, values in arrays.items()}), path)
     return sensors * rows

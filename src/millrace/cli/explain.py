@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from millrace.cli import options
 from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten
@@ -18,8 +18,8 @@ TEXT_COLUMNS = ("hash",)
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="A run folder (of millrace train, or of a Feed with run=), or a store.")],
-    step: Annotated[int, typer.Option(min=1, help="The training step, counted from 1.")],
+    path: Annotated[str, Argument(help="A run folder (of millrace train, or of a Feed with run=), or a store.")],
+    step: Annotated[int, Option(min=1, help="The training step, counted from 1.")],
     split: options.Split = None,
     length: options.Length = None,
     lookback: options.Lookback = None,
@@ -28,7 +28,7 @@ def run(
     lead: options.Lead = 0,
     batch: options.BatchSize = 32,
     seed: options.Seed = 0,
-    most: Annotated[int, typer.Option(min=1, help="Print this many samples.")] = 20,
+    most: Annotated[int, Option(min=1, help="Print this many samples.")] = 20,
     as_json: options.Json = False,
 ) -> None:
     """Show which samples and rows a training step used.
@@ -46,7 +46,7 @@ def run(
         last = last_step(path)
         if last is not None and step > last:
             raise ConfigError(
-                f"step {step:,} is after the end of the run {path}, which has {last:,} steps; give 1 to {last:,}"
+                f"step {step:,} is after the end of the run {path}; it has {last:,} steps: give 1 to {last:,}"
             )
         found = explain_run(path, step)
         if last is None and found["stop"] is None:
@@ -95,9 +95,7 @@ def explain_run(path: str, step: int) -> Any:
     stores = {}
     for fingerprint, where in start["stores"].items():
         if where is None:
-            raise StoreNotFound(
-                f"the run {path} read a store in memory, which is gone; only stores on disk can be explained"
-            )
+            raise StoreNotFound(f"the run {path} read a store in memory; only stores on disk can be explained")
         stores[fingerprint] = open_pinned(where, fingerprint, open_store)
     view = from_spec(start["view"], stores, journal.arrays(path))
     end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
@@ -109,9 +107,8 @@ def explain_run(path: str, step: int) -> Any:
 def open_pinned(where: str, fingerprint: str, open_store: Any) -> Any:
     """The snapshot that a run used, even after later appends."""
     store = open_store(where)
-    return (
-        store if store.fingerprint == fingerprint or store.manifest is None else open_store(where, snapshot=fingerprint)
-    )
+    is_same = store.fingerprint == fingerprint or store.manifest is None
+    return store if is_same else open_store(where, snapshot=fingerprint)
 
 
 def show(found: Any, step: int, most: int, as_json: bool) -> None:

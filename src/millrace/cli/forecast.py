@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from millrace.cli import training
 from millrace.cli.printing import print_json, print_line
@@ -14,16 +14,16 @@ EXAMPLE = "millrace forecast runs/lstm --out forecast.csv"
 
 def run(
     path: training.RunFolder,
-    entity: Annotated[str | None, typer.Option(help="Only this entity, by name or number.")] = None,
-    target: Annotated[list[str] | None, typer.Option(help="Only this target; repeatable.")] = None,
-    windows: Annotated[int, typer.Option(min=1, help="Picture: how many of the last horizons to draw.")] = 4,
+    entity: Annotated[str | None, Option(help="Only this entity, by name or number.")] = None,
+    target: Annotated[list[str] | None, Option(help="Only this target; repeatable.")] = None,
+    windows: Annotated[int, Option(min=1, help="Picture: how many of the last horizons to draw.")] = 4,
     out: Annotated[
-        str | None, typer.Option(help="A table (.csv, .parquet) or a picture (.png).", show_default="RUN/forecast.png")
+        str | None, Option(help="A table (.csv, .parquet) or a picture (.png).", show_default="RUN/forecast.png")
     ] = None,
     checkpoint: training.Checkpoint = "latest",
     store: training.MovedStore = None,
     model: training.OwnModel = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text; no picture is drawn.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text; no picture is drawn.")] = False,
 ) -> None:
     """Forecast the rows to come, or draw past forecasts.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from millrace.cli import options
 
@@ -12,13 +12,9 @@ EXAMPLE = "millrace gc prices/ --keep 1 --dry-run"
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="The store to clean.")],
-    keep: Annotated[
-        int | None, typer.Option(min=1, help="Keep this many newest snapshots.", show_default="all")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
-    ] = False,
+    path: Annotated[str, Argument(help="The store to clean.")],
+    keep: Annotated[int | None, Option(min=1, help="Keep this many newest snapshots.", show_default="all")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be deleted, and delete nothing.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Delete old snapshots and leftovers.
@@ -35,6 +31,5 @@ def run(
     for name in result["removed"]:
         print_line(f"{'would remove' if dry_run else 'removed'} {name}")
     verb = "would free" if dry_run else "freed"
-    print_line(
-        f"{verb} {size(result['freed_bytes'])}; {len(result['kept'])} snapshots kept, the newest {result['kept'][0]}"
-    )
+    kept = result["kept"]
+    print_line(f"{verb} {size(result['freed_bytes'])}; {len(kept)} snapshots kept, the newest {kept[0]}")

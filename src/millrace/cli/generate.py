@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from millrace.cli import options, training
 
@@ -13,13 +13,11 @@ EXAMPLE = 'millrace generate runs/nano --prompt "def main("'
 
 def run(
     path: training.RunFolder,
-    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="Write at most this many tokens.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Higher is more varied; 0 always takes the likeliest token.")
-    ] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many likeliest tokens; 0: among all.")] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of the random choices; the same seed gives the same text.")] = 0,
+    prompt: Annotated[str, Option(help="The text to continue.")] = "",
+    tokens: Annotated[int, Option(min=1, help="Write at most this many tokens.")] = 200,
+    temperature: Annotated[float, Option(min=0.0, help="Higher is more varied; 0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, Option(min=0, help="Choose among this many likeliest tokens; 0: among all.")] = 50,
+    seed: Annotated[int, Option(help="Seed of the random choices; the same seed gives the same text.")] = 0,
     checkpoint: training.Checkpoint = "latest",
     store: training.MovedStore = None,
     model: training.OwnModel = None,

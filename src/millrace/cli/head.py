@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from millrace.cli import options
 from millrace.cli.printing import plural, print_json, print_line, print_table
@@ -18,10 +18,10 @@ MAX_NUMBERS = 16  # of a row
 
 def run(
     path: options.Layout,
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="Show this many records.")] = 3,
-    rows: Annotated[int, typer.Option(min=1, help="Show this many rows of each record.")] = 5,
-    first: Annotated[int, typer.Option("--from", min=0, help="Start at this record, counted from 0.")] = 0,
-    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    records: Annotated[int, Option("--records", "-n", min=1, help="Show this many records.")] = 3,
+    rows: Annotated[int, Option(min=1, help="Show this many rows of each record.")] = 5,
+    first: Annotated[int, Option("--from", min=0, help="Start at this record, counted from 0.")] = 0,
+    split: Annotated[str | None, Option(help="Only this split.")] = None,
     dtype: options.Dtype = None,
     as_json: options.Json = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from millrace.cli import options
 from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten, size
@@ -20,7 +20,7 @@ SAID = ("features", "target", "entity", "time", "cut_times", "report", "layout",
 
 def run(
     path: options.Layout,
-    snapshot: Annotated[str | None, typer.Option(help="Show this earlier snapshot, given by its fingerprint.")] = None,
+    snapshot: Annotated[str | None, Option(help="Show this earlier snapshot, given by its fingerprint.")] = None,
     dtype: options.Dtype = None,
     as_json: options.Json = False,
 ) -> None:
@@ -81,15 +81,12 @@ def _describe_snapshots(store: Any) -> list[dict[str, Any]]:
     sources: set[str] = set()
     for snapshot in snapshots(store.path):
         sources.update(snapshot.sources)
-        found.append(
-            {
-                "fingerprint": snapshot.fingerprint,
-                "date": snapshot.date,
-                "current": snapshot.fingerprint == current,
-                "shown_here": snapshot.fingerprint == store.fingerprint != current,
-                "sources": len(sources),  # including those of earlier snapshots
-            }
-        )
+        marks = {
+            "current": snapshot.fingerprint == current,
+            "shown_here": snapshot.fingerprint == store.fingerprint != current,
+        }
+        facts = {"fingerprint": snapshot.fingerprint, "date": snapshot.date}
+        found.append({**facts, **marks, "sources": len(sources)})  # including those of earlier snapshots
     return found
 
 
@@ -194,9 +191,8 @@ def _names(value: Any) -> list[str]:
 def _columns(facts: dict[str, Any]) -> list[Sequence[str]]:
     table: list[Sequence[str]] = [("name", "type", "shape", "one for each", "count")]
     for name, column in facts["columns"].items():
-        each = (
-            "record" if column["per"] == "record" else "row" if column["axis"] == "rows" else f"row of {column['axis']}"
-        )
+        row = "row" if column["axis"] == "rows" else f"row of {column['axis']}"
+        each = "record" if column["per"] == "record" else row
         dtype = f"dictionary of {column['values']:,} values" if "values" in column else column["dtype"]
         shape = " x ".join(map(str, column["shape"])) or "single"
         table.append((name, dtype, shape, each, f"{column['items']:,}"))

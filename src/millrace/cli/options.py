@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Layout = Annotated[str, typer.Argument(help="A store, or a file of another tool such as train.bin.")]
-Dtype = Annotated[str | None, typer.Option(help="Number type of a file without a header, e.g. uint32.")]
-Split = Annotated[str | None, typer.Option(help="Only this split.", show_default="train, if there is one")]
-Length = Annotated[int | None, typer.Option(min=1, help="Text: a sample is a block of this many tokens.")]
-Lookback = Annotated[int | None, typer.Option(min=1, help="Series: rows of x in a window; needs --horizon.")]
-Horizon = Annotated[int | None, typer.Option(min=1, help="Series: rows of y in a window; needs --lookback.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
+Layout = Annotated[str, Argument(help="A store, or a file of another tool such as train.bin.")]
+Dtype = Annotated[str | None, Option(help="Number type of a file without a header, e.g. uint32.")]
+Split = Annotated[str | None, Option(help="Only this split.", show_default="train, if there is one")]
+Length = Annotated[int | None, Option(min=1, help="Text: a sample is a block of this many tokens.")]
+Lookback = Annotated[int | None, Option(min=1, help="Series: rows of x in a window; needs --horizon.")]
+Horizon = Annotated[int | None, Option(min=1, help="Series: rows of y in a window; needs --lookback.")]
 Stride = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Rows from the start of one sample to the next.", show_default="--length for blocks, else 1"
-    ),
+    Option(min=1, help="Rows from one sample to the next.", show_default="--length for blocks, else 1"),
 ]
-Lead = Annotated[int, typer.Option(min=0, help="Series: rows between lookback and horizon.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples of one step, over all ranks.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample order.")]
+Lead = Annotated[int, Option(min=0, help="Series: rows between lookback and horizon.")]
+BatchSize = Annotated[int, Option(min=1, help="Samples of one step, over all ranks.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the sample order.")]
 
 
 def build_view(

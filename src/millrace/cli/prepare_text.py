@@ -7,6 +7,7 @@ import shlex
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from millrace.cli.printing import print_json, print_line, print_table, size
 
@@ -48,74 +49,60 @@ def modern(arguments: list[str]) -> list[str]:
 
 def run(
     context: typer.Context,
-    sources: Annotated[list[str], typer.Argument(help="Files, folders or patterns; - is standard input.")],
-    out: Annotated[str, typer.Option(help="Folder for the new store.")],
+    sources: Annotated[list[str], Argument(help="Files, folders or patterns; - is standard input.")],
+    out: Annotated[str, Option(help="Folder for the new store.")],
     tokenizer: Annotated[
-        str, typer.Option(help="gpt2, bytes, char, train:VOCAB, or a file (.json, .tiktoken, .model).")
+        str, Option(help="gpt2, bytes, char, train:VOCAB, or a file (.json, .tiktoken, .model).")
     ] = "gpt2",
-    shard_tokens: Annotated[int, typer.Option(parser=count, metavar="COUNT", help="Tokens per shard.")] = "10M",  # type: ignore[assignment]
-    val: Annotated[float, typer.Option(help="Share of documents for validation; 0 for none.")] = 0.01,
-    test: Annotated[float, typer.Option(help="Share of documents for testing.")] = 0.0,
+    shard_tokens: Annotated[int, Option(parser=count, metavar="COUNT", help="Tokens per shard.")] = "10M",  # type: ignore[assignment]
+    val: Annotated[float, Option(help="Share of documents for validation; 0 for none.")] = 0.01,
+    test: Annotated[float, Option(help="Share of documents for testing.")] = 0.0,
     val_tail: Annotated[
-        bool, typer.Option("--val-tail", help="Take the last documents for val, instead of a random share.")
+        bool, Option("--val-tail", help="Take the last documents for val, not a random share.")
     ] = False,
     format_: Annotated[
         str | None,
-        typer.Option("--format", help="Format of the sources: text, jsonl, csv or parquet.", show_default="by ending"),
+        Option("--format", help="Format of the sources: text, jsonl, csv or parquet.", show_default="by ending"),
     ] = None,
     document: Annotated[
-        str | None, typer.Option(help="What a document is: line, blank-line, file or record.", show_default="by ending")
+        str | None, Option(help="What a document is: line, blank-line, file or record.", show_default="by ending")
     ] = None,
-    text_field: Annotated[
-        str, typer.Option(help="The field or column with the text, in JSONL, CSV and Parquet.")
-    ] = "text",
+    text_field: Annotated[str, Option(help="The field or column with the text, in JSONL, CSV and Parquet.")] = "text",
     mask_field: Annotated[
         str | None,
-        typer.Option(
-            help="JSONL: the field that lists which parts of the text count for the loss.", show_default="none"
-        ),
+        Option(help="JSONL: the field that lists which parts of the text count for the loss.", show_default="none"),
     ] = None,
-    no_normalize: Annotated[
-        bool, typer.Option("--no-normalize", help="Keep text as it is; use it for code and Markdown.")
-    ] = False,
-    dedup: Annotated[str, typer.Option(help="Which repeated documents to drop: exact, near or none.")] = "exact",
-    no_dedup: Annotated[bool, typer.Option("--no-dedup", help="The same as --dedup none.")] = False,
-    dedup_unit: Annotated[
-        str, typer.Option(help="Compare whole documents, or each line: document or line.")
-    ] = "document",
-    min_chars: Annotated[int, typer.Option(help="Drop documents with fewer characters.")] = 1,
-    max_document: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="Longest document.")] = "64MiB",  # type: ignore[assignment]
-    long_documents: Annotated[str, typer.Option(help="What to do with a longer document: stop or split.")] = "stop",
+    no_normalize: Annotated[bool, Option("--no-normalize", help="Keep text as it is, for code and Markdown.")] = False,
+    dedup: Annotated[str, Option(help="Which repeated documents to drop: exact, near or none.")] = "exact",
+    no_dedup: Annotated[bool, Option("--no-dedup", help="The same as --dedup none.")] = False,
+    dedup_unit: Annotated[str, Option(help="Compare whole documents, or each line: document or line.")] = "document",
+    min_chars: Annotated[int, Option(help="Drop documents with fewer characters.")] = 1,
+    max_document: Annotated[int, Option(parser=count, metavar="BYTES", help="Longest document.")] = "64MiB",  # type: ignore[assignment]
+    long_documents: Annotated[str, Option(help="What to do with a longer document: stop or split.")] = "stop",
     filter_: Annotated[
         str | None,
-        typer.Option(
-            "--filter", metavar="MODULE:FUNCTION", help="Keep only texts for which this function returns true."
-        ),
+        Option("--filter", metavar="MODULE:FUNCTION", help="Keep only texts for which this function returns true."),
     ] = None,
-    on_error: Annotated[
-        str, typer.Option(help="What to do with unreadable documents: stop, skip or replace.")
-    ] = "stop",
-    encoding: Annotated[str, typer.Option(help="Encoding of the files, such as latin-1.")] = "utf-8",
-    html: Annotated[str, typer.Option(help="HTML files: raw keeps the tags, text extracts the text.")] = "raw",
+    on_error: Annotated[str, Option(help="What to do with unreadable documents: stop, skip or replace.")] = "stop",
+    encoding: Annotated[str, Option(help="Encoding of the files, such as latin-1.")] = "utf-8",
+    html: Annotated[str, Option(help="HTML files: raw keeps the tags, text extracts the text.")] = "raw",
     max_ratio: Annotated[
-        int, typer.Option(help="Refuse compressed files that grow more than this many times; up to 1 GiB is allowed.")
+        int, Option(help="Refuse compressed files that grow more than this many times; up to 1 GiB is allowed.")
     ] = 1000,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave out files like '*.bak' or 'drafts/**'; repeatable.")
+        list[str] | None, Option(metavar="GLOB", help="Leave out files like '*.bak' or 'drafts/**'; repeatable.")
     ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Start over: delete the work of an interrupted run.")
-    ] = False,
+    restart: Annotated[bool, Option("--restart", help="Start over: delete the work of an interrupted run.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of worker processes.", show_default="one per core")
+        int | None, Option(min=1, help="Number of worker processes.", show_default="one per core")
     ] = None,
     stall: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Stop if a worker makes no progress for this long; 0: never."),
+        Option(min=0, metavar="SECONDS", help="Stop if a worker makes no progress for this long; 0: never."),
     ] = 1800,
-    engine: Annotated[str, typer.Option(help="Where the work runs: local.")] = "local",
-    append: Annotated[bool, typer.Option("--append", help="Add to an existing store, as a new snapshot.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    engine: Annotated[str, Option(help="Where the work runs: local.")] = "local",
+    append: Annotated[bool, Option("--append", help="Add to an existing store, as a new snapshot.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Make a token store from text files.
 

@@ -118,38 +118,24 @@ def size(num_bytes: float) -> str:
 
 @contextlib.contextmanager
 def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, else a line every few seconds. Call it with the bytes done."""
+    """A progress bar on a terminal, else a line every 5 seconds. Call it with the bytes done."""
     if sys.stderr.isatty():
-        with _bar(label, total) as step:
-            yield step
-    else:
-        yield _PlainProgress(label, total)
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(label, total=total)
+            yield lambda num_bytes: progress.update(task, advance=num_bytes)
+        return
+    lock, done, printed_at = threading.Lock(), 0, time.monotonic()
 
-@contextlib.contextmanager
-def _bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    def step(num_bytes: int) -> None:
+        nonlocal done, printed_at
+        with lock:
+            done += num_bytes
+            if time.monotonic() - printed_at >= 5:
+                printed_at = time.monotonic()
+                sys.stderr.write(f"{label}: {done / max(total, 1):.0%} of {size(total)}\n")
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda num_bytes: progress.update(task, advance=num_bytes)
-
-
-class _PlainProgress:
-    """Prints the progress at most every 5 seconds."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self._label, self._total, self._done = label, total, 0
-        self._lock, self._said = threading.Lock(), time.monotonic()
-
-    def __call__(self, num_bytes: int) -> None:
-        with self._lock:
-            self._done += num_bytes
-            if time.monotonic() - self._said >= 5:
-                self._said = time.monotonic()
-                share = self._done / max(self._total, 1)
-                sys.stderr.write(f"{self._label}: {share:.0%} of {size(self._total)}\n")
+    yield step

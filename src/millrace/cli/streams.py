@@ -32,9 +32,8 @@ class _Output(io.FileIO):
         except BrokenPipeError as error:
             raise ReaderGone("the reader of the output has gone") from error
         except OSError as error:
-            raise OutputFailed(
-                f"standard output cannot be written: {error.strerror}; free space, or send it elsewhere"
-            ) from error
+            why = f"standard output cannot be written: {error.strerror}; free space, or send it elsewhere"
+            raise OutputFailed(why) from error
 
 
 class _Notes(io.FileIO):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from millrace.cli import training
 from millrace.cli.printing import print_json, print_line, same_command
@@ -16,30 +17,24 @@ EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_s
 def run(
     config: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="CONFIG",
             help="A TOML file, or a preset: nano, gpt-124m, gpt-150m, gpt-250m, lstm, transformer.",
             show_default=False,
         ),
     ] = None,
-    store: Annotated[str | None, typer.Option(help="The store to train on.")] = None,
-    input_: Annotated[
-        str | None, typer.Option("--input", help="Instead of a store: a small file, prepared inside the run folder.")
-    ] = None,
-    run_: Annotated[
-        str | None, typer.Option("--run", help="Folder for checkpoints and metrics.", show_default="runs/CONFIG")
-    ] = None,
+    store: Annotated[str | None, Option(help="The store to train on.")] = None,
+    input_: Annotated[str | None, Option("--input", help="Instead of a store: a small file to prepare.")] = None,
+    run_: Annotated[str | None, Option("--run", help="The run folder.", show_default="runs/CONFIG")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of CONFIG, e.g. train.batch=64; repeatable."),
+        Option("--set", metavar="KEY=VALUE", help="Change a key of CONFIG, e.g. train.batch=64; repeatable."),
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Train with this many processes on this machine.", show_default="1")
-    ] = None,
-    resume: Annotated[str, typer.Option(help="auto: continue a run that was saved here; never: refuse to.")] = "auto",
-    keys: Annotated[bool, typer.Option("--keys", help="Print every key of a configuration, then stop.")] = False,
+    ranks: Annotated[int | None, Option(min=1, help="Number of processes on this machine.", show_default="1")] = None,
+    resume: Annotated[str, Option(help="auto: continue a run that was saved here; never: refuse to.")] = "auto",
+    keys: Annotated[bool, Option("--keys", help="Print every key of a configuration, then stop.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON summary at the end; progress goes to stderr.")
+        bool, Option("--json", help="Print a JSON summary at the end; progress goes to stderr.")
     ] = False,
 ) -> None:
     """Train a model, or continue a run that was killed.
@@ -92,9 +87,8 @@ def run(
             again += [part for change in changes or [] for part in ("--set", change)]
             sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
         has_started = True
-        stopped_by = train(
-            settings, folder, resume=resume, console=StreamConsole(sys.stderr if as_json else sys.stdout)
-        )
+        console = StreamConsole(sys.stderr if as_json else sys.stdout)
+        stopped_by = train(settings, folder, resume=resume, console=console)
     except MillraceError as error:
         if getattr(error, "is_about_ranks", False) and launch.is_rank() and not error.is_reported:
             raise typer.Exit(launch.LOST) from error  # the launcher says which rank is gone

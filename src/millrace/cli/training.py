@@ -6,18 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from millrace.errors import ConfigError
 
-RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="The run folder, as given to millrace train --run.")]
-Checkpoint = Annotated[str, typer.Option(help="Which checkpoint to use: latest or best.")]
-MovedStore = Annotated[str | None, typer.Option(help="Path of the run's store, if it was moved.")]
+RunFolder = Annotated[str, Argument(metavar="RUN", help="The run folder, as given to millrace train --run.")]
+Checkpoint = Annotated[str, Option(help="Which checkpoint to use: latest or best.")]
+MovedStore = Annotated[str | None, Option(help="Path of the run's store, if it was moved.")]
 OwnModel = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODULE:CALLABLE", help="Your own model of the run. Its code runs, so name it only if you trust it."
-    ),
+    Option(metavar="MODULE:CALLABLE", help="Your own model of the run, if you trust its code."),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from millrace.cli import options
 
@@ -12,10 +12,8 @@ EXAMPLE = "millrace verify prices/"
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="The store to check.")],
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Read with this many threads.", show_default="one per core")
-    ] = None,
+    path: Annotated[str, Argument(help="The store to check.")],
+    workers: Annotated[int | None, Option(min=1, help="Number of threads.", show_default="one per core")] = None,
     as_json: options.Json = False,
 ) -> int:
     """Check every byte of a store and locate damage.

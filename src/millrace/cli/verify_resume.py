@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from millrace.cli import options
 
@@ -21,9 +21,9 @@ def run(
     lead: options.Lead = 0,
     batch: options.BatchSize = 32,
     seed: options.Seed = 0,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of each trial.")] = 40,
-    trials: Annotated[int, typer.Option(min=1, help="How many trials to run, each with other stops.")] = 20,
-    trial_seed: Annotated[int, typer.Option(min=0, help="Seed of the random stops; the same seed repeats them.")] = 0,
+    steps: Annotated[int, Option(min=2, help="Steps of each trial.")] = 40,
+    trials: Annotated[int, Option(min=1, help="How many trials to run, each with other stops.")] = 20,
+    trial_seed: Annotated[int, Option(min=0, help="Seed of the random stops; the same seed repeats them.")] = 0,
     as_json: options.Json = False,
 ) -> int:
     """Prove that a stopped run continues exactly.

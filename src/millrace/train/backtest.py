@@ -58,8 +58,9 @@ def backtest(trained: TrainedModel, entity: str, *, windows: int = 4, target: Se
     model, store = forecaster_of(trained), trained.store
     record = record_of(store, entity)
     view = windows_of(store, dataclasses.replace(trained.config.data, stride=1))
+    every_sample = range(len(view))
     first, last = (
-        bisect.bisect_left(range(len(view)), r, key=lambda i: view.records([i])[0]) for r in (record, record + 1)
+        bisect.bisect_left(every_sample, r, key=lambda i: view.records([i])[0]) for r in (record, record + 1)
     )
     if first == last:
         raise ConfigError(f"entity {entity!r} has fewer rows than one window of {view.span}; choose another")

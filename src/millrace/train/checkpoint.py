@@ -25,8 +25,8 @@ from millrace.train.tensors import hash_file, write_tensors
 
 FORMAT = 1
 NAME = re.compile(r"step-[0-9]{8,}")
-PARTS = ("model", "optimizer")
 Parts = Mapping[str, Mapping[str, Tensor]]
+Write = Callable[[Path], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
 
-    def publish(self, state: State, parts: Parts) -> None:
-        """Saves a checkpoint of whole tensors."""
-
-        def write(aside: Path) -> dict[str, str]:
-            return {f"{part}.safetensors": write_tensors(aside / f"{part}.safetensors", parts[part]) for part in parts}
-
-        self.publish_by(state, parts, write)
-
-    def publish_by(self, state: State, parts: Parts, write: Callable[[Path], dict[str, str]]) -> None:
-        """Saves a checkpoint whose files ``write`` makes in a folder aside; it returns their hashes."""
+    def publish(self, state: State, parts: Parts, write: Write | None = None) -> None:
+        """Saves a checkpoint. ``write`` makes its files in a folder and returns their hashes; without it, whole tensors."""
         aside, target = self.folder / f"{name_of(state.step)}.partial", self.folder / name_of(state.step)
         with platform.writing(target, "saving"):
             try:
@@ -84,11 +76,12 @@ class Checkpoints:
             self._name("latest", target.name)
             self._forget_old()
 
-    def _write_aside(self, aside: Path, state: State, parts: Parts, write: Callable[[Path], dict[str, str]]) -> None:
+    def _write_aside(self, aside: Path, state: State, parts: Parts, write: Write | None) -> None:
         platform.make_dir(self.folder)
         platform.remove(aside)
         platform.make_dir(aside)
-        hashes = write(aside)
+        names = {f"{part}.safetensors": part for part in parts}
+        hashes = write(aside) if write else {k: write_tensors(aside / k, parts[names[k]]) for k in names}
         tensors = {part: {k: [str(v.dtype), list(v.shape)] for k, v in parts[part].items()} for part in parts}
         data = json.dumps({**vars(state), "tensors": tensors, "files": hashes}, allow_nan=False).encode()
         platform.write_file(aside / "state.json", data)

@@ -35,9 +35,8 @@ def load_config(
         with open(name, "rb") as file:
             values = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(
-            f"{name} cannot be read: {error.strerror}; give a TOML file, or a preset: {', '.join(presets())}"
-        ) from error
+        remedy = f"give a TOML file, or a preset: {', '.join(presets())}"
+        raise ConfigError(f"{name} cannot be read: {error.strerror}; {remedy}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     changed = copy.deepcopy(values)

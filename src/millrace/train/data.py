@@ -92,9 +92,8 @@ def open_pinned(path: str | os.PathLike[str], fingerprint: str | None) -> Store:
 def check_kind(config: Config, store: Store) -> None:
     """Refuses a store that the model cannot be trained on."""
     wanted = KINDS.get(config.model.kind)
-    has_tokens = any(
-        column.axis and not column.shape and column.dtype[:4] == "uint" for column in store.layout.columns.values()
-    )
+    columns = store.layout.columns.values()
+    has_tokens = any(column.axis and not column.shape and column.dtype[:4] == "uint" for column in columns)
     fits = has_tokens if wanted == "text" and store.kind != "text" else store.kind == wanted
     if wanted == "series" and store.kind == "records":
         fits = "values" in store.layout.columns
@@ -260,9 +259,7 @@ def _own_model(name: str, options: dict[str, Any]) -> nn.Module:
         try:
             inspect.signature(made).bind(**options)
         except TypeError as error:
-            raise ConfigError(
-                f"model.options = {options}: {error} of {name}; give the arguments that it takes"
-            ) from error
+            raise ConfigError(f"model.options = {options}: {error} of {name}; give its arguments") from error
         made = made(**options)
     if not isinstance(made, nn.Module):
         raise ConfigError(

@@ -121,9 +121,7 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError(
-            "train.device = 'cuda', but torch sees no GPU here; take device = 'cpu', or see `millrace doctor`"
-        )
+        raise ConfigError("train.device = 'cuda', but torch sees no GPU; take device = 'cpu', or see `millrace doctor`")
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))  # so that all ranks say the same
     if processes > torch.cuda.device_count():
         raise ConfigError(

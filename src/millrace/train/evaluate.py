@@ -61,12 +61,14 @@ def num_batches(config: Config, samples: int, batch: int) -> int:
     return min(whole, max(1, int(between * asked.max_share))) if asked.max_share else whole
 
 
+def evaluation_order(samples: int, is_whole: bool) -> Order:
+    """All samples in their order, or some spread over the split: the same ones in every evaluation and run."""
+    return Sequential(samples) if is_whole else Shuffled(samples, seed=0)
+
+
 def evaluate(
     view: View,
     stepper: Stepper,
-    config: Config,
-    world: World,
-    to_device: Callable[[Batch], Batch],
     is_asked_to_stop: Callable[[], int] = lambda: 0,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> EvaluationResult | None:
@@ -74,15 +76,13 @@ def evaluate(
 
     ``progress`` is called before each batch with the number of batches done, and of all.
     """
+    config, world, model = stepper.config, stepper.world, stepper.model
     batch = max(config.train.batch, world.size)
     count = num_batches(config, len(view), batch)
-    # Some samples are spread over the split, and are the same in every evaluation and run.
-    is_whole = count * batch >= len(view)
-    order: Order = Sequential(len(view)) if is_whole else Shuffled(len(view), seed=0)
+    order = evaluation_order(len(view), is_whole=count * batch >= len(view))
     feed = Feed(
         view, batch=batch, order=order, epochs=1, rank=world.rank, world=world.size, device=str(world.device)
     )  # fmt: skip
-    model = stepper.model
     model.eval()
     sums = []
     try:
@@ -93,7 +93,7 @@ def evaluate(
                 if is_asked_to_stop():
                     return None
                 progress(number, count)
-                parts = [_sums(part, stepper, to_device, counts) for part, counts in stepper.parts(whole)]
+                parts = [_sums(part, stepper, counts) for part, counts in stepper.parts(whole)]
                 sums.append(torch.stack(parts).sum(0))
     finally:
         model.train()
@@ -106,11 +106,11 @@ def evaluate(
     return EvaluationResult(loss / max(total, 1.0), baseline / compared if has_baseline else None, samples=samples)
 
 
-def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch], counts: bool) -> Tensor:
+def _sums(batch: Batch, stepper: Stepper, counts: bool) -> Tensor:
     """Weight, and loss times weight, of a batch without its padding; then the same for the baseline."""
     valid = batch.num_samples if batch.valid is None else int(batch.valid.sum())
     # At least one row, since sharded models run on all ranks together; it then weighs nothing.
-    real = to_device(part_of(batch, slice(max(valid, 1))))  # padding is at the end
+    real = stepper.precision.to_device(part_of(batch, slice(max(valid, 1))))  # padding is at the end
     loss = stepper.loss(stepper.model, real)
     weight = stepper.weight(real).double() * bool(valid and counts)
     measured = stepper.model.baseline(real) if isinstance(stepper.model, Forecaster) else None

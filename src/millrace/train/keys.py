@@ -36,7 +36,7 @@ class Key:
 
 def sections() -> dict[str, str]:
     """The sections in order, each with a line about it."""
-    return {each.name: _first_line(each.default_factory) for each in dataclasses.fields(Config)}
+    return {each.name: str(each.default_factory.__doc__).splitlines()[0] for each in dataclasses.fields(Config)}
 
 
 def every_key() -> list[Key]:
@@ -79,10 +79,6 @@ def toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml, value))}]"
     return str(value)
-
-
-def _first_line(kind: Any) -> str:
-    return str(kind.__doc__).strip().splitlines()[0]
 
 
 def as_json() -> list[dict[str, Any]]:

@@ -118,7 +118,7 @@ def predict(trained: TrainedModel, entity: str | int, store: Store | None = None
     rows = int(np.diff(predictor.store.offsets[record : record + 2])[0])
     if rows < predictor.min_rows:
         raise ConfigError(
-            f"entity {entity!r} has {rows:,} rows, and a forecast needs {predictor.min_rows:,}; choose another"
+            f"entity {entity!r} has {rows:,} rows, a forecast needs {predictor.min_rows:,}; choose another"
         )
     return next(predictions(predictor, np.array([record])))[0]
 
@@ -131,17 +131,13 @@ def predictions(
         progress(first, len(records))
         some = records[first : first + BATCH]
         each = zip(predictor.names(some), some, predictor.values(some), strict=True)
-        yield [
-            Prediction(name, predictor.targets, predictor.times(int(record)), values) for name, record, values in each
-        ]
+        yield [Prediction(name, predictor.targets, predictor.times(int(k)), values) for name, k, values in each]
 
 
 def forecaster_of(trained: TrainedModel) -> Forecaster:
     """The model, if it can forecast."""
     if not isinstance(trained.model, Forecaster):
-        raise ConfigError(
-            f"the run trained {trained.config.model.kind!r}, which forecasts nothing; see millrace generate"
-        )
+        raise ConfigError(f"the run trained {trained.config.model.kind!r}: it forecasts nothing; see millrace generate")
     return trained.model
 
 

@@ -23,9 +23,7 @@ class PredictionTable:
     def __init__(self, path: Path, targets: Sequence[str], zone: str | None) -> None:
         taken = {"entity", "time"} & set(targets)
         if taken:
-            raise ConfigError(
-                f"target {min(taken)!r} has the name of another column of {path}; choose others with --target"
-            )
+            raise ConfigError(f"target {min(taken)!r} has the name of another column of {path}; use --target")
         self._path, self._aside = path, path.with_name(path.name + ".partial")
         self._targets, self._zone = list(targets), zone
         self.rows = 0

@@ -78,9 +78,7 @@ def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say:
     if before is None:
         return None
     if resume == "never" and has_saved:
-        raise ConfigError(
-            f"{folder} holds a run already; leave --resume never out to continue it, or give another --run"
-        )
+        raise ConfigError(f"{folder} holds a run already; drop --resume never to continue it, or give another --run")
     changes = [*setting_changes(before, config), *input_changes(before, config)]
     if changes and not has_saved:
         said = ", ".join(f"{key} was {old!r} and is {new!r}" for key, old, new in changes)
@@ -149,7 +147,7 @@ def input_changes(before: Run, config: Config) -> list[Change]:
     if not new.input:
         return []  # a store is known by its fingerprint
     old_options, new_options = (
-        {key: value for key, value in data.prepare.items() if key not in SAME_RESULT} for data in (old, new)
+        {k: value for k, value in data.prepare.items() if k not in SAME_RESULT} for data in (old, new)
     )
     if old.input and old_options != new_options:
         return [("data.prepare", old_options, new_options)]

@@ -45,7 +45,7 @@ class Saver:
         started = time.perf_counter()
         self.finish()
         parts = tensors_of(model, optimizer)
-        publish = self._checkpoints.publish
+        publish: Callable[[State, Parts], None] = self._checkpoints.publish
         if is_sharded(model):
             state, publish = dataclasses.replace(state, is_sharded=True), self._publish_sharded
             self._prepare_sharded(state)
@@ -104,7 +104,7 @@ class Saver:
         with platform.writing(self._checkpoints.folder / name_of(state.step), "saving"):
             try:
                 write_shards(parts, shards, self._group)
-                self._checkpoints.publish_by(state, parts, move)
+                self._checkpoints.publish(state, parts, move)
             finally:
                 with contextlib.suppress(OSError):  # they take the space that is missing
                     platform.remove(shards)

@@ -54,7 +54,7 @@ class Model:
     vocabulary: int = key(0, "gpt: number of token ids. 0: that of the store, rounded up to a multiple of 64.", least=0)
     document_mask: bool = key(False, "gpt: attention stays within a document.")
     normalize: bool = key(
-        True, "lstm, transformer: each window enters relative to its last row, in units of its spread."
+        True, "lstm, transformer: windows enter relative to their last row, in units of their spread."
     )
     options: dict[str, Any] = key({}, "Keyword arguments for module:callable.")  # noqa: RUF009 - it is a field
 
@@ -65,9 +65,7 @@ class Train:
 
     max_steps: int = key(100, "Steps of the whole run. A finished run continues when you raise it.", least=1)
     batch: int = key(32, "Samples of one step, over all ranks and micro-batches.", least=1, below=2**31)
-    micro_batch: int = key(
-        0, "Samples of one forward pass on one rank. 0: the rank's whole share of the batch.", least=0
-    )
+    micro_batch: int = key(0, "Samples of one forward pass on a rank. 0: its whole share of the batch.", least=0)
     halve_on_oom: bool = key(False, "When memory runs out, halve `micro_batch` and repeat the step.")
     seed: int = key(0, "Seed of weights, sample order and dropout.", least=0)
     log_every: int = key(10, "Steps between two lines of progress.", least=1)
@@ -81,9 +79,7 @@ class Train:
         least=0,
         below=4096,
     )
-    parallel: str = key(
-        "ddp", "Several ranks: ddp keeps a copy of the model on each, fsdp2 splits it.", choices=("ddp", "fsdp2")
-    )
+    parallel: str = key("ddp", "Several ranks: ddp copies the model, fsdp2 splits it.", choices=("ddp", "fsdp2"))
     compile: bool = key(False, "Compile the model with torch.compile.")
     recompute: bool = key(False, "Compute activations again in the backward pass: less memory, more time.")
     deterministic: bool = key(False, "GPU: use only kernels that give the same bits every time. CPUs always do.")

@@ -81,7 +81,6 @@ class Trainer:
         self.view = data.training_view(self.store, config)
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
-        self.to_device = self.precision.to_device
         with warnings.catch_warnings():  # start_warnings says it in terms of the configuration
             warnings.simplefilter("ignore", UserWarning)
             self.feed = Feed(
@@ -159,7 +158,7 @@ class Trainer:
                 self.step += 1
                 pace.wait_begins(batches.behind_s)
                 with memory_for(f"for the batch of step {self.step}", "set a smaller train.batch", step=self.step):
-                    batch = self.to_device(next(batches))
+                    batch = self.precision.to_device(next(batches))
                 pace.wait_ends(batch, batches.behind_s)
                 self._losses.add(*self.stepper.step(batch, self.step))
                 received, is_due = self.world.largest([float(self._signals.received), self._minutes_due(saved_at)])
@@ -218,15 +217,7 @@ class Trainer:
         self._losses.look(self.step, self._saved_step)  # an infinite loss is reported for its own step
         remedy = "set train.micro_batch or a smaller one"
         with memory_for(f"in the evaluation after step {self.step}", remedy, step=self.step):
-            result = evaluate(
-                self.val_view,
-                self.stepper,
-                self.config,
-                self.world,
-                self.to_device,
-                self._signal,
-                self._note_evaluation,
-            )
+            result = evaluate(self.val_view, self.stepper, self._signal, self._note_evaluation)
         if result is None:
             return self._signal()
         if result.val_loss is None:

@@ -39,16 +39,9 @@ class Forecaster(nn.Module):
     """
 
     def __init__(
-        self,
-        shapes: Shapes,
-        *,
-        kind: str,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float = 0.0,
+        self, shapes: Shapes, *, kind: str, layers: int, heads: int, width: int, dropout: float = 0.0,
         normalize: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.shapes, self.normalize = shapes, normalize and bool(shapes.targets)
         self.categorical = Categories(shapes.categories)

@@ -18,16 +18,9 @@ class GPT(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        vocabulary: int,
-        length: int,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float = 0.0,
+        self, *, vocabulary: int, length: int, layers: int, heads: int, width: int, dropout: float = 0.0,
         separator: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.length, self.separator = length, separator
         self.tokens = nn.Embedding(vocabulary, width)
@@ -52,9 +45,8 @@ class GPT(nn.Module):
         if "mask" in batch:
             y_BL = y_BL.masked_fill(batch["mask"] == 0, IGNORED)
         logits_BLV = self.logits(batch["x"])
-        total = functional.cross_entropy(
-            logits_BLV.flatten(0, 1), y_BL.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        pairs = logits_BLV.flatten(0, 1), y_BL.flatten()
+        total = functional.cross_entropy(*pairs, ignore_index=IGNORED, reduction="sum")
         return total / self.targets(batch).clamp(min=1)
 
     def targets(self, batch: Tensors) -> Tensor:
