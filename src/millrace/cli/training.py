@@ -34,7 +34,7 @@ def load_trained(run: str, checkpoint: str, model: str | None, store: str | None
     """The trained model of a run folder."""
     from pathlib import Path
 
-    with training_extras():
-        from millrace.train.open_run import load_model
+    from millrace.train.open_run import load_model
 
-    return load_model(Path(run), checkpoint, own=model, store=store)
+    with training_extras():
+        return load_model(Path(run), checkpoint, own=model, store=store)
