@@ -38,12 +38,12 @@ from torch import Tensor
 import millrace as mr
 from benchmarks.common import machine
 from benchmarks.gpu_train_models import VOCABULARY
-from millrace.train import data, run
+from millrace.train import data, run_folder
 from millrace.train.checkpoint import Checkpoints, State
 from millrace.train.config import parse_config
 from millrace.train.dist import World
-from millrace.train.load import load_model
 from millrace.train.metrics import read_metrics
+from millrace.train.open_run import load_model
 from millrace.train.optimizers import build_optimizer
 from millrace.train.parallel import shard
 from millrace.train.precision import Precision
@@ -238,7 +238,7 @@ class Checks:
             shard(model, world)
             optimizer = build_optimizer(model, config.optimizer)
             stepper = Stepper(model, model, optimizer, Precision("bf16", device), config, world)
-            run.write_run(folder, config, store, world, None)
+            run_folder.write_run(folder, config, store, world, None)
             saver = Saver(Checkpoints(folder / "checkpoints"), world, asynchronous=True)
             losses = []
             with mr.Feed(view, batch=32, seed=0, device=str(device)) as feed:
@@ -301,7 +301,7 @@ class Checks:
                 for step in range(1, 21):
                     if step == 6 and self.device == "cuda":
                         torch.cuda.set_sync_debug_mode("error")
-                    trainer.stepper.step(trainer.to_device(next(batches)), step)
+                    trainer.stepper.step(trainer.precision.to_device(next(batches)), step)
             except RuntimeError as error:
                 waits[name] = str(error).splitlines()[0]
             finally:

@@ -29,8 +29,8 @@ import millrace as mr
 from benchmarks.common import save, share, verdict
 from millrace.train.config import Config, parse_config
 from millrace.train.dist import World
-from millrace.train.memory import memory_by_part
 from millrace.train.metrics import read_metrics
+from millrace.train.pace import memory_by_part
 from millrace.train.trainer import Trainer
 
 IS_GPU = torch.cuda.is_available()
@@ -180,7 +180,7 @@ def memory(optimizer: str, folder: Path) -> dict[str, int]:
     for step in (1, 2, 3):
         if IS_GPU:
             torch.cuda.reset_peak_memory_stats()
-        trainer.stepper.step(trainer.to_device(next(batches)), step)
+        trainer.stepper.step(trainer.precision.to_device(next(batches)), step)
     found = memory_by_part(trainer.model, trainer.optimizer)
     if IS_GPU:
         found["peak"] = torch.cuda.max_memory_allocated()

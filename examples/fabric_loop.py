@@ -15,7 +15,8 @@ from torch.nn import functional
 import millrace as mr
 
 EPOCHS, SAVE_EVERY = 3, 4
-path, run, devices = sys.argv[1], Path(sys.argv[2]), int((*sys.argv, "1")[3])
+path, run = (sys.argv[1], Path(sys.argv[2])) if len(sys.argv) > 2 else sys.exit("usage: " + __doc__.split("\n")[2])
+devices = int((*sys.argv, "1")[3])
 
 
 def main() -> None:

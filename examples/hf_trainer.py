@@ -14,7 +14,7 @@ import millrace as mr
 from millrace.transformers import FeedTrainer, last_checkpoint
 
 EPOCHS, SAVE_EVERY = 3, 4
-path, run = sys.argv[1], Path(sys.argv[2])
+path, run = (sys.argv[1], Path(sys.argv[2])) if len(sys.argv) > 2 else sys.exit("usage: " + __doc__.split("\n")[2])
 run.mkdir(parents=True, exist_ok=True)
 
 

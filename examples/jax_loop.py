@@ -16,7 +16,7 @@ import millrace as mr
 import millrace.jax  # makes Batch a pytree
 
 STEPS, SAVE_EVERY, RATE = 15, 4, 0.5
-path, run = sys.argv[1], Path(sys.argv[2])
+path, run = (sys.argv[1], Path(sys.argv[2])) if len(sys.argv) > 2 else sys.exit("usage: " + __doc__.split("\n")[2])
 run.mkdir(parents=True, exist_ok=True)
 
 store = mr.open_store(path)

@@ -33,7 +33,7 @@ from typing import Any
 class MillraceError(Exception):
     """The base of all errors of millrace; ``except MillraceError`` catches them all."""
 
-    is_told = False  # whether another rank of a training run prints it
+    is_reported = False  # whether another rank of a training run prints it
 
     def __init__(self, message: str, **context: Any) -> None:
         super().__init__(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -19,10 +18,10 @@ def test_a_shorter_demo_is_killed_and_continues_exactly(tmp_path: Path) -> None:
     """The way of the demo in a fifth of its steps; ``make soak`` and ``make demo`` go all of it."""
     said: list[str] = []
     demo = Demo(str(tmp_path), said.append)
-    steps = (("max_steps = 500", "max_steps = 100"), ("every = 100", "every = 20"), ("batches = 20", "batches = 2"))
-    text = demo.text(functools.reduce(lambda config, change: config.replace(*change), steps, GPT), kill_at=50)
+    steps = ("train.max_steps=100", "checkpoint.every=20", "evaluation.every=20", "evaluation.batches=2")
+    text = demo.text((*GPT, *steps), kill_at=50)
     assert (text["is_exact"], text["killed_at"] >= 50, text["resumed_from"] in (20, 40)) == (True, True, True)
-    sensors = demo.sensors(LSTM.replace("max_steps = 150", "max_steps = 60"))
+    sensors = demo.sensors((*LSTM, "train.max_steps=60"))
     assert sensors["ratio"] <= 1.0
     pictures = (*text["pictures"], *sensors["pictures"])
     assert all(Path(picture).stat().st_size > 5000 for picture in pictures)

@@ -15,7 +15,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import run
-from millrace.cli.console import shorten
+from millrace.cli.printing import shorten
 from millrace.feed.explain import describe_samples
 from millrace.testing import tiny_store
 
@@ -120,7 +120,7 @@ def test_a_long_path_is_whole_in_a_pipe_and_has_an_ellipsis_on_a_terminal(tmp_pa
     step = ("explain", tmp_path / "s", "--step", 1, "--length", 2, "--batch", 1)
     assert source in said(*step)
     for columns in (80, 200):
-        monkeypatch.setattr("millrace.cli.console.terminal_columns", lambda columns=columns: columns)
+        monkeypatch.setattr("millrace.cli.printing.terminal_columns", lambda columns=columns: columns)
         shown = said(*step)
         assert re.search(r"  folder/\S*\.\.\.\S*end\.txt", shown)
         assert max(map(len, shown.splitlines())) <= max(columns, 90)
@@ -140,7 +140,7 @@ def test_info_says_it_in_sentences_and_tables(table: Path, said) -> None:
     assert f"{table} is a millrace store of series (a table), format version 1." in shown
     assert "It holds 120 rows in 2 entities (a record each): " in shown
     assert "Each row has 2 features: close and volume; the target is close." in shown
-    assert "Entities are told apart by ticker." in shown
+    assert "Entities are identified by ticker." in shown
     assert "The column time counts days since 1970-01-01; store.times() gives dates." in shown
     assert "Splits by time, val from 2024-01-25" in shown
     assert "from 2 source files." in shown

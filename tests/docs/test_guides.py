@@ -41,9 +41,3 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         [sys.executable, "-W", warnings, str(script)], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
-
-
-@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / link).exists(), f"{page.name} links to {link}"

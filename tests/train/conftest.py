@@ -140,7 +140,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     from millrace.train.tensors import read_tensors
 
     checkpoints = Checkpoints(run / "checkpoints")
-    return read_tensors(checkpoints.folder / str(checkpoints.named("latest")) / "model.safetensors")
+    return read_tensors(checkpoints.folder / str(checkpoints.resolve("latest")) / "model.safetensors")
 
 
 @dataclass

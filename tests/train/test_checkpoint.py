@@ -20,7 +20,7 @@ import millrace as mr
 from millrace.store import platform
 from millrace.testing import Fault, NotPossibleHere, count_steps, iofault, run_forked, small_disk
 from millrace.train.checkpoint import Checkpoints, State, name_of
-from millrace.train.load import load_model
+from millrace.train.open_run import load_model
 from millrace.train.tensors import NAMES, hash_file, read_tensors, write_tensors
 
 from .conftest import config_of, lines, losses, nano
@@ -39,7 +39,7 @@ def save(checkpoints: Checkpoints, step: int, val_loss: float | None = None, siz
 
 def loaded(checkpoints: Checkpoints) -> int:
     """The step of ``latest``, all of whose parts are of that step."""
-    name = checkpoints.named("latest")
+    name = checkpoints.resolve("latest")
     state = checkpoints.check(name)
     model, optimizer = (
         read_tensors(checkpoints.folder / name / f"{part}.safetensors") for part in ("model", "optimizer")
@@ -168,7 +168,7 @@ def test_shards_are_of_one_step_though_training_goes_on(tokens, tmp_path, start)
 
 def test_shards_are_copied_before_training_goes_on(tmp_path, monkeypatch):
     """The thread is held until the weights have changed: it still writes those of its step."""
-    from millrace.train import saver, state
+    from millrace.train import model_state, saver
     from millrace.train.dist import World
     from millrace.train.parallel import shard
 
@@ -176,9 +176,9 @@ def test_shards_are_copied_before_training_goes_on(tmp_path, monkeypatch):
 
     def later(*args):
         assert has_changed.wait(60)
-        state.write_sharded(*args)
+        model_state.write_shards(*args)
 
-    monkeypatch.setattr(saver, "write_sharded", later)
+    monkeypatch.setattr(saver, "write_shards", later)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
         model = torch.nn.Linear(5, 3)
@@ -197,7 +197,7 @@ def test_shards_are_copied_before_training_goes_on(tmp_path, monkeypatch):
         torch.distributed.destroy_process_group()
     whole = torch.nn.Linear(5, 3)
     saved = Checkpoints(tmp_path / "saved").check(name_of(1))
-    state.load(tmp_path / "saved" / name_of(1), saved, whole, None)
+    model_state.load(tmp_path / "saved" / name_of(1), saved, whole, None)
     assert all(torch.equal(value, before[name]) for name, value in whole.state_dict().items())
 
 
@@ -224,10 +224,10 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     for step, val_loss in ((1, 5.0), (2, 3.0), (3, None), (4, 4.0), (5, 4.5), (6, None)):
         save(checkpoints, step, val_loss)
     assert checkpoints.names() == [name_of(2), name_of(5), name_of(6)]
-    assert (checkpoints.named("best"), checkpoints.named("latest")) == (name_of(2), name_of(6))
+    assert (checkpoints.resolve("best"), checkpoints.resolve("latest")) == (name_of(2), name_of(6))
     save(checkpoints, 7, 2.5)
     assert checkpoints.names() == [name_of(6), name_of(7)]
-    assert checkpoints.named("best") == name_of(7)
+    assert checkpoints.resolve("best") == name_of(7)
 
 
 def test_going_back_to_an_earlier_one(tmp_path):
@@ -240,7 +240,7 @@ def test_going_back_to_an_earlier_one(tmp_path):
     assert loaded(checkpoints) == 2
     assert checkpoints.names() == [name_of(1), name_of(2)]
     save(checkpoints, 3, 8.5)
-    assert checkpoints.named("best") == name_of(3)
+    assert checkpoints.resolve("best") == name_of(3)
 
 
 def test_without_latest_the_newest_whole_one_is_taken_and_nothing_is_removed(tmp_path):
@@ -326,10 +326,10 @@ def test_a_flipped_bit_is_found_and_named(tmp_path):
         checkpoints.check(name_of(2))
     (tmp_path / "latest").write_text("step-99999999\n")
     with pytest.raises(mr.TrainError, match="names 'step-99999999', which is not there"):
-        checkpoints.named("latest")
+        checkpoints.resolve("latest")
     (tmp_path / "latest").write_text("../../etc\n")
     with pytest.raises(mr.TrainError, match="names"):
-        checkpoints.named("latest")
+        checkpoints.resolve("latest")
 
 
 def test_a_failed_save_beside_the_training_stops_it(tokens, tmp_path, monkeypatch):

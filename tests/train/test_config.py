@@ -73,8 +73,8 @@ def test_the_help_names_every_preset(capsys):
         ({"train": {"max_steps": "many"}}, r"train.max_steps = 'many'; expected an integer, 1 or more$"),
         ({"train": {"compile": "yes"}}, r"train.compile = 'yes'; expected true or false$"),
         ({"train": {"device": 3}}, r"train.device = 3; expected auto, cpu or cuda$"),
-        ({"data": {"target": "heat"}}, r"data.target = 'heat'; expected a list of text$"),
-        ({"data": {"target": ["a", 3]}}, r"data.target = \['a', 3\]; expected a list of text$"),
+        ({"data": {"target": 7}}, r"data.target = 7; expected a list of names, or one name$"),
+        ({"data": {"target": ["a", 3]}}, r"data.target = \['a', 3\]; expected a list of names, or one name$"),
         ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas = \[0.9\]; expected two numbers$"),
         ({"data": {"prepare": 3}}, r"data.prepare = 3; expected a table$"),
         ({"train": {"lr": 1}}, r"unknown key train.lr; did you mean optimizer.lr\?"),
@@ -162,3 +162,10 @@ def test_the_learning_rate_warms_up_then_falls(warmup, steps, schedule):
     assert rates[-1] == pytest.approx(0.4 if schedule == "constant" else 0.1)
     if warmup:
         assert rates[warmup - 1] == pytest.approx(0.4)
+
+
+def test_one_name_is_a_list_of_one(tmp_path):
+    (tmp_path / "c.toml").write_text("[data]\ninclude = 'mask'\n")
+    for written, expected in (("temp", ("temp",)), ('["temp", "load"]', ("temp", "load"))):
+        config = load_config(tmp_path / "c.toml", [f"data.target={written}"])
+        assert (config.data.target, config.data.include) == (expected, ("mask",))

@@ -16,8 +16,8 @@ from millrace.feed.batch import Batch
 from millrace.train.config import parse_config
 from millrace.train.dist import World
 from millrace.train.evaluate import evaluate
-from millrace.train.load import load_model
 from millrace.train.models.gpt import GPT
+from millrace.train.open_run import load_model
 from millrace.train.optimizers import build_optimizer
 from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
@@ -134,7 +134,7 @@ def test_recomputing_is_switched_on_by_its_key(tokens, tmp_path):
         trainer = Trainer(config_of(tokens, train__recompute=recompute), tmp_path / str(recompute), ALONE)
         runs = []
         trainer.model.blocks[0].register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
-        trainer.stepper.step(trainer.to_device(next(iter(trainer.feed))), 1)
+        trainer.stepper.step(trainer.precision.to_device(next(iter(trainer.feed))), 1)
         trainer.close()
         assert len(runs) == 1 + recompute
 
@@ -366,7 +366,8 @@ def test_every_val_sample_counts_once_on_any_number_of_ranks(ranks, waves, tmp_p
     assert 0 < len(view) % 70 <= 14  # of five ranks four have nothing in the last batch
     Collecting.sums.clear()
     for rank in range(ranks):
-        evaluate(view, trainer.stepper, config, Collecting(rank, ranks, torch.device("cpu")), trainer.to_device)
+        trainer.stepper.world = Collecting(rank, ranks, torch.device("cpu"))
+        evaluate(view, trainer.stepper)
     total, loss, compared, baseline = torch.stack(Collecting.sums).sum(0).tolist()
     everything = {name: torch.from_numpy(value).double() for name, value in view[np.arange(len(view))].items()}
     with torch.no_grad():

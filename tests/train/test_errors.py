@@ -9,7 +9,8 @@ import torch
 import millrace as mr
 from millrace.testing import tiny_store
 from millrace.train.dist import World
-from millrace.train.load import load_model
+from millrace.train.open_run import load_model
+from millrace.train.out_of_memory import is_out_of_memory
 from millrace.train.trainer import Trainer, train
 
 from .conftest import config_of, lines, losses, nano
@@ -60,7 +61,7 @@ def test_a_layout_that_does_not_say_its_vocabulary(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_missing_gpu(tokens, tmp_path):
-    with pytest.raises(mr.ConfigError, match="torch sees no GPU here; take device = 'cpu'"):
+    with pytest.raises(mr.ConfigError, match="torch sees no GPU; take device = 'cpu'"):
         train(config_of(tokens, train__device="cuda"), tmp_path / "run")
 
 
@@ -210,6 +211,15 @@ def test_ranks_halve_together_though_one_alone_runs_out(waves, tmp_path, start):
     start(nano(waves, **changes, **fitting), tmp_path / "fitting", 2).finish()
     one, other = losses(tmp_path / "halved"), losses(tmp_path / "fitting")
     np.testing.assert_allclose([one[step] for step in other], list(other.values()), rtol=1e-9)
+
+
+def test_out_of_memory_is_known_by_its_type_not_its_words():
+    assert is_out_of_memory(torch.OutOfMemoryError("other words"))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("CUDA out of memory. CUBLAS_STATUS_ALLOC_FAILED"))
+    with pytest.raises(RuntimeError) as no_type:  # the CPU allocator has no error class of its own
+        torch.empty(1 << 60)
+    assert is_out_of_memory(no_type.value)
 
 
 def test_out_of_memory_elsewhere_says_where(waves, tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.train.config import parse_config
-from millrace.train.evaluate import Evaluation, evaluation_order, num_batches
+from millrace.train.evaluate import EvaluationResult, evaluation_order, num_batches
 from millrace.train.trainer import train
 
 from .conftest import config_of, lines, weights
@@ -63,10 +63,10 @@ def test_a_continued_run_evaluates_the_same_samples(waves, tmp_path):
 
 
 def test_what_a_person_reads_of_an_evaluation():
-    assert Evaluation(0.5, samples=10).line(10) == "val_loss 0.5000"
-    assert Evaluation(0.5, 1.0, samples=10).line(10) == (
+    assert EvaluationResult(0.5, samples=10).line(10) == "val_loss 0.5000"
+    assert EvaluationResult(0.5, 1.0, samples=10).line(10) == (
         "val_loss 0.5000 (better than repeating the last value: 0.500x its error)"
     )
-    assert Evaluation(1.5, 1.0, samples=10).line(40) == (
+    assert EvaluationResult(1.5, 1.0, samples=10).line(40) == (
         "val_loss 1.5000 (worse than repeating the last value: 1.500x its error; 10 of 40 samples of the split)"
     )

@@ -84,11 +84,35 @@ def test_nobody_is_left_when_one_is_killed(whom, command, tmp_path):
         os.kill(max(ranks) if whom == "a rank" else process.pid, signal.SIGKILL)
         error = process.stderr.read()  # ends when the last of them has ended
     assert process.returncode == (1 if whom == "a rank" else -signal.SIGKILL)
-    if whom == "a rank":
-        assert "was ended by SIGKILL" in error
-        assert error.count("error: another rank has ended") == 1
+    if whom == "a rank":  # one line of the launcher, and nothing of gloo
+        assert error.count("\n") == 1
+        assert error.startswith("error: rank 1 was ended by SIGKILL")
+        assert f"continue from the last checkpoint with: millrace train {tmp_path}/small.toml" in error
     else:  # they save, as on SIGTERM
         assert (tmp_path / "run/checkpoints/latest").exists()
+
+
+def test_what_libraries_write_goes_to_a_log_and_a_silent_end_is_named(command, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "import os, torch\n"
+        "class Model(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(1, 1)\n"
+        "    def forward(self, batch):\n"
+        "        if os.environ['RANK'] == '1':\n"
+        "            os.write(2, b'[E] words of a library')\n"
+        "            os._exit(3)\n"
+        "        return self.weight.sum()\n"
+    )
+    command += ["--set", "model.kind=own:Model", "--set", "train.timeout_s=20"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), cwd=tmp_path)
+    log = tmp_path / "run/rank-1.log"
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"error: rank 1 ended with exit code 3 (more in {log}); continue from the last checkpoint"
+    )
+    assert done.stderr.count("\n") == 1
+    assert "[E] words of a library" in log.read_text()
 
 
 def test_ranks_under_torchrun_are_refused(command, capsys, monkeypatch):

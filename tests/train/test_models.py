@@ -11,10 +11,10 @@ import torch
 import millrace as mr
 from millrace.train.config import parse_config
 from millrace.train.data import build_model, training_view, vocabulary
-from millrace.train.memory import memory_by_part
-from millrace.train.models.forecast import Forecaster, Shapes
+from millrace.train.models.forecaster import Forecaster, Shapes
 from millrace.train.models.gpt import GPT, document_mask
 from millrace.train.optimizers import build_optimizer
+from millrace.train.pace import memory_by_part
 from millrace.train.precision import Precision
 from millrace.train.trainer import Trainer, train
 
@@ -174,12 +174,12 @@ class Said(list):
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])
 def test_forecasters_have_the_mask_of_a_store_unasked(kind, gaps, tmp_path):
     """The run is the one that asks for it, its configuration says so, and the same command continues it."""
-    from millrace.train.run import read_run
+    from millrace.train.run_folder import read_run
 
     said, half = Said(), {"train__max_steps": 5, "optimizer__decay_steps": 10}
     train(config_of(gaps, model__kind=kind, data__include=("mask",)), tmp_path / "asked")
     train(config_of(gaps, model__kind=kind, **half), tmp_path / "unasked", console=said)
-    assert len([line for line in said if "data.include has 'mask'" in line]) == 1
+    assert len([line for line in said if "added 'mask' to data.include" in line]) == 1
     assert read_run(tmp_path / "unasked").config.data.include == ("mask",)
     train(config_of(gaps, model__kind=kind), tmp_path / "unasked", console=said)
     assert len([line for line in said if "include" in line or "began without" in line]) == 1
@@ -190,7 +190,7 @@ def test_forecasters_have_the_mask_of_a_store_unasked(kind, gaps, tmp_path):
 
 def test_a_run_that_began_without_the_mask_goes_on_without(gaps, tmp_path, monkeypatch):
     from millrace.train import data
-    from millrace.train.run import read_run
+    from millrace.train.run_folder import read_run
 
     with monkeypatch.context() as earlier:
         earlier.setattr(data, "with_mask", lambda config, store: config)

@@ -145,7 +145,7 @@ def test_another_store_is_refused(tokens, tmp_path):
 
 
 def test_another_input_is_refused_and_the_same_elsewhere_continues(tmp_path, capsys):
-    from millrace.train.run import read_run
+    from millrace.train.run_folder import read_run
     from millrace.train.trainer import train
 
     class Printed:
@@ -217,6 +217,52 @@ def test_what_a_run_cannot_change_is_refused_by_its_key(tokens, tmp_path):
         train(config_of(tokens), tmp_path / "run", resume="never")
 
 
+def test_a_run_without_a_checkpoint_takes_other_settings(tokens, tmp_path):
+    """Killed before the first one: nothing is lost, and a line says what changed."""
+    run, lines_said = tmp_path / "run", []
+    begin(config_of(tokens), run)
+    train_with(config_of(tokens, model__width=32, train__seed=8, train__max_steps=2), run, lines_said)
+    assert lines_said[0] == (
+        "note: model.width was 16 and is 32, train.seed was 7 and is 8; no checkpoint was saved before, so the run begins again"
+    )
+    assert sorted(losses(run)) == [1, 2]
+    with pytest.raises(mr.ConfigError, match=r"model.width was 32 .* a run cannot change it"):  # now there is one
+        train_with(config_of(tokens, train__seed=8), run, [])
+
+
+def test_a_run_without_a_checkpoint_takes_another_store_or_input(tokens, tmp_path):
+    run, other, prepare = tmp_path / "run", tmp_path / "other", {"tokenizer": "bytes", "val": 0, "workers": 1}
+    with mr.StoreWriter(other, kind="text", columns={"tokens": mr.Column("uint16")}, meta={"vocabulary": 9}) as writer:
+        writer.append({"tokens": np.arange(2000) % 9})
+    begin(config_of(tokens), run)
+    begin(config_of(other), run)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"words of {name}. " * 300)
+        changes = {"data__input": str(tmp_path / f"{name}.txt"), "data__prepare": prepare}
+        begin(config_of("", **changes), run)
+        store = mr.open_store(run / "data")
+        assert f"words of {name}" in store.decode(store.columns["tokens"][:40])
+    train_with(config_of(other, train__max_steps=2), run, [])
+    assert sorted(losses(run)) == [1, 2]
+
+
+def begin(config, run) -> None:
+    """A run that was killed before its first checkpoint."""
+    from millrace.train.dist import World
+    from millrace.train.trainer import Trainer
+
+    Trainer(config, run, World(0, 1, torch.device("cpu"))).close()
+
+
+def train_with(config, run, lines_said) -> None:
+    from millrace.train.trainer import train
+
+    class Lines:
+        say = show = note = staticmethod(lines_said.append)
+
+    train(config, run, console=Lines())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_rank_saves_all_at_one_step_and_ends(number, tokens, tmp_path, start):
     import os
@@ -262,7 +308,7 @@ def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(ranks, waves, t
 def test_best_is_the_best_of_all_evaluations(waves, tmp_path):
     """Also of those that fall between checkpoints, and over several lives."""
     from millrace.train.checkpoint import Checkpoints
-    from millrace.train.load import load_model
+    from millrace.train.open_run import load_model
     from millrace.train.trainer import train
 
     run = tmp_path / "run"
@@ -292,7 +338,7 @@ def test_the_best_is_named_though_killed_before_that(waves, tmp_path):
     (checkpoints.folder / "best").unlink()
     before = lines(tmp_path / "run")
     train(config, tmp_path / "run")
-    assert (checkpoints.named("best"), checkpoints.best_loss()) == ("step-00000002", 3.0)
+    assert (checkpoints.resolve("best"), checkpoints.best_loss()) == ("step-00000002", 3.0)
     assert lines(tmp_path / "run") == before
 
 
@@ -345,7 +391,7 @@ def test_checkpoints_by_the_clock_are_agreed_on(tokens, tmp_path, start):
 
 
 def test_a_run_keeps_the_threads_it_began_with_and_every_other_life_says_so(tokens, tmp_path, capsys):
-    from millrace.train.run import read_run
+    from millrace.train.run_folder import read_run
     from millrace.train.trainer import train
 
     class Printed:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from millrace.train import threads
-from millrace.train.run import read_run
+from millrace.train.run_folder import read_run
 from millrace.train.trainer import train
 
 from .conftest import config_of, losses

@@ -1,7 +1,7 @@
-"""The command line: one file per command, nothing heavy imported before a command runs.
+"""The command line: one file per command. Nothing heavy is imported before a command runs.
 
-Exit codes: 0 done, 1 a ``MillraceError`` (one line on stderr), 2 wrong usage, 130 Ctrl-C, 143 SIGTERM. Anything else
-keeps its traceback, since it is our bug.
+Exit codes: 0 done, 1 a ``MillraceError`` (one line on stderr), 2 wrong usage, 130 Ctrl-C, 143 SIGTERM. Any other error
+keeps its traceback: it is our bug.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """The command itself; its errors are told in one line."""
+    """Runs the command, and prints its errors in one line."""
     from millrace.cli.app import Abort, UsageError, app
-    from millrace.cli.console import same_command
     from millrace.cli.prepare_text import modern
+    from millrace.cli.printing import same_command
 
     arrived: list[int] = []
     try:
         with _termination_interrupts(arrived) if arguments[:1] == ["prepare"] else contextlib.nullcontext():
             code = app(modern(arguments), standalone_mode=False, prog_name="millrace")
-        if code == INTERRUPTED:  # newer typer catches Ctrl-C itself and says so by this code
+        if code == INTERRUPTED:  # newer typer catches Ctrl-C itself and returns this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (streams.OutputFailed, streams.ReaderGone):
@@ -68,14 +68,14 @@ def _run(arguments: list[str]) -> int:
         sys.stderr.write(f"error: {too_long(str(error.filename or ''))}\n")
         return 1
     except (KeyboardInterrupt, Abort):
-        if os.environ.get("RANK", "0") == "0":  # one of the ranks of a training run is enough
+        if os.environ.get("RANK", "0") == "0":  # of a training run, one rank says it
             sys.stderr.write(f"interrupted; run it again with: {same_command(arguments)}\n")
         return TERMINATED if arrived else INTERRUPTED
 
 
 @contextlib.contextmanager
 def _termination_interrupts(arrived: list[int]) -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: workers end, and what continues it is said. Training has its own way."""
+    """Makes SIGTERM end the command as Ctrl-C does: workers end, and the command prints how to continue."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

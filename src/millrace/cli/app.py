@@ -1,4 +1,4 @@
-"""The table of commands. Their modules import only typer; the work is imported when a command runs."""
+"""The table of commands. Their modules import only typer; a command imports its work when it runs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from millrace.cli import (
     train,
     verify,
     verify_resume,
-)
+)  # fmt: skip
 
-# Newer typer carries click inside it, older ones import it: reach its classes through typer's own names.
+# Newer typer contains click, older typer imports it: reach click's classes through typer's names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 Abort: type[BaseException] = typer.Abort
 
 app = typer.Typer(
     name="millrace",
-    help="Prepare, store and feed datasets larger than memory.",
+    help="Prepare datasets larger than memory, look at them, and train on them.",
     epilog="Example: millrace demo",
     no_args_is_help=True,
     add_completion=False,
@@ -68,4 +68,4 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Prepare, store and feed datasets larger than memory."""
+    """Prepare datasets larger than memory, look at them, and train on them."""

@@ -1,4 +1,4 @@
-"""The second half of ``millrace demo``: a table of sensors that do not exist, as Parquet, and the store made of it."""
+"""The table of the second half of ``millrace demo``: made-up sensors as Parquet, and their store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 FEATURES = ["temperature", "pressure", "flow", "load"]
 TARGET = ["temperature"]
-VAL = 0.1  # of the rows of each sensor, the last ones
+VAL = 0.1  # share of each sensor's last rows for val
 
 
 def write_table(path: str, sensors: int = 60, rows: int = 1200) -> int:
-    """Sensors with daily and weekly waves, drift and noise, one row per hour, not in order; returns the rows."""
+    """Writes sensors with daily and weekly waves, drift and noise, one row per hour, shuffled; returns the rows."""
     import pyarrow
     from pyarrow import parquet
 
@@ -32,16 +32,15 @@ def write_table(path: str, sensors: int = 60, rows: int = 1200) -> int:
         columns["flow"].append(load * 0.2 + rng.normal(size=rows))
         columns["load"].append(load)
     order = rng.permutation(sensors * rows)
-    arrays = {
-        name: np.asarray(values) if name == "sensor" else np.concatenate(values) for name, values in columns.items()
-    }
+    join = {"sensor": np.asarray}
+    arrays = {name: join.get(name, np.concatenate)(values) for name, values in columns.items()}
     arrays["time"] = arrays["time"].astype("datetime64[s]")
     parquet.write_table(pyarrow.table({name: pyarrow.array(values[order]) for name, values in arrays.items()}), path)
     return sensors * rows
 
 
 def prepare_sensors(table: str, out: str) -> Any:
-    """The series store of the table: sorted, scaled, the last rows of each sensor held back for val."""
+    """Prepares the table: sorted, scaled, with the last rows of each sensor for val."""
     from millrace.prepare.table.table import prepare_table
 
     options: dict[str, Any] = {"entity": ("sensor",), "time": "time", "features": FEATURES, "target": TARGET}

@@ -1,17 +1,18 @@
-"""``millrace doctor``: what this installation has, and what is missing."""
+"""``millrace doctor``: what this installation has, and what it lacks."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from millrace.cli import options
 
 EXAMPLE = "millrace doctor"
+NO_CORE = "not built, so numpy is used, which is slower; install a C compiler, then reinstall millrace"
 
 
-def run(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False) -> None:
-    """Show versions, the C core, and this machine's limits."""
-    from millrace.cli.console import print_fields, print_json
+def run(as_json: options.Json = False) -> None:
+    """Show versions, the C core, and the limits of this machine."""
+    from millrace.cli.printing import print_fields, print_json
 
     facts = examine()
     if as_json:
@@ -34,14 +35,11 @@ def examine() -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    has_core = platform.HAS_CORE
     optional = ("numpy", "torch", "pyarrow", "tokenizers", "redis", "matplotlib")
     return {
         "millrace": __version__,
         "python": python_platform.python_version(),
-        "C core": "in use"
-        if has_core
-        else "not built, so numpy is used, which is slower; install a C compiler, then reinstall millrace",
+        "C core": "in use" if platform.HAS_CORE else NO_CORE,
         "file lock": "flock" if lock.HAS_FLOCK else "lease file with heartbeat (no flock on this platform)",
         "cores": num_cores(),
         "open files": platform.descriptor_limit(),

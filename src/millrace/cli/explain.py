@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from millrace.cli import views
+from millrace.cli import options
+from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten
 
 EXAMPLE = "millrace explain corpus/ --step 81204 --length 1024 --batch 32 --seed 7"
-LONGEST = 300  # characters of a cell
-# What preparation keeps of a record for its own use: not where a sample comes from.
+MAX_CELL = 300  # characters
+# Record columns that do not say where a sample comes from.
 SERIES_COLUMNS = ("name", "cuts", "scaling", "static", "static_categorical")
 TEXT_COLUMNS = ("hash",)
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="A run folder (of a Feed with run=), or a store.")],
-    step: Annotated[int, typer.Option(min=1, help="The step, counted from 1.")],
-    split: views.Split = None,
-    length: views.Length = None,
-    lookback: views.Lookback = None,
-    horizon: views.Horizon = None,
-    stride: views.Stride = None,
-    lead: views.Lead = 0,
-    batch: views.BatchSize = 32,
-    seed: views.Seed = 0,
-    most: Annotated[int, typer.Option(min=1, help="How many samples to print.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    path: Annotated[str, Argument(help="A run folder (of millrace train, or of a Feed with run=), or a store.")],
+    step: Annotated[int, Option(min=1, help="The training step, counted from 1.")],
+    split: options.Split = None,
+    length: options.Length = None,
+    lookback: options.Lookback = None,
+    horizon: options.Horizon = None,
+    stride: options.Stride = None,
+    lead: options.Lead = 0,
+    batch: options.BatchSize = 32,
+    seed: options.Seed = 0,
+    most: Annotated[int, Option(min=1, help="Print this many samples.")] = 20,
+    as_json: options.Json = False,
 ) -> None:
-    """Show what a training step held.
+    """Show which samples and rows a training step used.
 
-    For a run folder, everything is known. For a store, say which view, batch and seed the run had.
+    For a run folder, --step is enough. For a store, also give the view, batch and seed of the run.
     """
     import os
     import warnings
 
-    from millrace.cli.console import print_line
     from millrace.errors import ConfigError
     from millrace.feed import journal
 
@@ -46,7 +46,7 @@ def run(
         last = last_step(path)
         if last is not None and step > last:
             raise ConfigError(
-                f"step {step:,} is after the end of the run {path}, which has {last:,} steps; give 1 to {last:,}"
+                f"step {step:,} is after the end of the run {path}; it has {last:,} steps: give 1 to {last:,}"
             )
         found = explain_run(path, step)
         if last is None and found["stop"] is None:
@@ -55,8 +55,8 @@ def run(
         from millrace.feed.explain import prepared_from
         from millrace.feed.feed import Feed
 
-        view = views.build_view(path, split, length, lookback, horizon, stride, lead)
-        with warnings.catch_warnings():  # of a batch larger than the view, which is no mistake of this command
+        view = options.build_view(path, split, length, lookback, horizon, stride, lead)
+        with warnings.catch_warnings():  # a batch larger than the view is no mistake here
             warnings.simplefilter("ignore", UserWarning)
             found = Feed(view, batch=batch, seed=seed, rank=0, world=1, device="numpy").explain(step - 1)
         found["sources"] = prepared_from(view)
@@ -66,9 +66,9 @@ def run(
 
 
 def last_step(run: str) -> int | None:
-    """The last step that a training run can have done, by its metrics.jsonl; None for a run that keeps none.
+    """The last step that a training run can have done, by its metrics.jsonl; None for a run without one.
 
-    Steps are logged every ``train.log_every``: one that stopped, say for lack of memory, may have been a few further.
+    Steps are logged every ``train.log_every``: a run that failed may have done a few more.
     """
     import json
     from pathlib import Path
@@ -83,7 +83,7 @@ def last_step(run: str) -> int | None:
 
 
 def explain_run(path: str, step: int) -> Any:
-    """The step of a run, by the lines its feeds left there."""
+    """What a step of a run held, by the lines that its feeds wrote."""
     from millrace.errors import StoreNotFound
     from millrace.feed import journal
     from millrace.feed.explain import describe, prepared_from
@@ -95,9 +95,7 @@ def explain_run(path: str, step: int) -> Any:
     stores = {}
     for fingerprint, where in start["stores"].items():
         if where is None:
-            raise StoreNotFound(
-                f"the run {path} read a store in memory, which is gone; only stores on disk can be explained"
-            )
+            raise StoreNotFound(f"the run {path} read a store in memory; only stores on disk can be explained")
         stores[fingerprint] = open_pinned(where, fingerprint, open_store)
     view = from_spec(start["view"], stores, journal.arrays(path))
     end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
@@ -107,16 +105,13 @@ def explain_run(path: str, step: int) -> Any:
 
 
 def open_pinned(where: str, fingerprint: str, open_store: Any) -> Any:
-    """The snapshot a run used, also after later appends."""
+    """The snapshot that a run used, even after later appends."""
     store = open_store(where)
-    return (
-        store if store.fingerprint == fingerprint or store.manifest is None else open_store(where, snapshot=fingerprint)
-    )
+    is_same = store.fingerprint == fingerprint or store.manifest is None
+    return store if is_same else open_store(where, snapshot=fingerprint)
 
 
 def show(found: Any, step: int, most: int, as_json: bool) -> None:
-    from millrace.cli.console import plural, print_json, print_line, print_table, several
-
     rows, sources = found["rows"], found["sources"]
     if as_json:
         arrays = {name: found[name].tolist() for name in ("positions", "samples")}
@@ -141,7 +136,7 @@ def show(found: Any, step: int, most: int, as_json: bool) -> None:
 
 
 def _lines(row: dict[str, Any], name_store: bool) -> Iterator[dict[str, str]]:
-    """The cells of one sample by heading: a line for each record it has rows of."""
+    """The cells of one sample by heading: a line for each of its records."""
     for number, piece in enumerate(row["pieces"]):
         cells = {"position": f"{row['position']:,}", "sample": f"{row['sample']:,}"} if number == 0 else {}
         if "entity" in row:
@@ -165,8 +160,6 @@ def _lines(row: dict[str, Any], name_store: bool) -> Iterator[dict[str, str]]:
 
 def shown_value(value: Any) -> str:
     """A value of a record column in one cell."""
-    from millrace.cli.console import printable, shorten
-
     if isinstance(value, list):
         return "[" + ", ".join([shown_value(item) for item in value[:4]] + ["..."] * (len(value) > 4)) + "]"
-    return f"{value:.6g}" if isinstance(value, float) else shorten(printable(str(value)), LONGEST)
+    return f"{value:.6g}" if isinstance(value, float) else shorten(printable(str(value)), MAX_CELL)

@@ -1,25 +1,27 @@
-"""``millrace gc``: deletes what no kept snapshot names."""
+"""``millrace gc``: deletes old snapshots, and files that no snapshot uses."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
+
+from millrace.cli import options
 
 EXAMPLE = "millrace gc prices/ --keep 1 --dry-run"
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="A store.")],
-    keep: Annotated[int | None, typer.Option(min=1, help="Keep only the newest KEEP snapshots (default: all).")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    path: Annotated[str, Argument(help="The store to clean.")],
+    keep: Annotated[int | None, Option(min=1, help="Keep this many newest snapshots.", show_default="all")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be deleted, and delete nothing.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Delete old snapshots and leftovers.
 
-    Removes snapshots beyond --keep with the shards only they name, and what an interrupted append left behind.
+    Deletes all but the --keep newest snapshots, the shards that only those used, and the leftovers of interrupted appends.
     """
-    from millrace.cli.console import print_json, print_line, size
+    from millrace.cli.printing import print_json, print_line, size
     from millrace.store.gc import collect
 
     result = collect(path, keep=keep, dry_run=dry_run)
@@ -29,6 +31,5 @@ def run(
     for name in result["removed"]:
         print_line(f"{'would remove' if dry_run else 'removed'} {name}")
     verb = "would free" if dry_run else "freed"
-    print_line(
-        f"{verb} {size(result['freed_bytes'])}; {len(result['kept'])} snapshots kept, the newest {result['kept'][0]}"
-    )
+    kept = result["kept"]
+    print_line(f"{verb} {size(result['freed_bytes'])}; {len(kept)} snapshots kept, the newest {kept[0]}")

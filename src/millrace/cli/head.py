@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Option
+
+from millrace.cli import options
+from millrace.cli.printing import plural, print_json, print_line, print_table
 
 EXAMPLE = "millrace head prices/ --split val --records 2"
 SHOWN_BY_NAME = ("values", "time", "scaling", "name", "categorical", "static", "static_categorical", "cuts")
-SHOWN = 12  # columns of a table of rows
-WIDEST = 16  # numbers of a row
+MAX_COLUMNS = 12  # of a table of rows
+MAX_NUMBERS = 16  # of a row
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="A store, or a foreign layout such as train.bin.")],
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="How many records to show.")] = 3,
-    rows: Annotated[int, typer.Option(min=1, help="How many rows of each record to show.")] = 5,
-    first: Annotated[int, typer.Option("--from", min=0, help="The first record to show.")] = 0,
-    split: Annotated[str | None, typer.Option(help="Show this split only.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="What a headerless foreign file holds, e.g. uint32.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    path: options.Layout,
+    records: Annotated[int, Option("--records", "-n", min=1, help="Show this many records.")] = 3,
+    rows: Annotated[int, Option(min=1, help="Show this many rows of each record.")] = 5,
+    first: Annotated[int, Option("--from", min=0, help="Start at this record, counted from 0.")] = 0,
+    split: Annotated[str | None, Option(help="Only this split.")] = None,
+    dtype: options.Dtype = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show the first records of a store."""
-    from millrace.cli.console import print_json, print_line
     from millrace.store.open import open_store
 
     store = open_store(path, dtype=dtype)
@@ -39,7 +41,7 @@ def run(
 
 
 def record(store: Any, number: int, rows: int) -> dict[str, Any]:
-    """The values of one record: all record columns, the first rows of each row column."""
+    """The values of one record: all record columns, and the first rows of each row column."""
     entry: dict[str, Any] = {"record": number, "rows": {}, "shown": rows, "columns": {}}
     if store.manifest is not None and store.manifest.tokenizer is not None:
         start, stop = store.offsets[number : number + 2].tolist()
@@ -65,14 +67,14 @@ def record(store: Any, number: int, rows: int) -> dict[str, Any]:
 
 
 def _split_rows(store: Any, number: int, start: int, stop: int) -> tuple[int, int]:
-    """The rows of a record that belong to the split, where it is one by time."""
+    """The rows of a record that belong to a split by time."""
     if store.cuts is None:
         return start, stop
     return start + int(store.cuts[0][number]), start + int(store.cuts[1][number])
 
 
 def _has_series(store: Any) -> bool:
-    """Whether rows can be shown as people know them: with names, times and the values before they were scaled."""
+    """Whether rows can be shown with names, times and values before scaling."""
     columns = store.layout.columns
     if store.kind != "series" or store.manifest is None or store.manifest.scaling is None or "values" not in columns:
         return False
@@ -89,7 +91,7 @@ def _series(store: Any, number: int, rows: int) -> list[dict[str, Any]]:
     picked = slice(start, min(stop, start + rows))
     stored, features = store.columns["values"][picked], range(len(store.meta["features"]))
     unscaled = store.inverse(stored, features=features, entity=number)
-    # Scaling and rounding make -0.0017 of a zero. A value is zero where a zero is stored as the same number.
+    # Scaling and rounding turn a zero into -0.0017. A value is zero if a zero is stored as the same number.
     zero = _rounded(store.scale(np.zeros(len(features)), entity=number), store.layout.columns["values"].dtype)
     unscaled = np.where(np.asarray(stored) == zero, 0.0, unscaled)
     labels = _labels(store, picked)
@@ -101,14 +103,14 @@ def _series(store: Any, number: int, rows: int) -> list[dict[str, Any]]:
 
 
 def _rounded(values: Any, dtype: str) -> Any:
-    """Numbers as a column of this type keeps them."""
+    """Numbers as a column of this type stores them."""
     from millrace.store.layout import bfloat16_bits, bfloat16_values
 
     return bfloat16_values(bfloat16_bits(values)) if dtype == "bfloat16" else values.astype(dtype)
 
 
 def _static(store: Any, number: int) -> dict[str, Any]:
-    """What a record has one value of, by name: numbers before they were scaled, categories as they were named."""
+    """The static values of a record by name: numbers before scaling, categories by their names."""
     found: dict[str, Any] = {}
     if scaling := store.meta.get("static_scaling"):
         values = _plain(store.columns["static"][number])
@@ -121,7 +123,7 @@ def _static(store: Any, number: int) -> dict[str, Any]:
 
 
 def _labels(store: Any, rows: slice) -> dict[str, list[str | None]]:
-    """The categories of some rows as they were named; null where they are missing."""
+    """The categories of some rows by their names; None for missing ones."""
     names = store.meta.get("categorical", ()) if "categorical" in store.layout.columns else ()
     codes = store.columns["categorical"][rows].T.tolist() if names else []
     known = {name: [None, *store.meta["categories"][name]] for name in names}
@@ -133,8 +135,6 @@ def _plain(value: Any) -> Any:
 
 
 def show(entry: dict[str, Any]) -> None:
-    from millrace.cli.console import plural, print_line, print_table
-
     lengths = [plural(rows, "row") if axis == "rows" else f"{rows:,} {axis}" for axis, rows in entry["rows"].items()]
     who = f" {entry['columns']['name']!r}" if "series" in entry and "name" in entry["columns"] else ""
     is_cut = "text" not in entry and max(entry["rows"].values(), default=0) > entry["shown"]
@@ -144,27 +144,27 @@ def show(entry: dict[str, Any]) -> None:
         print_line(f"  text  {entry['text']!r}{'…' if entry['truncated'] else ''}")
     if entry.get("series"):
         names = list(entry["series"][0])
-        columns = [aligned([row[name] for row in entry["series"]]) for name in names[:SHOWN]]
-        table = [names[:SHOWN], *map(list, zip(*columns, strict=True))]
+        columns = [aligned([row[name] for row in entry["series"]]) for name in names[:MAX_COLUMNS]]
+        table = [names[:MAX_COLUMNS], *map(list, zip(*columns, strict=True))]
         print_table(table, right=set(names[1:]))
-        if len(names) > SHOWN:
-            print_line(f"  ... and {len(names) - SHOWN} more columns; --json shows all")
+        if len(names) > MAX_COLUMNS:
+            print_line(f"  ... and {len(names) - MAX_COLUMNS} more columns; --json shows all")
     if "static" in entry:
         print_line(f"  static  {', '.join(f'{name} {number_text(value)}' for name, value in entry['static'].items())}")
     for name, value in entry["columns"].items():
         if "series" in entry and name in SHOWN_BY_NAME:
-            continue  # shown above, as they were before
+            continue  # shown above
         if isinstance(value, list) and value and isinstance(value[0], list):
             print_line(f"  {name}")
-            columns = [aligned([row[k] for row in value]) for k in range(min(len(value[0]), WIDEST))]
+            columns = [aligned([row[k] for row in value]) for k in range(min(len(value[0]), MAX_NUMBERS))]
             for cells in zip(*columns, strict=True):
-                print_line(f"    {'  '.join(cells)}{'  ...' * (len(value[0]) > WIDEST)}")
+                print_line(f"    {'  '.join(cells)}{'  ...' * (len(value[0]) > MAX_NUMBERS)}")
         else:
             print_line(f"  {name}  {_short(value)}")
 
 
 def aligned(values: Sequence[Any]) -> list[str]:
-    """The cells of one column, numbers with their points below each other.
+    """The cells of one column, with decimal points aligned.
 
     >>> aligned([0.0, 98.5, -1e-9, 123.25])
     ['  0   ', ' 98.5 ', '-1e-09', '123.25']
@@ -181,7 +181,7 @@ def aligned(values: Sequence[Any]) -> list[str]:
 
 
 def number_text(value: Any) -> str:
-    """A value as people read it: an exact zero is 0, and only a tiny or huge number is in scientific notation.
+    """A value for people: an exact zero is 0, and only tiny or huge numbers are in scientific notation.
 
     >>> [number_text(value) for value in (0.0, -0.0, 1e-9, 98.55, 1234567.0, 0.1 + 0.2, None, "x")]
     ['0', '0', '1e-09', '98.55', '1234567', '0.3', '', 'x']
@@ -197,6 +197,6 @@ def number_text(value: Any) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        cells = [_short(item) for item in value[:WIDEST]]
-        return "[" + ", ".join(cells + ["..."] * (len(value) > WIDEST)) + "]"
+        cells = [_short(item) for item in value[:MAX_NUMBERS]]
+        return "[" + ", ".join(cells + ["..."] * (len(value) > MAX_NUMBERS)) + "]"
     return number_text(value) if isinstance(value, float) else repr(value)

@@ -1,35 +1,30 @@
-"""``millrace info``: what a store holds, from its manifest alone."""
+"""``millrace info``: what a store holds. It reads only the manifest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Option
+
+from millrace.cli import options
+from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten, size
 
 EXAMPLE = "millrace info prices/"
 KINDS = {"series": "series (a table)"}
 NOUNS = {"text": ("document", "token"), "series": ("entity", "row")}
-SAID = (
-    "features",
-    "target",
-    "entity",
-    "time",
-    "cut_times",
-    "report",
-    "layout",
-    "static_scaling",
-)  # by the sentences above the tables
+# Keys of meta that the sentences above the tables already say.
+# Keys of meta that the sentences above the tables already say.
+SAID = ("features", "target", "entity", "time", "cut_times", "report", "layout", "static_scaling")
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="A store, or a foreign layout such as train.bin.")],
-    snapshot: Annotated[str | None, typer.Option(help="Show an earlier snapshot, by its fingerprint.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="What a headerless foreign file holds, e.g. uint32.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    path: options.Layout,
+    snapshot: Annotated[str | None, Option(help="Show this earlier snapshot, given by its fingerprint.")] = None,
+    dtype: options.Dtype = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show what a store holds: columns, splits, sizes."""
-    from millrace.cli.console import print_json
     from millrace.store.open import open_store
 
     store = open_store(path, snapshot=snapshot, dtype=dtype)
@@ -41,7 +36,7 @@ def run(
 
 
 def describe(store: Any) -> dict[str, Any]:
-    """Everything ``info`` prints, as plain values."""
+    """Everything that ``info`` prints, as plain values."""
     layout, manifest = store.layout, store.manifest
     return {
         "path": store.path,
@@ -78,7 +73,7 @@ def describe(store: Any) -> dict[str, Any]:
 
 
 def _describe_snapshots(store: Any) -> list[dict[str, Any]]:
-    """What ``--snapshot`` and ``open_store(snapshot=)`` can open, oldest first."""
+    """The snapshots that ``open_store(snapshot=)`` can open, oldest first."""
     from millrace.store.history import snapshots
     from millrace.store.open import open_store
 
@@ -86,20 +81,17 @@ def _describe_snapshots(store: Any) -> list[dict[str, Any]]:
     sources: set[str] = set()
     for snapshot in snapshots(store.path):
         sources.update(snapshot.sources)
-        found.append(
-            {
-                "fingerprint": snapshot.fingerprint,
-                "date": snapshot.date,
-                "current": snapshot.fingerprint == current,
-                "shown_here": snapshot.fingerprint == store.fingerprint != current,
-                "sources": len(sources),  # also those of the snapshots before it
-            }
-        )
+        marks = {
+            "current": snapshot.fingerprint == current,
+            "shown_here": snapshot.fingerprint == store.fingerprint != current,
+        }
+        facts = {"fingerprint": snapshot.fingerprint, "date": snapshot.date}
+        found.append({**facts, **marks, "sources": len(sources)})  # including those of earlier snapshots
     return found
 
 
 def _describe_cuts(store: Any) -> dict[str, Any]:
-    """Splits by time: the gap after a cut, and when each split begins where preparation says it."""
+    """Splits by time: the gap after a cut, and when each split begins, if the store records it."""
     import numpy as np
 
     from millrace.store.times import show_times, time_unit
@@ -114,7 +106,7 @@ def _describe_cuts(store: Any) -> dict[str, Any]:
 
 
 def _describe_time(store: Any) -> dict[str, str | None] | None:
-    """What the column ``time`` counts; None where rows have no times."""
+    """The unit and zone of the column ``time``; None without times."""
     from millrace.store.times import UNITS, has_times, time_unit, time_zone
 
     unit = time_unit(store)
@@ -130,9 +122,7 @@ def _describe_split(store: Any, name: str) -> dict[str, Any]:
 
 
 def show(facts: dict[str, Any]) -> None:
-    """Sentences and tables for people."""
-    from millrace.cli.console import print_line, print_table
-
+    """Prints sentences and tables for people."""
     for sentence in (*_contents(facts), *_preparation(facts)):
         print_line(sentence)
     tables = {"Columns": _columns(facts), _splits_heading(facts): _splits(facts)}
@@ -145,15 +135,13 @@ def show(facts: dict[str, Any]) -> None:
 
 
 def _contents(facts: dict[str, Any]) -> list[str]:
-    """What it is, how much it holds, and how it is named."""
-    from millrace.cli.console import plural, size
-
+    """Sentences about what the store is and how much it holds."""
     record, row = NOUNS.get(facts["kind"], ("record", "row"))
     rows = [plural(count, row if axis == "rows" else f"{row} of {axis}") for axis, count in facts["rows"].items()]
     records = plural(facts["records"], record) + (" (a record each)" if record != "record" else "")
     what = f"a millrace store of {KINDS.get(facts['kind'], facts['kind'])}, format version {facts['version']}"
     return [
-        f"{facts['path']} is {what if facts['version'] else 'in the layout of another program: ' + facts['layout']}.",
+        f"{facts['path']} is {what if facts['version'] else 'in the layout of another tool: ' + facts['layout']}.",
         f"It holds {' and '.join(rows)} in {records}: {size(facts['bytes'])} in {plural(facts['shards'], 'shard')}.",
         *(_written(snapshot) for snapshot in facts["snapshots"] if snapshot["fingerprint"] == facts["fingerprint"]),
         f"Its fingerprint is {facts['fingerprint']}.",
@@ -161,8 +149,6 @@ def _contents(facts: dict[str, Any]) -> list[str]:
 
 
 def _written(snapshot: dict[str, Any]) -> str:
-    from millrace.cli.console import plural
-
     sources = f" from {plural(snapshot['sources'], 'source file')}" if snapshot["sources"] else ""
     return f"It was written on {_date(snapshot)} UTC{sources}."
 
@@ -172,16 +158,14 @@ def _date(snapshot: dict[str, Any]) -> str:
 
 
 def _preparation(facts: dict[str, Any]) -> list[str]:
-    """What was done to the values, where preparation says it."""
-    from millrace.cli.console import plural, several
-
+    """Sentences about how the values were prepared."""
     meta, found = facts["meta"], []
     if features := meta.get("features"):
         target = f"; the target is {several(_names(meta['target']), 8, '--json')}" if meta.get("target") else ""
         names = several(_names(features), 8, "--json lists all")
         found.append(f"Each row has {plural(len(_names(features)), 'feature')}: {names}{target}.")
     if meta.get("entity"):
-        found.append(f"Entities are told apart by {several(_names(meta['entity']), 8, '--json lists all')}.")
+        found.append(f"Entities are identified by {several(_names(meta['entity']), 8, '--json lists all')}.")
     if facts["time"]:
         found.append(_time(facts["time"]))
     if scaling := facts["scaling"]:
@@ -207,9 +191,8 @@ def _names(value: Any) -> list[str]:
 def _columns(facts: dict[str, Any]) -> list[Sequence[str]]:
     table: list[Sequence[str]] = [("name", "type", "shape", "one for each", "count")]
     for name, column in facts["columns"].items():
-        each = (
-            "record" if column["per"] == "record" else "row" if column["axis"] == "rows" else f"row of {column['axis']}"
-        )
+        row = "row" if column["axis"] == "rows" else f"row of {column['axis']}"
+        each = "record" if column["per"] == "record" else row
         dtype = f"dictionary of {column['values']:,} values" if "values" in column else column["dtype"]
         shape = " x ".join(map(str, column["shape"])) or "single"
         table.append((name, dtype, shape, each, f"{column['items']:,}"))
@@ -240,16 +223,14 @@ def _snapshots(facts: dict[str, Any]) -> list[Sequence[str]]:
 
 
 def _meta(meta: dict[str, Any]) -> list[Sequence[str]]:
-    """What else the store says of itself: keys of the user's own, and what no sentence above names."""
-    from millrace.cli.console import printable, shorten
-
+    """The other keys of meta, such as the user's own."""
     others = {key: value for key, value in meta.items() if key not in SAID}
     table = [(printable(key), shorten(printable(_plain(value)), 200)) for key, value in others.items()]
     return [("name", "value"), *table] if table else []
 
 
 def _plain(value: Any) -> str:
-    """A value of meta without the brackets of Python."""
+    """A value of meta without Python's brackets."""
     if isinstance(value, dict):
         return "; ".join(f"{key}: {_plain(item)}" for key, item in value.items())
     return ", ".join(map(_plain, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -115,7 +115,7 @@ def run(
     """
     import msgspec
 
-    from millrace.cli.console import print_json
+    from millrace.cli.printing import print_json
     from millrace.cli.table_progress import TableProgress
     from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
@@ -146,7 +146,7 @@ def run(
 
 
 def show(report: Any, out: str, lookback: int, horizon: int) -> None:
-    from millrace.cli.console import print_line
+    from millrace.cli.printing import print_line
 
     if not report.is_new:
         print_line(f"already complete: {report.path}, fingerprint {report.fingerprint}")
@@ -179,7 +179,7 @@ def _counted(number: int, noun: str) -> str:
 
 def _show_store(report: Any, lookback: int, horizon: int) -> None:
     """What the store holds."""
-    from millrace.cli.console import print_line, print_table, size
+    from millrace.cli.printing import print_line, print_table, size
 
     counts, short, longest = _windows(report, lookback, horizon)
     print_table(
@@ -204,7 +204,7 @@ def _show_store(report: Any, lookback: int, horizon: int) -> None:
 
 def _show_run(report: Any) -> None:
     """What this run did."""
-    from millrace.cli.console import print_line, size
+    from millrace.cli.printing import print_line, size
 
     for reason, number in report.dropped.items():
         print_line(f"{'' if 'added' in reason else 'dropped, '}{reason}: {number:,}")

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
+
+from millrace.cli.printing import print_json, print_line, print_table, size
 
 EXAMPLE = "millrace prepare text books/*.txt --out corpus --tokenizer gpt2"
 
@@ -47,89 +50,76 @@ def modern(arguments: list[str]) -> list[str]:
 
 def run(
     context: typer.Context,
-    sources: Annotated[list[str], typer.Argument(help="Files, folders or patterns; - is standard input.")],
-    out: Annotated[str, typer.Option(help="Where the store will be.")],
+    sources: Annotated[list[str], Argument(help="Files, folders or patterns; - is standard input.")],
+    out: Annotated[str, Option(help="Folder for the new store.")],
     tokenizer: Annotated[
-        str, typer.Option(help="gpt2, bytes, char, train:VOCAB, or a file (.json, .tiktoken, .model).")
+        str, Option(help="gpt2, bytes, char, train:VOCAB, or a file (.json, .tiktoken, .model).")
     ] = "gpt2",
-    shard_tokens: Annotated[int, typer.Option(parser=count, metavar="COUNT", help="Tokens per shard.")] = "10M",  # type: ignore[assignment]
+    shard_tokens: Annotated[int, Option(parser=count, metavar="COUNT", help="Tokens per shard.")] = "10M",  # type: ignore[assignment]
     split: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FORM",
             help="Shares of documents for val and test: hash:0.01, hash:0.01,0.01, or tail:0.01 for the last documents.",
             show_default="hash:0.01",
         ),
     ] = None,
-    val: Annotated[float, typer.Option(help="Share of documents for validation; 0 for none.")] = 0.01,
-    test: Annotated[float, typer.Option(help="Share of documents for testing.")] = 0.0,
+    val: Annotated[float, Option(help="Share of documents for validation; 0 for none.")] = 0.01,
+    test: Annotated[float, Option(help="Share of documents for testing.")] = 0.0,
     val_tail: Annotated[
-        bool, typer.Option("--val-tail", help="Take the last documents for val, not by a stable hash.")
+        bool, Option("--val-tail", help="Take the last documents for val, not a random share.")
     ] = False,
     format_: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            help="What files and standard input hold: text, jsonl, csv or parquet.",
-            show_default="by ending",
-        ),
+        Option("--format", help="Format of the sources: text, jsonl, csv or parquet.", show_default="by ending"),
     ] = None,
     document: Annotated[
-        str | None, typer.Option(help="What a document is: line, blank-line, file or record.", show_default="by ending")
+        str | None, Option(help="What a document is: line, blank-line, file or record.", show_default="by ending")
     ] = None,
-    text_field: Annotated[
-        str, typer.Option(help="The field or column with the text, in JSONL, CSV and Parquet.")
-    ] = "text",
+    text_field: Annotated[str, Option(help="The field or column with the text, in JSONL, CSV and Parquet.")] = "text",
     mask_field: Annotated[
         str | None,
-        typer.Option(help="The field with the spans of the text that count for the loss.", show_default="none"),
+        Option(help="JSONL: the field that lists which parts of the text count for the loss.", show_default="none"),
     ] = None,
-    no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Keep the bytes as they are, for code.")] = False,
-    dedup: Annotated[str, typer.Option(help="exact, near or none.")] = "exact",
-    no_dedup: Annotated[bool, typer.Option("--no-dedup", help="The same as --dedup none.")] = False,
-    dedup_unit: Annotated[str, typer.Option(help="What is compared: document, or line.")] = "document",
-    min_chars: Annotated[int, typer.Option(help="Drop documents shorter than this.")] = 1,
-    max_document: Annotated[int, typer.Option(parser=count, metavar="BYTES", help="The longest document.")] = "64MiB",  # type: ignore[assignment]
-    long_documents: Annotated[
-        str, typer.Option(help="What to do with longer ones of plain text: stop or split.")
-    ] = "stop",
+    no_normalize: Annotated[bool, Option("--no-normalize", help="Keep text as it is, for code and Markdown.")] = False,
+    dedup: Annotated[str, Option(help="Which repeated documents to drop: exact, near or none.")] = "exact",
+    no_dedup: Annotated[bool, Option("--no-dedup", help="The same as --dedup none.")] = False,
+    dedup_unit: Annotated[str, Option(help="Compare whole documents, or each line: document or line.")] = "document",
+    min_chars: Annotated[int, Option(help="Drop documents with fewer characters.")] = 1,
+    max_document: Annotated[int, Option(parser=count, metavar="BYTES", help="Longest document.")] = "64MiB",  # type: ignore[assignment]
+    long_documents: Annotated[str, Option(help="What to do with a longer document: stop or split.")] = "stop",
     filter_: Annotated[
-        str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts of which it is true.")
+        str | None,
+        Option("--filter", metavar="MODULE:FUNCTION", help="Keep only texts for which this function returns true."),
     ] = None,
-    on_error: Annotated[str, typer.Option(help="For unreadable documents: stop, skip or replace.")] = "stop",
-    encoding: Annotated[
-        str, typer.Option(help="The encoding of files, such as latin-1; any name that Python knows.")
-    ] = "utf-8",
-    html: Annotated[
-        str, typer.Option(help="What is kept of .html and .htm files: raw (tags too), or text (one document each).")
-    ] = "raw",
+    on_error: Annotated[str, Option(help="What to do with unreadable documents: stop, skip or replace.")] = "stop",
+    encoding: Annotated[str, Option(help="Encoding of the files, such as latin-1.")] = "utf-8",
+    html: Annotated[str, Option(help="HTML files: raw keeps the tags, text extracts the text.")] = "raw",
     max_ratio: Annotated[
-        int, typer.Option(help="How many times its size a compressed file may expand to; 1 GiB is always allowed.")
+        int, Option(help="Refuse compressed files that grow more than this many times; up to 1 GiB is allowed.")
     ] = 1000,
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Leave out files that match, such as '*.bak' or 'drafts/**'; repeatable."),
+        list[str] | None, Option(metavar="GLOB", help="Leave out files like '*.bak' or 'drafts/**'; repeatable.")
     ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin afresh: remove what an interrupted run left behind.")
-    ] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
+    restart: Annotated[bool, Option("--restart", help="Start over: delete the work of an interrupted run.")] = False,
+    workers: Annotated[
+        int | None, Option(min=1, help="Number of worker processes.", show_default="one per core")
+    ] = None,
     stall: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Report a worker that makes no progress for so long; 0: never."),
+        Option(min=0, metavar="SECONDS", help="Stop if a worker makes no progress for this long; 0: never."),
     ] = 1800,
-    engine: Annotated[str, typer.Option(help="Where the work is done: local.")] = "local",
-    append: Annotated[bool, typer.Option("--append", help="Add to a store that is there, as a new snapshot.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    engine: Annotated[str, Option(help="Where the work runs: local.")] = "local",
+    append: Annotated[bool, Option("--append", help="Add to an existing store, as a new snapshot.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Make a token store from text files.
 
-    Documents are cleaned, deduplicated, tokenised and cut into shards. Interrupted at any time, the same command
-    continues.
+    Cleans documents, drops repeated ones, tokenises the rest and writes shards. If it is interrupted, run the same command
+    again: it continues.
     """
     import msgspec
 
-    from millrace.cli.console import print_json
     from millrace.cli.text_progress import TextProgress
     from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
@@ -155,7 +145,7 @@ def run(
     with TextProgress() as progress:
         report = with_flags(prepare_text)(
             sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
-            stall_s=stall, **given,
+            stall_s=stall, **given
         )  # fmt: skip
     if as_json:
         print_json(msgspec.to_builtins(report))
@@ -178,7 +168,6 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def show(report: Any, out: str, *, is_append: bool) -> None:
-    from millrace.cli.console import print_line, print_table, size
     from millrace.prepare.text.read.reader import REPLACED
 
     if not report.is_new and not report.documents:

@@ -1,7 +1,7 @@
-"""Standard output and error of a command that may be closed, full, or have lost its reader.
+"""Standard output and error of a command, which may be closed, full, or have lost their reader.
 
-``main`` calls ``prepare`` once. A full output is then an error of one line, and a command whose standard error takes no
-more goes on without it.
+``main`` calls ``prepare`` once. Then a full standard output is an error of one line. If standard error is full or closed,
+the command goes on without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from millrace.errors import MillraceError
 
 
-# Both are OSErrors, since training goes on without its log; without an errno, by which typer would end the command itself.
+# Both are OSErrors, since training goes on without its output. They have no errno: typer would end the command by it.
 class OutputFailed(MillraceError, OSError):
     """Standard output takes no more: its disk is full, or its device is gone."""
 
@@ -24,7 +24,7 @@ class ReaderGone(MillraceError, BrokenPipeError):
 
 
 class _Output(io.FileIO):
-    """Tells a failure of standard output apart from that of any other file."""
+    """Standard output: its failures are told apart from those of other files."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -32,13 +32,12 @@ class _Output(io.FileIO):
         except BrokenPipeError as error:
             raise ReaderGone("the reader of the output has gone") from error
         except OSError as error:
-            raise OutputFailed(
-                f"standard output cannot be written: {error.strerror}; free space, or send it elsewhere"
-            ) from error
+            why = f"standard output cannot be written: {error.strerror}; free space, or send it elsewhere"
+            raise OutputFailed(why) from error
 
 
 class _Notes(io.FileIO):
-    """Standard error: what it cannot take is lost, since there is nobody left to tell."""
+    """Standard error: what cannot be written is dropped."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -50,15 +49,20 @@ class _Notes(io.FileIO):
 
 
 def prepare() -> None:
-    """Opens what the caller closed, and replaces the streams by those above."""
+    """Opens streams that the caller closed, and replaces output and error by the classes above."""
     for number in (0, 1, 2):
         _open_closed(number)
     sys.stdout = _stream(sys.stdout, _Output, 1)
     sys.stderr = _stream(sys.stderr, _Notes, 2)
 
 
+def send_errors_to(fd: int) -> None:
+    """Sends what Python writes to standard error to this descriptor. Libraries in C still write to number 2."""
+    sys.stderr = _stream(sys.stderr, _Notes, fd)
+
+
 def _open_closed(number: int) -> None:
-    """The next file to be opened would take the number, and whatever is written to the stream would go into it."""
+    """Opens a closed stream on /dev/null. Otherwise the next file would get its number, and its output."""
     try:
         os.fstat(number)
     except OSError:
@@ -85,7 +89,7 @@ def _stream(stream: TextIO | None, kind: type[io.FileIO], number: int) -> TextIO
 
 
 def discard_output() -> None:
-    """What could not be written must not be tried again at exit."""
+    """Drops what could not be written: Python would try again at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

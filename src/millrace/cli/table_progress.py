@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.cli.console import size
+from millrace.cli.printing import size
 from millrace.cli.text_progress import TextProgress, memory
 
 NOUNS = {"read": "part", "measure": "entity group", "write": "shard"}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from millrace.cli.console import size
+from millrace.cli.printing import size
 
 EVERY_S = 5.0
 SEPARATOR = ", "

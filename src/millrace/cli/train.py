@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
+
+from millrace.cli import training
+from millrace.cli.printing import print_json, print_line, same_command
 
 EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_steps=200"
 
@@ -12,42 +17,39 @@ EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_s
 def run(
     config: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="CONFIG",
             help="A TOML file, or a preset: nano, gpt-124m, gpt-150m, gpt-250m, lstm, transformer.",
             show_default=False,
         ),
     ] = None,
-    store: Annotated[str | None, typer.Option(help="The store to train on.")] = None,
-    input_: Annotated[str | None, typer.Option("--input", help="A small file to prepare within the run.")] = None,
-    run_: Annotated[
-        str | None, typer.Option("--run", help="The folder of the run.", show_default="runs/CONFIG")
-    ] = None,
+    store: Annotated[str | None, Option(help="The store to train on.")] = None,
+    input_: Annotated[str | None, Option("--input", help="Instead of a store: a small file to prepare.")] = None,
+    run_: Annotated[str | None, Option("--run", help="The run folder.", show_default="runs/CONFIG")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.batch=64.")
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Change a key of CONFIG, e.g. train.batch=64; repeatable."),
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Train with this many processes on this machine.", show_default="1")
-    ] = None,
-    resume: Annotated[str, typer.Option(help="auto continues a run that is there; never refuses to.")] = "auto",
-    keys: Annotated[bool, typer.Option("--keys", help="Print every configuration key, then stop.")] = False,
+    ranks: Annotated[int | None, Option(min=1, help="Number of processes on this machine.", show_default="1")] = None,
+    resume: Annotated[str, Option(help="auto: continue a run that was saved here; never: refuse to.")] = "auto",
+    keys: Annotated[bool, Option("--keys", help="Print every key of a configuration, then stop.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON for machines at the end; progress goes to stderr.")
+        bool, Option("--json", help="Print a JSON summary at the end; progress goes to stderr.")
     ] = False,
 ) -> None:
-    """Train a model, or continue where it was killed.
+    """Train a model, or continue a run that was killed.
 
-    On several machines use torchrun: torchrun --nnodes 2 --nproc-per-node 8 ... -m -- millrace train CONFIG ...
+    Run the same command again to continue from the last checkpoint. On several machines use torchrun: torchrun --nnodes 2
+    --nproc-per-node 8 ... -m -- millrace train CONFIG ...
     """
     import os
     import signal
     import sys
     import time
-    from pathlib import Path
 
-    from millrace.cli.console import print_json, same_command
-    from millrace.cli.train_console import summary, training_extras
+    from millrace.cli.streams import send_errors_to
     from millrace.errors import ConfigError, MillraceError
+    from millrace.train import launch
     from millrace.train.threads import wait_asleep
 
     if keys:
@@ -64,46 +66,48 @@ def run(
             f"--store {store} and --input {input_}: give one; --store for prepared data, --input for a small file to be "
             "prepared within the run"
         )
-    from millrace.train import launch
     from millrace.train.config import load_config
     from millrace.train.console import StreamConsole
 
     if launch.is_rank():
-        launch.follow_launcher()
+        send_errors_to(launch.follow_launcher())
     elif ranks is not None:
         launch.check_not_launched(ranks)
 
     folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
     has_started = False
+    is_first = os.environ.get("RANK", "0") == "0"
     try:
-        loaded = load_config(config, changes or [], given)
-        with training_extras():
+        settings = load_config(config, changes or [], given)
+        with training.training_extras():
             from millrace.train.trainer import train
         if ranks is not None and ranks > 1 and not launch.is_rank():
             options = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
             again = ["train", config, *(str(part) for option in options if option[1] is not None for part in option)]
             again += [part for change in changes or [] for part in ("--set", change)]
-            sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks))  # the first rank said the rest
+            sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
         has_started = True
-        stopped_by = train(loaded, folder, resume=resume, console=StreamConsole(sys.stderr if as_json else sys.stdout))
+        console = StreamConsole(sys.stderr if as_json else sys.stdout)
+        stopped_by = train(settings, folder, resume=resume, console=console)
     except MillraceError as error:
-        # What is wrong before the ranks have met is wrong for all of them.
-        if error.is_told or (not has_started and os.environ.get("LOCAL_RANK", "0") != "0"):
-            time.sleep(1)  # torchrun ends all ranks when one has ended: the one that tells comes first
+        if getattr(error, "is_about_ranks", False) and launch.is_rank() and not error.is_reported:
+            raise typer.Exit(launch.LOST) from error  # the launcher says which rank is gone
+        # A mistake found before the ranks have met is found by all of them.
+        if error.is_reported or (not has_started and os.environ.get("LOCAL_RANK", "0") != "0"):
+            time.sleep(1)  # torchrun ends all ranks when one has ended: the one with the message must be first
             raise typer.Exit(1) from error
         raise
-    if as_json and os.environ.get("RANK", "0") == "0":
+    if as_json and is_first:
         print_json(summary(folder, stopped_by))
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if stopped_by:
-        if os.environ.get("RANK", "0") == "0":
+        if is_first:
             sys.stderr.write(f"stopped by signal {stopped_by}; continue with: {same_command(sys.argv[1:])}\n")
         raise typer.Exit(128 + stopped_by)
 
 
 def show_keys(as_json: bool) -> None:
-    from millrace.cli.console import print_json, print_line
     from millrace.train import keys
 
     if as_json:
@@ -111,3 +115,15 @@ def show_keys(as_json: bool) -> None:
         return
     for line in keys.lines():
         print_line(line)
+
+
+def summary(run: Path, stopped_by: int) -> dict[str, Any]:
+    """The JSON at the end of a run."""
+    from millrace.train.checkpoint import Checkpoints
+    from millrace.train.metrics import read_metrics
+
+    lines, checkpoints = read_metrics(run), Checkpoints(run / "checkpoints")
+    latest, best = checkpoints.resolve("latest"), checkpoints.resolve("best")
+    last = {key: next((line[key] for line in reversed(lines) if key in line), None) for key in ("loss", "val_loss")}
+    step = 0 if latest is None else checkpoints.read(latest).step
+    return {"run": str(run), "step": step, **last, "latest": latest, "best": best, "stopped_by": stopped_by}

@@ -1,29 +1,31 @@
-"""``millrace verify``: every byte of a store against the hashes written with it."""
+"""``millrace verify``: compares every byte of a store with the hashes written with it."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
+
+from millrace.cli import options
 
 EXAMPLE = "millrace verify prices/"
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="A store.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that read (default: one per core).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    path: Annotated[str, Argument(help="The store to check.")],
+    workers: Annotated[int | None, Option(min=1, help="Number of threads.", show_default="one per core")] = None,
+    as_json: options.Json = False,
 ) -> int:
-    """Check every byte and locate damage.
+    """Check every byte of a store and locate damage.
 
-    Reads everything again and compares it with the hashes written with it. Damage is named by shard, block and
-    records, and the exit code is then 1.
+    Reads all files and compares them with the hashes of the store. If something is damaged, it names the shard, the block
+    and the records, and the exit code is 1.
     """
     import os
 
     import msgspec
 
-    from millrace.cli.console import byte_progress, print_json, print_line, size
+    from millrace.cli.printing import byte_progress, print_json, print_line, size
     from millrace.errors import ConfigError
     from millrace.store.folder import Folder
     from millrace.store.open import open_store
@@ -32,7 +34,8 @@ def run(
     if not os.path.isfile(os.path.join(path, "store.json")):
         store = open_store(path)
         raise ConfigError(
-            f"{path} is a foreign layout ({store.meta['layout']}) without hashes; its sizes are right, no more can be checked"
+            f"{path} is in the layout of another tool ({store.meta['layout']}) and has no hashes; "
+            "its sizes are right, and nothing else can be checked"
         )
     total = Folder(path).manifest(None)[0].totals.bytes
     with byte_progress("verify", total) as step:

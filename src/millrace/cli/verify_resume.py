@@ -1,40 +1,40 @@
-"""``millrace verify-resume``: proves on the user's own data that a run can stop anywhere and continue exactly."""
+"""``millrace verify-resume``: proves on your own data that a run can stop anywhere and continue exactly."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from millrace.cli import views
+from millrace.cli import options
 
 EXAMPLE = "millrace verify-resume corpus/ --length 1024 --batch 32"
 
 
 def run(
-    path: views.Path,
-    split: views.Split = None,
-    length: views.Length = None,
-    lookback: views.Lookback = None,
-    horizon: views.Horizon = None,
-    stride: views.Stride = None,
-    lead: views.Lead = 0,
-    batch: views.BatchSize = 32,
-    seed: views.Seed = 0,
-    steps: Annotated[int, typer.Option(min=2, help="How many steps each trial runs.")] = 40,
-    trials: Annotated[int, typer.Option(min=1, help="How many stop-and-restart histories to try.")] = 20,
-    trial_seed: Annotated[int, typer.Option(min=0, help="Seed of the random stops, to repeat a run.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    path: options.Layout,
+    split: options.Split = None,
+    length: options.Length = None,
+    lookback: options.Lookback = None,
+    horizon: options.Horizon = None,
+    stride: options.Stride = None,
+    lead: options.Lead = 0,
+    batch: options.BatchSize = 32,
+    seed: options.Seed = 0,
+    steps: Annotated[int, Option(min=2, help="Steps of each trial.")] = 40,
+    trials: Annotated[int, Option(min=1, help="How many trials to run, each with other stops.")] = 20,
+    trial_seed: Annotated[int, Option(min=0, help="Seed of the random stops; the same seed repeats them.")] = 0,
+    as_json: options.Json = False,
 ) -> int:
-    """Prove that resuming is exact on your data.
+    """Prove that a stopped run continues exactly.
 
-    Runs the feed once without a stop. Then stops and restarts it at random steps with other world sizes, batch
-    sizes, depths and threads, and compares every sample and every byte that follows. Exit code 1 if any differs.
+    Runs the feed once without a stop. Then each trial stops and restarts it at random steps, with other numbers of ranks,
+    batch sizes and threads, and compares every sample and every byte. The exit code is 1 if any differs.
     """
-    from millrace.cli.console import print_json, print_line, print_table
+    from millrace.cli.printing import print_json, print_line, print_table
     from millrace.feed.proof import prove_resume
 
-    view = views.build_view(path, split, length, lookback, horizon, stride, lead)
+    view = options.build_view(path, split, length, lookback, horizon, stride, lead)
     proof = prove_resume(view, batch=batch, seed=seed, steps=steps, trials=trials, trial_seed=trial_seed)
     failed = [trial for trial in proof if trial["difference"]]
     if as_json:

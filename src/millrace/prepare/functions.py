@@ -1,4 +1,4 @@
-"""A user's own function, named on the command line as ``module:function``."""
+"""A user's own function, named as ``module:function`` on the command line or in a configuration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from millrace.errors import ConfigError
 
 
 def load_function(name: str | None, option: str) -> Callable[..., Any] | None:
-    """The function of this name; modules in the current folder count too."""
+    """The function. Modules of the current folder come first, as under ``python -m``."""
     if name is None:
         return None
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigError(f"{option} {name!r}; expected module:function")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+        sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""TensorBoard, where it is installed: the numbers of metrics.jsonl once more. It is an extra, so it never stops a run."""
+"""TensorBoard, if it is installed: it gets the numbers of metrics.jsonl, and never stops a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Board:
-    """Writes numbers to ``RUN/tensorboard``; where it is not installed does nothing, where it is broken says so once."""
+    """Writes numbers to ``RUN/tensorboard``. If TensorBoard is missing it does nothing; if it fails it says so once."""
 
     def __init__(self, run: Path, *, step: int, say: Callable[[str], None]) -> None:
         self._say = say
@@ -36,7 +36,7 @@ class Board:
     def _harmless(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - one that is half installed may raise anything
+        except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
             self._writer = None
             self._say(
                 f"note: TensorBoard fails ({type(error).__name__}: {error}), the run goes on without it; install it again, or set "

@@ -25,13 +25,13 @@ from millrace.train.tensors import hash_file, write_tensors
 
 FORMAT = 1
 NAME = re.compile(r"step-[0-9]{8,}")
-PARTS = ("model", "optimizer")
 Parts = Mapping[str, Mapping[str, Tensor]]
+Write = Callable[[Path], dict[str, str]]
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything of one step that is not a tensor; ``tensors`` names those that are, by part."""
+    """Everything of one step except the tensors; ``tensors`` names those by part."""
 
     step: int
     feed: dict[str, Any]
@@ -58,37 +58,30 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
 
-    def publish(self, state: State, parts: Parts) -> None:
-        """Saves a checkpoint of whole tensors."""
-
-        def write(aside: Path) -> dict[str, str]:
-            return {f"{part}.safetensors": write_tensors(aside / f"{part}.safetensors", parts[part]) for part in parts}
-
-        self.publish_by(state, parts, write)
-
-    def publish_by(self, state: State, parts: Parts, write: Callable[[Path], dict[str, str]]) -> None:
-        """Saves a checkpoint whose files ``write`` makes in a folder aside; it returns their hashes."""
+    def publish(self, state: State, parts: Parts, write: Write | None = None) -> None:
+        """Saves a checkpoint. ``write`` makes its files in a folder and returns their hashes; without it, whole tensors."""
         aside, target = self.folder / f"{name_of(state.step)}.partial", self.folder / name_of(state.step)
         with platform.writing(target, "saving"):
             try:
                 self._write_aside(aside, state, parts, write)
-                if target.exists():  # of an earlier life that was killed before `latest` named it
+                if target.exists():  # an earlier start was killed before `latest` named it
                     self._remove(target.name)
                 platform.rename(aside, target)
                 platform.sync_dir(self.folder)
             except OSError:
-                with contextlib.suppress(OSError):  # what is half written takes the room that is missing
+                with contextlib.suppress(OSError):  # it takes the space that is missing
                     platform.remove(aside)
                 raise
             self.check(target.name)
             self._name("latest", target.name)
             self._forget_old()
 
-    def _write_aside(self, aside: Path, state: State, parts: Parts, write: Callable[[Path], dict[str, str]]) -> None:
+    def _write_aside(self, aside: Path, state: State, parts: Parts, write: Write | None) -> None:
         platform.make_dir(self.folder)
         platform.remove(aside)
         platform.make_dir(aside)
-        hashes = write(aside)
+        names = {f"{part}.safetensors": part for part in parts}
+        hashes = write(aside) if write else {k: write_tensors(aside / k, parts[names[k]]) for k in names}
         tensors = {part: {k: [str(v.dtype), list(v.shape)] for k, v in parts[part].items()} for part in parts}
         data = json.dumps({**vars(state), "tensors": tensors, "files": hashes}, allow_nan=False).encode()
         platform.write_file(aside / "state.json", data)
@@ -99,7 +92,7 @@ class Checkpoints:
         platform.sync_dir(self.folder)
 
     def note_best(self, step: int, val_loss: float) -> None:
-        """A checkpoint that is there turned out to be the best: ``best`` names it."""
+        """Makes ``best`` name the checkpoint of a step, with its val_loss."""
         name = name_of(step)
         with platform.writing(self.folder / name, "saving"):
             values = {**vars(self.read(name)), "val_loss": val_loss}
@@ -110,17 +103,16 @@ class Checkpoints:
 
     def best_loss(self) -> float | None:
         """The val_loss of ``best``."""
-        best = self.named("best")
+        best = self.resolve("best")
         return None if best is None else self.read(best).val_loss
 
     def _forget_old(self) -> None:
-        kept = {self.named("latest"), self.named("best")}
         for name in self.names()[: -self.keep]:
-            if name not in kept:
+            if name not in (self.resolve("latest"), self.resolve("best")):
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """Under another name first: a folder that bears a step's name is whole."""
+        """Renames a checkpoint before it is deleted: a folder with the name of a step is always whole."""
         gone = self.folder / f"{name}.gone"
         platform.remove(gone)
         platform.rename(self.folder / name, gone)
@@ -129,13 +121,13 @@ class Checkpoints:
     # Reading.
 
     def names(self) -> list[str]:
-        """Every checkpoint that is there, oldest first."""
+        """Every checkpoint, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted((path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)), key=_step)
 
-    def named(self, link: str) -> str | None:
-        """What ``latest`` or ``best`` names."""
+    def resolve(self, link: str) -> str | None:
+        """The checkpoint that ``latest`` or ``best`` names, if any."""
         try:
             name = (self.folder / link).read_text().strip()
         except FileNotFoundError:
@@ -155,7 +147,7 @@ class Checkpoints:
             raise self._damaged(name, f"state.json: {error}") from error
 
     def check(self, name: str) -> State:
-        """The state of a checkpoint all of whose bytes are those that were written; raises otherwise."""
+        """The state of a checkpoint, after all its bytes were compared with their hashes."""
         state = self.read(name)
         for file, expected in state.files.items():
             path = self.folder / name / file
@@ -172,35 +164,33 @@ class Checkpoints:
         return TrainError(f"checkpoint {self.folder / name} is damaged ({why}); {remedy}")
 
     def sweep(self) -> list[str]:
-        """Makes the folder one to continue from; returns what a person should know of it.
+        """Tidies up after killed runs; returns lines that a person should read.
 
-        What killed runs left half-written or half-removed goes, and so do steps later than ``latest``. Where ``latest``
-        itself is missing it is made again, on the newest checkpoint that is whole.
+        Removes half-written and half-removed checkpoints, and steps later than ``latest``. If ``latest`` is missing, it
+        names the newest whole checkpoint again.
         """
         if not self.folder.is_dir():
             return []
-        said = []
+        lines = []
         for path in sorted(self.folder.iterdir()):
             if path.suffix in (".partial", ".gone", ".tmp"):
                 platform.remove(path)
-        latest = self.named("latest")
+        latest = self.resolve("latest")
         if latest is None and self.names():
             latest = self._newest_whole()
             self._name("latest", latest)
-            said.append(
-                f"{self.folder / 'latest'} was missing; it now names {latest}, the newest checkpoint that is whole"
-            )
+            lines.append(f"{self.folder / 'latest'} was missing; it now names {latest}, the newest whole checkpoint")
         later = [name for name in self.names() if latest is not None and _step(name) > _step(latest)]
         for name in later:
             self._remove(name)
         if later:
-            said.append(f"removed {', '.join(later)} from {self.folder}: later than {latest}, which is the latest")
+            lines.append(f"removed {', '.join(later)} from {self.folder}: later than {latest}, which is the latest")
         best = self.folder / "best"
         if best.exists() and not (self.folder / best.read_text().strip()).is_dir():
-            platform.remove(best)  # it was among those
+            platform.remove(best)  # its checkpoint was removed above
         if latest is not None:
-            self._forget_old()  # where fewer are to be kept than before
-        return said
+            self._forget_old()  # `keep` may be smaller than before
+        return lines
 
     def _newest_whole(self) -> str:
         damages = []

@@ -1,7 +1,7 @@
-"""What a training run is told: TOML to the frozen dataclasses of ``settings.py``, every key known, every value checked.
+"""Reads a configuration: from TOML to the frozen dataclasses of ``settings.py``. Every key and value is checked.
 
-``load_config`` reads a file, or a preset of ``configs/``, and the ``--set a.b=c`` of the command line; the resolved values
-are saved with the run.
+``load_config`` reads a file, or a preset of ``configs/``, then applies ``--set a.b=c`` of the command line. The result is
+saved with the run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError
-from millrace.train.keys import expected
-from millrace.train.settings import BELOW, CHOICES, FORECASTERS, FROM_ZERO, OWN_MODELS, POSITIVE
+from millrace.train.keys import NAMES, expected
+from millrace.train.settings import FORECASTERS, OWN_MODELS, every_field
 from millrace.train.settings import Config as Config
 
 SECTIONS = {each.name: each for each in dataclasses.fields(Config)}
@@ -29,15 +29,14 @@ PRESETS = Path(__file__).parent / "configs"
 def load_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), data: Mapping[str, str] | None = None
 ) -> Config:
-    """The configuration in a TOML file or preset, changed by ``key=value`` overrides and by what ``data`` gives for its section."""
+    """The configuration of a TOML file or preset, changed by ``key=value`` overrides and by ``data`` for its section."""
     name = _file(os.fspath(path))
     try:
         with open(name, "rb") as file:
             values = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(
-            f"{name} cannot be read: {error.strerror}; give a TOML file, or a preset: {', '.join(presets())}"
-        ) from error
+        remedy = f"give a TOML file, or a preset: {', '.join(presets())}"
+        raise ConfigError(f"{name} cannot be read: {error.strerror}; {remedy}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     changed = copy.deepcopy(values)
@@ -48,30 +47,31 @@ def load_config(
     try:
         return parse_config(changed, name)
     except ConfigError:
-        parse_config(values, name)
+        parse_config(values, name)  # raises if the file itself is wrong
         if not overrides:
             raise
-    return parse_config(changed, " ".join(f"--set {override}" for override in overrides))  # the file alone is right
+    return parse_config(changed, " ".join(f"--set {override}" for override in overrides))
 
 
 def presets() -> list[str]:
-    """The configurations that come with millrace, by name."""
+    """The names of the configurations that come with millrace."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
 def _file(name: str) -> str:
-    """The file of a configuration; one that is there goes before a preset of its name."""
+    """The path of a configuration. A file that exists is preferred to a preset of the same name."""
     is_preset = name.removesuffix(".toml") in presets() and not os.path.isfile(name)
     return str(PRESETS / f"{name.removesuffix('.toml')}.toml") if is_preset else name
 
 
 def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> Config:
-    """The configuration that nested values say; unknown keys are refused with the nearest that is known."""
+    """The configuration with these nested values. An unknown key is refused with the nearest known one."""
     _check_keys(values, SECTIONS, "", name)
     for section, given in values.items():
         if not isinstance(given, Mapping):
             raise ConfigError(f"{name}: {section} = {given!r}; expected a table [{section}]")
         _check_keys(given, dict.fromkeys(_names(SECTIONS[section])), f"{section}.", name)
+    values = {section: {key: _as_list(section, key, given[key]) for key in given} for section, given in values.items()}
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
@@ -83,7 +83,7 @@ def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> 
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Plain values, as they are saved with a run and read back by ``parse_config``."""
+    """Plain values, to save with a run; ``parse_config`` reads them back."""
     return dataclasses.asdict(config)
 
 
@@ -105,47 +105,49 @@ def _names(section: dataclasses.Field[Any]) -> set[str]:
     return {each.name for each in dataclasses.fields(section.default_factory)}  # type: ignore[arg-type]
 
 
+def _as_list(section: str, key: str, value: Any) -> Any:
+    """A single name as a list of one, for keys that take a list: ``--set data.target=temp``."""
+    is_name = isinstance(value, str) and value and expected(f"{section}.{key}") == NAMES
+    return [value] if is_name else value
+
+
 def _check_values(config: Config, name: str) -> None:
-    for key, allowed in CHOICES.items():
-        if value_of(config, key) not in allowed:
-            raise ConfigError(f"{name}: {key} = {value_of(config, key)!r}; expected one of {', '.join(allowed)}")
-    for keys, least in ((POSITIVE, 1), (FROM_ZERO, 0)):
-        for key in keys:
-            if not value_of(config, key) >= least:
-                raise ConfigError(f"{name}: {key} = {value_of(config, key)}; expected {least} or more")
-    for key, limit in BELOW.items():
-        if not value_of(config, key) < limit:
-            raise ConfigError(f"{name}: {key} = {value_of(config, key)}; expected less than {limit:g}")
-    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
-        raise ConfigError(
-            f"{name}: optimizer.betas = {list(config.optimizer.betas)}; expected two numbers from 0 to below 1"
-        )
+    for key, field in every_field():
+        value, least, below = value_of(config, key), field.metadata["least"], field.metadata["below"]
+        if field.metadata["choices"] and value not in field.metadata["choices"]:
+            raise ConfigError(f"{name}: {key} = {value!r}; expected one of {', '.join(field.metadata['choices'])}")
+        if least is not None and not value >= least:
+            raise ConfigError(f"{name}: {key} = {value}; expected {least} or more")
+        if below is not None and not value < below:
+            raise ConfigError(f"{name}: {key} = {value}; expected less than {below:g}")
+    betas = config.optimizer.betas
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError(f"{name}: optimizer.betas = {list(betas)}; expected two numbers from 0 to below 1")
     for key in ("data.prepare", "model.options"):
         _check_plain(value_of(config, key), key, name)
-    kind, heads, width = config.model.kind, config.model.heads, config.model.width
-    if kind not in OWN_MODELS and ":" not in kind:
-        raise ConfigError(f"{name}: model.kind = {kind!r}; expected {', '.join(OWN_MODELS)} or module:callable")
-    if kind in ("gpt", "transformer") and width % heads:
-        raise ConfigError(f"{name}: model.width = {width} is not a multiple of model.heads = {heads}")
-    if config.model.document_mask and kind in FORECASTERS:
-        raise ConfigError(f"{name}: model.document_mask is for gpt; leave it out for {kind}")
-    if config.train.recompute and kind == "lstm":
-        raise ConfigError(f"{name}: train.recompute is for gpt and transformer; leave it out for lstm")
-    if config.data.store and config.data.input:
-        raise ConfigError(
-            f"{name}: both a store ({config.data.store}) and an input ({config.data.input}) are given; give one: "
-            "--store for prepared data, --input for a small file to be prepared within the run"
-        )
-    if config.optimizer.name == "adafactor" and config.train.parallel == "fsdp2":
-        raise ConfigError(
-            f"{name}: torch's Adafactor cannot step on the sharded parameters of fsdp2; take adamw, or parallel = 'ddp'"
-        )
-    if config.train.precision == "fp16" and config.train.parallel == "fsdp2":
-        raise ConfigError(f"{name}: fp16 with its gradient scaler is for ddp; with fsdp2 take precision = 'bf16'")
+    model, train, data = config.model, config.train, config.data
+    kind, is_fsdp = model.kind, train.parallel == "fsdp2"
+    for is_wrong, message in (
+        (kind not in OWN_MODELS and ":" not in kind,
+         f"model.kind = {kind!r}; expected {', '.join(OWN_MODELS)} or module:callable"),
+        (kind in ("gpt", "transformer") and model.width % model.heads,
+         f"model.width = {model.width} is not a multiple of model.heads = {model.heads}"),
+        (model.document_mask and kind in FORECASTERS, f"model.document_mask is for gpt; leave it out for {kind}"),
+        (train.recompute and kind == "lstm", "train.recompute is for gpt and transformer; leave it out for lstm"),
+        (data.store and data.input,
+         f"both a store ({data.store}) and an input ({data.input}) are given; give one: --store for prepared data, --input for "
+         "a small file to be prepared within the run"),
+        (config.optimizer.name == "adafactor" and is_fsdp,
+         "torch's Adafactor cannot step on the sharded parameters of fsdp2; take adamw, or parallel = 'ddp'"),
+        (train.precision == "fp16" and is_fsdp,
+         "fp16 with its gradient scaler is for ddp; with fsdp2 take precision = 'bf16'"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise ConfigError(f"{name}: {message}")
 
 
 def _check_plain(value: Any, key: str, name: str) -> None:
-    """What is saved with a run is JSON, which has no dates."""
+    """Refuses values that JSON cannot hold, such as dates: they are saved with the run."""
     if isinstance(value, (dict, list)):
         for part, each in value.items() if isinstance(value, dict) else enumerate(value):
             _check_plain(each, f"{key}.{part}", name)
@@ -154,7 +156,7 @@ def _check_plain(value: Any, key: str, name: str) -> None:
 
 
 def _override(values: dict[str, Any], text: str) -> None:
-    """``train.max_steps=50``: the value as TOML reads it, else a plain string."""
+    """Applies ``train.max_steps=50``. The value is read as TOML, or else as a plain string."""
     key, equals, written = text.partition("=")
     section, dot, name = key.strip().partition(".")
     if not equals or not dot or not name or "." in name:

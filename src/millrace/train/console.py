@@ -1,4 +1,4 @@
-"""Where a run says how it goes: lines that stay, and one that is replaced."""
+"""Where a run prints its progress: lines that stay, and one that is replaced."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ from typing import Protocol, TextIO
 
 from millrace.prepare.progress import is_watched
 
-BLINK_S = 0.1  # between two notes: more are not read
+BLINK_S = 0.1  # least time between two notes: nobody reads faster
 
 
 class Console(Protocol):
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
 
     def show(self, text: str) -> None:
-        """The progress line: replaces the one before where it can."""
+        """Prints the progress line; on a terminal it replaces the one before."""
 
     def note(self, text: str) -> None:
-        """Progress within a step of the run: only on a terminal, and only now and then."""
+        """Prints progress within a step: only on a terminal, and only now and then."""
 
 
 class Silent:
-    """Says nothing: ranks other than the first, and Python programs that write to a file."""
+    """Prints nothing: for ranks other than the first, and for programs without a terminal."""
 
     def say(self, text: str) -> None: ...
 
-    def show(self, text: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
+    show = note = say
 
 
 class StreamConsole:
-    """Writes to a stream; where that is no terminal every progress line stays."""
+    """Writes to a stream. If it is no terminal, every progress line stays."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._is_terminal = stream.isatty()
-        self._width = 0  # of the progress line that stands there
+        self._width = 0  # of the present progress line
         self._noted_at = -BLINK_S
 
     def say(self, text: str) -> None:
@@ -51,7 +49,7 @@ class StreamConsole:
         if not self._is_terminal:
             self.say(text)
             return
-        text = text[: max(20, shutil.get_terminal_size().columns - 1)]  # a line that wraps is not replaced
+        text = text[: max(20, shutil.get_terminal_size().columns - 1)]  # a line that wraps cannot be replaced
         self._write(text, "")
         self._width = len(text)
 
@@ -66,10 +64,10 @@ class StreamConsole:
         try:
             self._stream.write(start + text.ljust(self._width) + end)
             self._stream.flush()
-        except OSError:  # nobody reads any more (`| head`), or no room for the log: the training goes on, quietly
+        except OSError:  # the reader is gone (`| head`), or the disk is full: training goes on without output
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 def console_for_python() -> Console:
-    """What a call from Python shows: its progress on stderr where a person reads it, else nothing."""
+    """The console of a call from Python: stderr if a person reads it, else nothing."""
     return StreamConsole(sys.stderr) if is_watched(sys.stderr) else Silent()

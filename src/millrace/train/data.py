@@ -1,11 +1,9 @@
-"""From a configuration to a store, its views, and a model that fits them. What does not fit is refused here."""
+"""From a configuration to a store, its views, and a model that fits them. Refuses what does not fit."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +13,18 @@ import numpy as np
 from torch import nn
 
 from millrace.errors import ConfigError, MillraceError, StoreNotFound
+from millrace.prepare.functions import load_function
 from millrace.prepare.table.table import prepare_table
 from millrace.prepare.text.text import prepare_text
 from millrace.store import platform
 from millrace.store.open import open_store
 from millrace.store.store import Store
-from millrace.train.models.blocks import Blocks as RunBlocks
-from millrace.train.models.forecast import Forecaster, Shapes
+from millrace.train.models.forecaster import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
-from millrace.train.run import DATA, Run, as_begun
+from millrace.train.models.layers import Layers
+from millrace.train.run_folder import DATA, Run, as_begun, input_changes, read_run
 from millrace.train.settings import FORECASTERS, Config, Data
-from millrace.train.warn import why_empty
+from millrace.train.start_checks import why_empty
 from millrace.view.blocks import Blocks
 from millrace.view.records import Records
 from millrace.view.view import View, row_column
@@ -33,11 +32,11 @@ from millrace.view.windows import Windows
 
 KINDS = {"gpt": "text", "lstm": "series", "transformer": "series"}
 ROUND = 64  # a vocabulary is rounded up to this: matrix products are faster on such sizes
-MAX_SCAN = 200_000_000  # tokens looked at where a store keeps no tokenizer: a tenth of a second
+MAX_SCAN = 200_000_000  # tokens read to find the largest id, if a store keeps no tokenizer: a tenth of a second
 
 
 def store_path(config: Config, run: Path) -> str:
-    """Where the store of a run lies: that of ``data.store``, or the one ``data.input`` is prepared into."""
+    """The path of a run's store: ``data.store``, or the one made from ``data.input``."""
     if not config.data.store and not config.data.input:
         raise ConfigError("no data: give --store DIR for prepared data, or --input FILE for a small file")
     if config.data.store and os.path.realpath(config.data.store) == os.path.realpath(run):
@@ -46,9 +45,12 @@ def store_path(config: Config, run: Path) -> str:
 
 
 def prepare_input(config: Config, run: Path, before: Run | None) -> None:
-    """Prepares ``data.input`` within the run, by the code behind ``millrace prepare``, which refuses what it did not begin."""
+    """Prepares ``data.input`` inside the run folder, as ``millrace prepare`` does. A continued run keeps its store."""
     if not config.data.input or (before is not None and (run / DATA / "store.json").exists()):
-        return  # a run goes on with what it began with, whatever became of the file
+        return
+    former = read_run(run) if before is None else None
+    if former is not None and input_changes(former, config):
+        platform.remove(run / DATA)  # of settings that the run no longer has
     kind = KINDS.get(config.model.kind)
     if kind is None:
         raise ConfigError(f"--input is prepared for gpt, lstm and transformer; prepare a store for {config.model.kind}")
@@ -58,19 +60,19 @@ def prepare_input(config: Config, run: Path, before: Run | None) -> None:
     try:
         prepare(config.data.input, run / DATA, **config.data.prepare)
     except MillraceError as error:
-        if before is None and not is_begun:  # another input is as welcome
+        if before is None and not is_begun:  # nothing is lost, and the next input is not refused
             platform.remove(partial)
         if not isinstance(error, ConfigError):
             raise
         example = "tokenizer='bytes'" if kind == "text" else "entity='sensor', time='date'"
         raise ConfigError(
-            f"--input {config.data.input}: {error} (the options of the preparation are keys of [data.prepare], e.g. "
+            f"--input {config.data.input}: {error} (options of the preparation are keys of [data.prepare], e.g. "
             f'--set "data.prepare={{{example}}}")'
         ) from error
 
 
 def open_pinned(path: str | os.PathLike[str], fingerprint: str | None) -> Store:
-    """The store of a run as it was when the run began, also after later appends."""
+    """The store of a run as it was when the run began, even after later appends."""
     store = open_store(path)
     if fingerprint is None or store.fingerprint == fingerprint:
         return store
@@ -88,10 +90,10 @@ def open_pinned(path: str | os.PathLike[str], fingerprint: str | None) -> Store:
 
 
 def check_kind(config: Config, store: Store) -> None:
+    """Refuses a store that the model cannot be trained on."""
     wanted = KINDS.get(config.model.kind)
-    has_tokens = any(
-        column.axis and not column.shape and column.dtype[:4] == "uint" for column in store.layout.columns.values()
-    )
+    columns = store.layout.columns.values()
+    has_tokens = any(column.axis and not column.shape and column.dtype[:4] == "uint" for column in columns)
     fits = has_tokens if wanted == "text" and store.kind != "text" else store.kind == wanted
     if wanted == "series" and store.kind == "records":
         fits = "values" in store.layout.columns
@@ -113,7 +115,7 @@ def training_view(store: Store, config: Config) -> View:
 
 
 def validation_view(store: Store, config: Config) -> View | None:
-    """The view of the val split, or None where there is none or no sample fits into it."""
+    """The view of the val split; None without such a split, or if no sample fits into it."""
     if config.data.val_split not in store.splits:
         return None
     view = _view(store.split(config.data.val_split), config)
@@ -130,7 +132,7 @@ def _view(part: Store, config: Config) -> View:
 
 
 def windows_of(part: Store, data: Data) -> Windows:
-    """The windows of a store or split as a configuration says."""
+    """The windows of a store or split, as the configuration describes them."""
     return Windows(
         part, lookback=data.lookback, horizon=data.horizon, stride=data.stride or 1, lead=data.lead,
         target=data.target or None, inputs=data.inputs or None, include=data.include,
@@ -138,26 +140,26 @@ def windows_of(part: Store, data: Data) -> Windows:
 
 
 def has_mask(store: Store, column: str) -> bool:
-    """Whether a store keeps, beside a column of rows, which of its values were observed."""
+    """Whether a store records which values of a row column were observed."""
     mask, values = store.layout.columns.get("mask"), store.layout.columns[column]
     return mask is not None and mask.axis == values.axis and (mask.shape or (1,)) == (values.shape or (1,))
 
 
 def resolved(config: Config, store: Store, before: Run | None, say: Callable[[str], None]) -> Config:
-    """The configuration with the mask of the store, unless a run began without it; says so where nobody asked for it."""
-    told = with_mask(config, store)
+    """The configuration with the mask of the store, unless the run began without one; says what it added."""
+    masked = with_mask(config, store)
     if before is None:
-        if told != config:
-            say("data.include has 'mask' besides: the store says which values are missing, and no loss counts them")
-        return told
+        if masked != config:
+            say("added 'mask' to data.include: the store says which values are missing, and no loss counts them")
+        return masked
     begun = as_begun(config, before)
-    if "mask" in told.data.include and "mask" not in begun.data.include:
-        say("note: the run began without the mask of its store, and learns what fills gaps; start another with --run")
+    if "mask" in masked.data.include and "mask" not in begun.data.include:
+        say("note: the run began without the mask of its store, so it learns the filled gaps; start another with --run")
     return begun
 
 
 def with_mask(config: Config, store: Store) -> Config:
-    """Forecasters are told what is missing, asked for or not: else they would learn what fills the gaps."""
+    """Adds the mask for forecasters: without it they would learn the values that fill gaps."""
     is_ready = config.model.kind not in FORECASTERS or "mask" in config.data.include
     if is_ready or store.kind != "series" or not has_mask(store, row_column(store, "values")):
         return config
@@ -165,7 +167,7 @@ def with_mask(config: Config, store: Store) -> Config:
 
 
 def vocabulary(store: Store, config: Config) -> int:
-    """How many ids the model knows: all of the store's, rounded up, unless the configuration says."""
+    """How many ids the model has: ``model.vocabulary``, or those of the store, rounded up."""
     described = None if store.manifest is None else store.manifest.tokenizer
     known = described["vocab_size"] if described else store.meta.get("vocabulary")
     wanted = config.model.vocabulary
@@ -173,7 +175,7 @@ def vocabulary(store: Store, config: Config) -> int:
         raise ConfigError(f"{store.path} does not say its vocabulary; set model.vocabulary, e.g. 50304 for GPT-2's")
     needed = int(known or 0) if described else max(int(known or 0), _largest_token(store) + 1)
     if wanted and needed > wanted:
-        or_not = ", or leave it out" if known is not None else ""  # it is needed where the store does not say
+        or_not = ", or leave it out" if known is not None else ""
         raise ConfigError(
             f"model.vocabulary = {wanted} is smaller than the vocabulary of {store.path}, which has ids up to {needed - 1}; "
             f"set model.vocabulary to {needed} or more{or_not}"
@@ -182,20 +184,20 @@ def vocabulary(store: Store, config: Config) -> int:
 
 
 def _largest_token(store: Store) -> int:
-    """The largest id of a store that keeps no tokenizer, as far as it is looked at."""
+    """The largest id among the first ``MAX_SCAN`` tokens."""
     column: Any = store.columns["tokens" if "tokens" in store.columns else next(iter(store.layout.columns))]
-    largest, seen = 0, 0
+    largest, num_tokens = 0, 0
     for _, piece in column.pieces():
         for start in range(0, len(piece), 1 << 24):
             part = piece[start : start + (1 << 24)]
-            largest, seen = max(largest, int(np.max(part, initial=0))), seen + len(part)
-            if seen > MAX_SCAN:
+            largest, num_tokens = max(largest, int(np.max(part, initial=0))), num_tokens + len(part)
+            if num_tokens > MAX_SCAN:
                 return largest
     return largest
 
 
 def build_model(config: Config, store: Store, view: View) -> nn.Module:
-    """The model of a configuration, of the sizes that the store and the view ask for."""
+    """The model of a configuration, sized for the store and the view."""
     model = config.model
     if ":" in model.kind:
         return _own_model(model.kind, model.options)
@@ -207,7 +209,7 @@ def build_model(config: Config, store: Store, view: View) -> nn.Module:
     else:
         built = Forecaster(shapes_of(view, store), kind=model.kind, normalize=model.normalize, **sizes)
     for module in built.modules():
-        if isinstance(module, RunBlocks):
+        if isinstance(module, Layers):
             module.recompute = config.train.recompute
     return built
 
@@ -223,7 +225,7 @@ def _separator(store: Store) -> int:
 
 
 def shapes_of(view: Any, store: Store) -> Shapes:
-    """What a forecaster must know of its windows."""
+    """The sizes of a view's windows, for a forecaster."""
     fields, labels = {field.name: field for field in view.fields}, view.labels
 
     def width(name: str) -> int:
@@ -241,9 +243,9 @@ def shapes_of(view: Any, store: Store) -> Shapes:
             )
         return tuple(len(known[column]) for column in labels[name])
 
-    seen = all(label in labels["x"] for label in labels["y"])
+    are_inputs = all(label in labels["x"] for label in labels["y"])
     return Shapes(
-        features=width("x"), outputs=width("y"), targets=tuple(map(labels["x"].index, labels["y"])) if seen else (),
+        features=width("x"), outputs=width("y"), targets=tuple(map(labels["x"].index, labels["y"])) if are_inputs else (),
         lookback=view.lookback, horizon=view.horizon, static=width("static"), known_future=width("known_future"),
         categories=categories("categorical"), known_categories=categories("known_categorical"),
         static_categories=categories("static_categorical"), has_mask="mask" in fields,
@@ -251,24 +253,16 @@ def shapes_of(view: Any, store: Store) -> Shapes:
 
 
 def _own_model(name: str, options: dict[str, Any]) -> nn.Module:
-    """A user's model: ``module:callable`` called with ``model.options``, which must give a module."""
-    module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that the command finds what lies beside the config
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model.kind = {name!r}: {error}; expected module:callable") from error
-    if not isinstance(found, nn.Module):
+    """A user's model: calls ``module:callable`` with ``model.options``. The result must be a module."""
+    made: Any = load_function(name, "model.kind =")
+    if not isinstance(made, nn.Module):
         try:
-            inspect.signature(found).bind(**options)
+            inspect.signature(made).bind(**options)
         except TypeError as error:
-            raise ConfigError(
-                f"model.options = {options}: {error} of {name}; give the arguments that it takes"
-            ) from error
-    built = found if isinstance(found, nn.Module) else found(**options)
-    if not isinstance(built, nn.Module):
+            raise ConfigError(f"model.options = {options}: {error} of {name}; give its arguments") from error
+        made = made(**options)
+    if not isinstance(made, nn.Module):
         raise ConfigError(
-            f"model.kind = {name!r} gave {type(built).__name__}; expected a torch.nn.Module that takes a batch and returns a loss"
+            f"model.kind = {name!r} gave {type(made).__name__}; expected a torch.nn.Module that takes a batch and returns a loss"
         )
-    return built
+    return made

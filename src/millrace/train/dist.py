@@ -1,8 +1,10 @@
-"""The ranks of a run: started by torchrun or one alone, what they add up, and what they agree on."""
+"""The ranks of a run: this process among them, their sums, and the decisions they share."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,8 +24,8 @@ class World:
     rank: int
     size: int
     device: torch.device
-    control: Any = None  # a process group on the CPU, for what ranks agree on beside the training
-    store: Any = None  # where ranks leave word for each other, also when some have ended
+    control: Any = None  # a process group on the CPU, for decisions of all ranks
+    store: Any = None  # shared by the ranks, readable even when some have ended
 
     @property
     def is_first(self) -> bool:
@@ -36,7 +38,7 @@ class World:
         return value
 
     def largest(self, values: list[float]) -> list[float]:
-        """The largest of each value over the ranks, so that all of them do the same."""
+        """The largest of each value over the ranks, so that all ranks decide the same."""
         if self.size == 1:
             return values
         shared = torch.tensor(values, dtype=torch.float64)
@@ -49,18 +51,18 @@ class World:
 
 
 def start_world(device: str, timeout_s: int) -> World:
-    """Joins the process group that torchrun describes, if it does; chooses the device."""
-    size = _told("WORLD_SIZE", 1)
+    """Joins the process group that torchrun describes, if any, and chooses the device."""
+    size = _number("WORLD_SIZE", 1)
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 and name not in os.environ]
     if missing:
         raise ConfigError(
             f"WORLD_SIZE = {size}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; unset WORLD_SIZE, and "
             f"start the ranks with millrace train ... --ranks {size}, or by torchrun"
         )
-    rank = _told("RANK", 0)
+    rank = _number("RANK", 0)
     if not 0 <= rank < size:
         raise ConfigError(f"RANK = {rank} and WORLD_SIZE = {size}; expected ranks from 0 to {size - 1}")
-    chosen = _device(device, _told("LOCAL_RANK", 0))
+    chosen = _device(device, _number("LOCAL_RANK", 0))
     if size == 1:
         return World(0, 1, chosen)
     if chosen.type == "cuda":
@@ -73,8 +75,8 @@ def start_world(device: str, timeout_s: int) -> World:
     return World(rank, size, chosen, control, store)
 
 
-def _told(name: str, default: int) -> int:
-    """A number that torchrun leaves in the environment."""
+def _number(name: str, default: int) -> int:
+    """A number that torchrun puts into the environment."""
     value = os.environ.get(name, str(default))
     try:
         return int(value)
@@ -87,20 +89,23 @@ def end_world(world: World) -> None:
         distributed.destroy_process_group()
 
 
-def of_ranks(error: RuntimeError, world: World) -> BaseException:
-    """The error itself, or where it is about the other ranks, what to do."""
-    is_about_ranks = isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
-    if world.size == 1 or not is_about_ranks:
-        return error
-    return TrainError(
-        f"another rank has ended or does not answer: {str(error).splitlines()[0][:200]}; see what it said, then run the "
-        "same command again: it continues from the last checkpoint",
-        is_about_ranks=True,
-    )
+@contextlib.contextmanager
+def rank_errors(world: World) -> Iterator[None]:
+    """Turns an error of torch within the block into a remedy, if it means that another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world.size == 1 or not (isinstance(error, distributed.DistError) or "gloo" in str(error).lower()):
+            raise
+        raise TrainError(
+            "another rank has ended or does not answer; see its own message, then run the same command again: it continues "
+            "from the last checkpoint",
+            is_about_ranks=True,
+        ) from error
 
 
-def is_told_elsewhere(error: MillraceError, world: World) -> bool:
-    """Whether another rank tells the same, or what made it end: one of them is enough."""
+def is_reported_elsewhere(error: MillraceError, world: World) -> bool:
+    """Whether another rank prints this error or its cause: one message is enough."""
     if world.size == 1:
         return False
     try:
@@ -116,10 +121,8 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError(
-            "train.device = 'cuda', but torch sees no GPU here; take device = 'cpu', or see `millrace doctor`"
-        )
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))  # so that all of them say the same
+        raise ConfigError("train.device = 'cuda', but torch sees no GPU; take device = 'cpu', or see `millrace doctor`")
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))  # so that all ranks say the same
     if processes > torch.cuda.device_count():
         raise ConfigError(
             f"{processes} processes, but there are {torch.cuda.device_count()} GPUs; lower --ranks (or torchrun's --nproc-per-node)"

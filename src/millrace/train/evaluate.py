@@ -1,6 +1,6 @@
 """Evaluation: samples of the val split, each once, over all ranks, weighted by their targets.
 
-How many is a function of the configuration and the split, never of the clock: a resumed run evaluates the same samples.
+Their number depends on the configuration and the split, never on the clock: a resumed run evaluates the same samples.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from millrace.feed.batch import Batch, part_of
 from millrace.feed.feed import Feed
 from millrace.order.orders import Order, Sequential, Shuffled
 from millrace.train.dist import World
-from millrace.train.models.forecast import Forecaster
-from millrace.train.nonfinite import tell_samples
+from millrace.train.losses import describe_samples
+from millrace.train.models.forecaster import Forecaster
 from millrace.train.settings import Config
 from millrace.train.stepper import Stepper
 from millrace.view.view import View
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What an evaluation found; a loss that is not finite is None, and ``problem`` says of which samples."""
+class EvaluationResult:
+    """The result of an evaluation. A loss that is not finite is None, and ``problem`` names the samples."""
 
     val_loss: float | None
-    val_baseline: float | None = None  # where the model has one
+    val_baseline: float | None = None  # if the model has one
     problem: str = ""
     samples: int = 0
 
@@ -37,7 +37,7 @@ class Evaluation:
         return {"val_loss": self.val_loss, **baseline}
 
     def line(self, of: int) -> str:
-        """What a person reads of an evaluation of a split of ``of`` samples."""
+        """The line for a person; the split has ``of`` samples."""
         parts = [f"val_loss {self.val_loss:.4f}"]
         if self.val_loss is not None and self.val_baseline:
             ratio = self.val_loss / self.val_baseline
@@ -49,10 +49,9 @@ class Evaluation:
 
 
 def num_batches(config: Config, samples: int, batch: int) -> int:
-    """How many batches an evaluation takes of a split.
+    """How many batches one evaluation takes: ``evaluation.batches``, or a share of the steps between two evaluations.
 
-    At most ``evaluation.batches``, else ``evaluation.max_share`` of the steps between two evaluations. A batch here costs
-    about a third of a training step, so the default of 0.25 takes about a tenth of the run's time.
+    A batch here costs about a third of a training step, so the default share of 0.25 takes about a tenth of the time.
     """
     asked = config.evaluation
     whole = -(-samples // batch)
@@ -63,30 +62,27 @@ def num_batches(config: Config, samples: int, batch: int) -> int:
 
 
 def evaluation_order(samples: int, is_whole: bool) -> Order:
-    """All samples in their order, or some that are spread over the split: the same ones in every evaluation and run."""
+    """All samples in their order, or some spread over the split: the same ones in every evaluation and run."""
     return Sequential(samples) if is_whole else Shuffled(samples, seed=0)
 
 
 def evaluate(
     view: View,
     stepper: Stepper,
-    config: Config,
-    world: World,
-    to_device: Callable[[Batch], Batch],
     is_asked_to_stop: Callable[[], int] = lambda: 0,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Evaluation | None:
-    """The loss over the view, or None where it was left: all ranks ask after each batch and get the same answer.
+) -> EvaluationResult | None:
+    """The loss over the view; None if a signal ended it. All ranks ask before each batch, and get the same answer.
 
-    ``progress`` is called before each batch with the batches done, and how many there are.
+    ``progress`` is called before each batch with the number of batches done, and of all.
     """
+    config, world, model = stepper.config, stepper.world, stepper.model
     batch = max(config.train.batch, world.size)
     count = num_batches(config, len(view), batch)
-    order = evaluation_order(len(view), count * batch >= len(view))
+    order = evaluation_order(len(view), is_whole=count * batch >= len(view))
     feed = Feed(
         view, batch=batch, order=order, epochs=1, rank=world.rank, world=world.size, device=str(world.device)
     )  # fmt: skip
-    model = stepper.model
     model.eval()
     sums = []
     try:
@@ -97,24 +93,24 @@ def evaluate(
                 if is_asked_to_stop():
                     return None
                 progress(number, count)
-                parts = [_sums(part, stepper, to_device, counts) for part, counts in stepper.parts(whole)]
+                parts = [_sums(part, stepper, counts) for part, counts in stepper.parts(whole)]
                 sums.append(torch.stack(parts).sum(0))
     finally:
         model.train()
     each = torch.stack(sums)
     total, loss, compared, baseline = world.add(each.sum(0)).tolist()
     if not math.isfinite(loss):
-        return Evaluation(None, problem=_problem(each[:, 1], feed, world))
+        return EvaluationResult(None, problem=_problem(each[:, 1], feed, world))
     has_baseline = compared > 0 and math.isfinite(baseline)
     samples = min(count * batch, len(view))
-    return Evaluation(loss / max(total, 1.0), baseline / compared if has_baseline else None, samples=samples)
+    return EvaluationResult(loss / max(total, 1.0), baseline / compared if has_baseline else None, samples=samples)
 
 
-def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch], counts: bool) -> Tensor:
-    """Weight and loss times weight of a batch without its padding, then the same of the baseline, which may count less."""
+def _sums(batch: Batch, stepper: Stepper, counts: bool) -> Tensor:
+    """Weight, and loss times weight, of a batch without its padding; then the same for the baseline."""
     valid = batch.num_samples if batch.valid is None else int(batch.valid.sum())
-    # One row at least, since sharded models run together on all ranks; it then weighs nothing.
-    real = to_device(part_of(batch, slice(max(valid, 1))))  # padding is at the end
+    # At least one row, since sharded models run on all ranks together; it then weighs nothing.
+    real = stepper.precision.to_device(part_of(batch, slice(max(valid, 1))))  # padding is at the end
     loss = stepper.loss(stepper.model, real)
     weight = stepper.weight(real).double() * bool(valid and counts)
     measured = stepper.model.baseline(real) if isinstance(stepper.model, Forecaster) else None
@@ -124,10 +120,10 @@ def _sums(batch: Batch, stepper: Stepper, to_device: Callable[[Batch], Batch], c
 
 
 def _problem(losses: Tensor, feed: Feed, world: World) -> str:
-    """Which samples make the loss what it is, of the first batch on any rank that is not finite."""
+    """Which samples of the first bad batch on any rank make the loss infinite or NaN."""
     bad = (~losses.isfinite()).nonzero().flatten().tolist()
-    found = -world.largest([-float(min(bad, default=math.inf))])[0]
-    if not math.isfinite(found):
-        return "the losses of all batches are finite, and their sum is not"
-    first = int(found) * feed.batch
-    return tell_samples(feed.view, feed.order, first, min(first + feed.batch, len(feed.view)))[1]
+    first_bad = -world.largest([-float(min(bad, default=math.inf))])[0]
+    if not math.isfinite(first_bad):
+        return "the losses of all batches are finite, but their sum is not"
+    first = int(first_bad) * feed.batch
+    return describe_samples(feed.view, feed.order, first, min(first + feed.batch, len(feed.view)))[1]

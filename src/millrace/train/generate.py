@@ -9,19 +9,19 @@ import numpy as np
 import torch
 
 from millrace.errors import ConfigError
-from millrace.train.load import Trained
 from millrace.train.models.gpt import GPT
+from millrace.train.open_run import TrainedModel
 
 
 def generate(
-    trained: Trained, prompt: str, *, tokens: int = 200, temperature: float = 0.8, top_k: int = 50, seed: int = 0
+    trained: TrainedModel, prompt: str, *, tokens: int = 200, temperature: float = 0.8, top_k: int = 50, seed: int = 0
 ) -> str:
-    """The prompt and what follows it, up to ``tokens`` tokens or the end of the document."""
+    """The prompt and its continuation, up to ``tokens`` tokens or the end of the document."""
     if not isinstance(trained.model, GPT):
         raise ConfigError(f"the run trained {trained.config.model.kind!r}, which writes no text; see millrace forecast")
     tokenizer = trained.store.tokenizer
     begin = tokenizer.encode(prompt).astype(np.int64).tolist()
-    ids = begin or [tokenizer.end]  # as a document begins: behind the end of another
+    ids = begin or [tokenizer.end]  # a document begins after the end of another
     most = len(ids) + tokens
     for token in _sample(trained.model, ids, tokenizer.vocab_size, temperature, top_k, seed):
         if token == tokenizer.end or len(ids) >= most:
@@ -33,16 +33,14 @@ def generate(
 
 @torch.no_grad()
 def _sample(model: GPT, ids: list[int], known: int, temperature: float, top_k: int, seed: int) -> Iterator[int]:
-    """Endless next tokens of ``ids``, which the caller extends."""
+    """Yields next tokens without end; the caller adds them to ``ids``."""
     dice = torch.Generator().manual_seed(seed)
     while True:
         context: Any = torch.tensor([ids[-model.length :]])
-        scores = model.logits(context)[0, -1, :known].float()  # ids beyond the vocabulary are only there for its size
+        scores = model.logits(context)[0, -1, :known].float()  # the model may have more ids than the tokenizer
         if temperature == 0:
             yield int(scores.argmax())
             continue
         best, places = scores.topk(min(top_k or known, known))
-        chances = torch.softmax(
-            (best - best[0]).double() / temperature, -1
-        )  # differences: no temperature makes them inf
+        chances = torch.softmax((best - best[0]).double() / temperature, -1)  # differences: never inf
         yield int(places[torch.multinomial(chances, 1, generator=dice)])

@@ -1,4 +1,4 @@
-"""The reference of every configuration key, made from ``settings.py``: for ``millrace train --keys`` and its page.
+"""The reference of every configuration key, made from ``settings.py``, for ``millrace train --keys`` and its page.
 
 ``docs/guide/configuration.md`` is ``page()``; write it again with ``python -m millrace.train.keys > docs/guide/configuration.md``.
 """
@@ -10,14 +10,15 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.train.settings import BELOW, CHOICES, FROM_ZERO, POSITIVE, Config
+from millrace.train.settings import Config, every_field
 
+NAMES = "a list of names, or one name"
 KINDS = {
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",
     "str": "text",
-    "tuple[str, ...]": "a list of text",
+    "tuple[str, ...]": NAMES,
     "tuple[float, float]": "two numbers",
     "dict[str, Any]": "a table",
 }
@@ -25,7 +26,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the configuration: ``train.max_steps``, what it takes, its default as TOML writes it, its meaning."""
+    """One key of the configuration: its name, what it takes, its default and its meaning."""
 
     name: str
     type: str
@@ -34,20 +35,21 @@ class Key:
 
 
 def sections() -> dict[str, str]:
-    """The sections in their order, with what each is about."""
-    return {each.name: _first_line(each.default_factory) for each in dataclasses.fields(Config)}
+    """The sections in order, each with a line about it."""
+    return {each.name: str(each.default_factory.__doc__).splitlines()[0] for each in dataclasses.fields(Config)}
 
 
 def every_key() -> list[Key]:
     """Every key, in the order of the sections."""
-    found = []
-    for section in dataclasses.fields(Config):
-        kind: Any = section.default_factory
-        for each in dataclasses.fields(kind):
-            name = f"{section.name}.{each.name}"
-            default = {} if each.default is dataclasses.MISSING else each.default
-            found.append(Key(name, _takes(name, str(each.type)), default, each.metadata["meaning"]))
-    return found
+    return [
+        Key(
+            name,
+            _takes(field),
+            {} if field.default is dataclasses.MISSING else field.default,
+            field.metadata["meaning"],
+        )
+        for name, field in every_field()
+    ]
 
 
 def expected(name: str) -> str:
@@ -59,17 +61,17 @@ def expected(name: str) -> str:
     return next(key.type for key in every_key() if key.name == name)
 
 
-def _takes(name: str, kind: str) -> str:
-    if name in CHOICES:
-        *others, last = CHOICES[name]
+def _takes(field: dataclasses.Field[Any]) -> str:
+    if field.metadata["choices"]:
+        *others, last = field.metadata["choices"]
         return f"{', '.join(others)} or {last}"
-    least = ", 1 or more" if name in POSITIVE else ", 0 or more" if name in FROM_ZERO else ""
-    below = f", below {BELOW[name]:g}" if BELOW.get(name) == 1 else ""  # the others only catch mistakes
-    return KINDS[kind] + least + below
+    least = "" if field.metadata["least"] is None else f", {field.metadata['least']} or more"
+    below = ", below 1" if field.metadata["below"] == 1 else ""  # other limits only catch mistakes
+    return KINDS[str(field.type)] + least + below
 
 
 def toml(value: Any) -> str:
-    """A default as a TOML file has it."""
+    """A default, written as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -79,24 +81,20 @@ def toml(value: Any) -> str:
     return str(value)
 
 
-def _first_line(kind: Any) -> str:
-    return str(kind.__doc__).strip().splitlines()[0]
-
-
 def as_json() -> list[dict[str, Any]]:
-    """Every key for machines."""
+    """Every key for programs."""
     return [dataclasses.asdict(key) for key in every_key()]
 
 
 def lines() -> list[str]:
-    """The reference on a terminal."""
-    found: list[str] = []
+    """The reference for a terminal."""
+    text: list[str] = []
     for section, about in sections().items():
-        found += [*([""] if found else []), f"[{section}]  {about}"]
+        text += [*([""] if text else []), f"[{section}]  {about}"]
         for key in every_key():
             if key.name.startswith(f"{section}."):
-                found += [f"  {key.name} = {toml(key.default)}", f"      {key.type}. {key.meaning}"]
-    return found
+                text += [f"  {key.name} = {toml(key.default)}", f"      {key.type}. {key.meaning}"]
+    return text
 
 
 INTRODUCTION = """\

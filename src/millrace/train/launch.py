@@ -1,8 +1,10 @@
 """Several ranks on this machine by one command: ``millrace train ... --ranks 2``.
 
-Each rank is the same command in a process of its own, with the environment that torchrun gives. Unlike torchrun this waits as
-long as a checkpoint takes, and ends with the exit code of the ranks. They meet at a store that this process keeps: no port
-is chosen that another program could take before.
+Each rank is the same command in its own process, with the environment that torchrun gives. Unlike torchrun, the launcher
+waits as long as a checkpoint takes, and ends with the exit code of the ranks. The ranks meet at a store in this process,
+so no other program can take their port first.
+
+A rank's Python messages go to the terminal. What its libraries write to standard error goes to ``RUN/rank-N.log``.
 """
 
 from __future__ import annotations
@@ -10,22 +12,30 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from millrace.errors import ConfigError
 from millrace.train.signals import CAUGHT
 
-MARK = "MILLRACE_LAUNCHER"  # of a rank: the process that started it
-POLL_S, GRACE_S = 0.05, 10.0  # how long ranks get to end by themselves when one has failed
+MARK = "MILLRACE_LAUNCHER"  # in the environment of a rank: the launcher's process id
+ERRORS = "MILLRACE_ERRORS"  # likewise: the descriptor of the launcher's standard error
+LOST = 75  # exit code of a rank that ended because another one is gone, and nobody has said why
+POLL_S, GRACE_S = 0.05, 10.0  # how long the other ranks may take to end by themselves when one has failed
+Ranks = list[subprocess.Popen[bytes]]
 
 
 def is_rank() -> bool:
-    """Whether this process is one that ``launch`` started."""
+    """Whether ``launch`` started this process."""
     return MARK in os.environ
 
 
@@ -37,43 +47,51 @@ def check_not_launched(ranks: int) -> None:
         )
 
 
-def follow_launcher() -> None:
-    """A rank saves and ends when the process that started it is gone."""
+def follow_launcher() -> int:
+    """Makes this rank save and end when its launcher is gone; returns the descriptor for its messages."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != int(os.environ[MARK]):
         raise ConfigError("the process that started the ranks has ended")
+    return int(os.environ[ERRORS])
 
 
-def launch(arguments: Sequence[str], ranks: int) -> int:
+def launch(arguments: Sequence[str], ranks: int, run: Path) -> int:
     """Runs ``millrace`` with these arguments once per rank; returns their exit code."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    errors = os.dup(2)
     shared = {
-        **os.environ, MARK: str(os.getpid()), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port),
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        **os.environ, MARK: str(os.getpid()), ERRORS: str(errors), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(meeting.port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
-    processes: list[subprocess.Popen[bytes]] = []
-    with _forwarded(processes) as received:
-        for rank in range(ranks):
+    processes: Ranks = []
+    with contextlib.ExitStack() as stack:
+        # Files without a name: a killed launcher leaves none behind.
+        logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
+        received = stack.enter_context(_forwarded(processes))
+        for rank, log in enumerate(logs):
             own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            # In a session of its own: Ctrl-C on the terminal comes once, from here.
             command = [sys.executable, "-m", "millrace", *arguments]
-            processes.append(subprocess.Popen(command, env=own, start_new_session=True))
+            # A session of its own: the launcher alone gets Ctrl-C from the terminal, and passes it on.
+            processes.append(subprocess.Popen(command, env=own, start_new_session=True, stderr=log, pass_fds=(errors,)))
         try:
-            _wait(processes, received)
+            codes = _wait(processes, received)
         finally:
             for process in processes:
-                process.kill()  # those that have ended are not there to be killed
+                process.kill()  # does nothing to those that have ended
                 process.wait()
-    return _code(processes)
+            os.close(errors)
+        _keep_logs(logs, run)
+    _report(codes, arguments, run)
+    return next((1 if code == LOST else code for code in codes if code > 0), 1 if any(codes) else 0)
 
 
 @contextlib.contextmanager
-def _forwarded(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Within the block SIGINT and SIGTERM go to the ranks; the list holds those that came."""
+def _forwarded(processes: Ranks) -> Iterator[list[int]]:
+    """Passes SIGINT and SIGTERM on to the ranks within the block; the list holds those that came."""
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -89,23 +107,50 @@ def _forwarded(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> None:
-    """Until all have ended. When one fails the others end by themselves, or are ended."""
+def _wait(processes: Ranks, received: list[int]) -> list[int]:
+    """Waits for all ranks. When one fails the others end by themselves, or are ended.
+
+    Returns their exit codes, and 0 for those that had to be ended here.
+    """
     failed_at: float | None = None
+    own_codes: list[int] | None = None
     while any(process.poll() is None for process in processes):
         time.sleep(POLL_S)
         has_failed = any(process.returncode for process in processes) and not received
         failed_at = time.monotonic() if has_failed and failed_at is None else failed_at
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+            own_codes = own_codes or [process.poll() or 0 for process in processes]
             for process in processes:
                 process.send_signal(signal.SIGTERM if time.monotonic() - failed_at < 2 * GRACE_S else signal.SIGKILL)
+    return own_codes or [process.returncode for process in processes]
 
 
-def _code(processes: list[subprocess.Popen[bytes]]) -> int:
-    """0, or that of a rank that failed; one that a signal ended is named, since it could not say anything."""
-    codes = [process.returncode for process in processes]
-    killed = [rank for rank, code in enumerate(codes) if code < 0]
-    if killed:
-        name = signal.Signals(-codes[killed[0]]).name
-        sys.stderr.write(f"rank {killed[0]} was ended by {name}\n")
-    return next((code for code in codes if code > 0), 1 if killed else 0)
+def _keep_logs(logs: Sequence[IO[bytes]], run: Path) -> None:
+    """Writes ``RUN/rank-N.log`` for each rank whose libraries wrote something; removes that of an earlier start."""
+    for rank, log in enumerate(logs):
+        path = run / f"rank-{rank}.log"
+        with contextlib.suppress(OSError):  # a log is not worth an error
+            path.unlink(missing_ok=True)
+            if log.seek(0, os.SEEK_END) and run.is_dir():
+                log.seek(0)
+                with open(path, "wb") as file:
+                    shutil.copyfileobj(log, file)
+
+
+def _report(codes: list[int], arguments: Sequence[str], run: Path) -> None:
+    """Names a rank that ended without an error message, and says how to continue."""
+    if min(codes) >= 0 and LOST not in codes:
+        return
+    suspects = [rank for rank, code in enumerate(codes) if code not in (0, LOST)] or [codes.index(LOST)]
+    rank = min(suspects, key=lambda rank: (codes[rank] > 0, codes[rank] == 1))
+    how = (
+        f"was ended by {signal.Signals(-codes[rank]).name}"
+        if codes[rank] < 0
+        else f"ended with exit code {codes[rank]}"
+    )
+    hint = "; if memory ran out, lower train.batch or train.micro_batch" if codes[rank] == -signal.SIGKILL else ""
+    log = run / f"rank-{rank}.log"
+    more = f" (more in {log})" if log.exists() else ""
+    sys.stderr.write(
+        f"error: rank {rank} {how}{more}{hint}; continue from the last checkpoint with: millrace {shlex.join(arguments)}\n"
+    )

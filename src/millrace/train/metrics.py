@@ -1,7 +1,7 @@
 """``RUN/metrics.jsonl``: one object per line, steps from 1; ``loss`` on training lines, ``val_loss`` on evaluation lines.
 
-Numbers have full precision, so that two runs can be compared bit for bit. On resume the file is cut to the whole lines up
-to the checkpoint's step: what was logged after it will be done again.
+Numbers have full precision, so two runs can be compared bit for bit. On resume the file is cut after the checkpoint's step:
+later steps will be done again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAME = "metrics.jsonl"
 
 
 class Metrics:
-    """Writes the lines of a run; a board gets the same numbers."""
+    """Writes the lines of a run, and the same numbers to TensorBoard."""
 
     def __init__(self, run: Path, *, step: int, board: Board | None = None) -> None:
         self._path, self._board = run / NAME, board
         with platform.writing(self._path):
-            # Without a buffer: a killed process loses nothing, and what does not fit on the disk is an error at once.
+            # Without a buffer: a killed process loses nothing, and a full disk is an error at once.
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
-            self.evaluated = _cut(self._path, step)
+            self.last_evaluation = _cut(self._path, step)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         with platform.writing(self._path):
@@ -42,28 +42,21 @@ class Metrics:
 
 
 def _cut(path: Path, step: int) -> tuple[int, float | None]:
-    """Leaves the whole lines of steps up to ``step``, which are in order; returns step and val_loss of the last evaluation."""
+    """Cuts the file after the last whole line of a step up to ``step``; returns step and val_loss of the last evaluation."""
+    end = 0
+    evaluation: tuple[int, float | None] = (0, None)
     with open(path, "r+b") as file:
-        end, evaluated = _kept(file, path, step)
+        for line in file:
+            try:
+                values = json.loads(line) if line.endswith(b"\n") else {"step": step + 1}
+                if values["step"] > step:
+                    break
+                evaluation = (values["step"], values["val_loss"]) if "val_loss" in values else evaluation
+            except (ValueError, KeyError, TypeError) as error:
+                raise TrainError(f"{path} is damaged at byte {end} ({error}); move it away and run again") from error
+            end += len(line)
         file.truncate(end)
-    return evaluated
-
-
-def _kept(file: Any, path: Path, step: int) -> tuple[int, tuple[int, float | None]]:
-    """Where the lines that stay end, and the last evaluation among them."""
-    end, evaluated = 0, (0, None)
-    for line in file:
-        if not line.endswith(b"\n"):
-            break
-        try:
-            values = json.loads(line)
-            if values["step"] > step:
-                break
-            evaluated = (values["step"], values["val_loss"]) if "val_loss" in values else evaluated
-        except (ValueError, KeyError, TypeError) as error:
-            raise TrainError(f"{path} is damaged at byte {end} ({error}); move it away and run again") from error
-        end += len(line)
-    return end, evaluated
+    return evaluation
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,15 @@
-"""A training run as programs open it: ``mr.open_run(folder)``. Torch is imported when something of it is asked for."""
+"""A training run for programs: ``mr.open_run(folder)``, and the trained model in it. Torch is imported when needed."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.train.load import Trained
+    from millrace.store.store import Store
+    from millrace.train.prediction import Prediction
     from millrace.train.settings import Config
 
 
@@ -19,8 +21,8 @@ class TrainingRun:
 
     @property
     def config(self) -> Config:
-        """The configuration that the run was last started with."""
-        from millrace.train.run import existing_run
+        """The configuration of the last start."""
+        from millrace.train.run_folder import existing_run
 
         return existing_run(self.folder).config
 
@@ -30,14 +32,12 @@ class TrainingRun:
 
         return read_metrics(self.folder)
 
-    def model(self, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None) -> Trained:
+    def model(self, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None) -> TrainedModel:
         """The trained model at its ``latest`` or ``best`` checkpoint, on the CPU, ready to predict.
 
-        ``own`` names the ``module:callable`` of a model of your own, if you trust it. ``store`` says where the run's store
-        lies if it was moved.
+        ``own`` names the ``module:callable`` of your own model, if you trust its code. ``store`` is the path of the run's
+        store, if it was moved.
         """
-        from millrace.train.load import load_model
-
         return load_model(self.folder, checkpoint, own=own, store=store)
 
     def __repr__(self) -> str:
@@ -53,7 +53,64 @@ def open_run(folder: str | os.PathLike[str]) -> TrainingRun:
 
     ``predict`` forecasts the rows after the last one of an entity, in the units of the source.
     """
-    from millrace.train.run import existing_run
+    from millrace.train.run_folder import existing_run
 
     existing_run(Path(folder))
     return TrainingRun(Path(folder))
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model in evaluation mode, with its configuration, its store and its step."""
+
+    model: Any
+    config: Config
+    store: Any
+    step: int
+
+    def predict(self, store: Store | None = None, entity: str | int = 0) -> Prediction:
+        """Forecasts the rows after the last one of an entity, in the units of the source.
+
+        Without ``store`` it is the one of the training. Another one must have the same features and scaling, such as the
+        same store after an append. ``entity`` is a name or a record number.
+
+            model = mr.open_run("runs/heat").model()
+            forecast = model.predict(mr.open_store("sensors"), "s3")
+            forecast.times, forecast.values    # (horizon,), (horizon, targets); forecast.targets names the columns
+        """
+        from millrace.train.prediction import predict
+
+        return predict(self, entity, store)
+
+
+def load_model(
+    run: Path, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None
+) -> TrainedModel:
+    """The model of a run at its ``latest`` or ``best`` checkpoint, on the CPU, whole even if it was saved in shards.
+
+    A run folder may come from somebody else. So a ``module:callable`` model, which is code, is only called if ``own``
+    names it. ``store`` is the path of the store, if it was moved.
+    """
+    from millrace.errors import ConfigError
+    from millrace.train import data, model_state
+    from millrace.train.checkpoint import Checkpoints
+    from millrace.train.run_folder import existing_run
+
+    found = existing_run(run)
+    kind = found.config.model.kind
+    if ":" in kind and own != kind:
+        raise ConfigError(
+            f"{run} was trained with {kind!r}, which is code that this would run; if you trust it, name it: "
+            f"--model {kind}"
+        )
+    checkpoints = Checkpoints(run / "checkpoints")
+    if checkpoint not in ("latest", "best"):
+        raise ConfigError(f"checkpoint {checkpoint!r}; expected latest or best")
+    name = checkpoints.resolve(checkpoint)
+    if name is None:
+        raise ConfigError(f"{run} has no {checkpoint} checkpoint yet; run millrace train until its first one")
+    pinned = data.open_pinned(store or found.store, found.fingerprint)
+    model = data.build_model(found.config, pinned, data.training_view(pinned, found.config))
+    saved = checkpoints.check(name)
+    model_state.load(checkpoints.folder / name, saved, model, None)
+    return TrainedModel(model.eval(), found.config, pinned, saved.step)

@@ -1,4 +1,4 @@
-"""Optimisers of torch, and the learning rate as a pure function of the step: nothing of a schedule has to be saved."""
+"""Optimisers of torch, and the learning rate as a function of the step: no schedule has to be saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.train.settings import Optimizer as Options
 
 
 def build_optimizer(model: nn.Module, options: Options) -> Optimizer:
-    """Matrices decay, vectors (biases, norms) do not."""
+    """The optimiser. Matrices decay; vectors (biases, norms) do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
@@ -32,7 +32,7 @@ def _can_fuse(parameters: list[nn.Parameter]) -> bool:
 
 
 def learning_rate(step: int, config: Config) -> float:
-    """Of step ``step``, counted from 1: a linear warm-up, then the schedule down to ``min_lr``."""
+    """The learning rate of a step, counted from 1: a linear warm-up, then the schedule down to ``min_lr``."""
     options = config.optimizer
     if step <= options.warmup:
         return options.lr * (step / options.warmup)

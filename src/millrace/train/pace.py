@@ -1,4 +1,4 @@
-"""How fast a run goes and what it waits for: samples and tokens per second, share of time waiting for data, MFU, ETA."""
+"""How fast a run goes, what it waits for, and how much memory it takes: the numbers beside the loss."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from millrace.feed.batch import Batch
 from millrace.train.dist import World
-from millrace.train.memory import gpu_facts, peak_flops
+
+# Dense bf16 products per second by the vendors' data sheets, for MFU.
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12, "V100": 125e12}
 
 
 class Pace:
-    """Clocks around the steps of this rank; ``facts`` tells of those since it was last asked. ``batch`` is that of all ranks."""
+    """Clocks around the steps of this rank. ``facts`` covers the steps since its last call; ``batch`` is global."""
 
     def __init__(self, model: nn.Module, world: World, last: int, batch: int) -> None:
-        self._model, self._world, self._last, self._batch = model, world, last, batch
-        self._peak = peak_flops(world.device)
-        self._began = self._asked = time.perf_counter()
-        self._waited = self._flops = 0.0
+        self._model, self._device, self._last, self._batch = model, world.device, last, batch
+        self._peak = _peak_flops(world.device)
+        self.restart()
+
+    def restart(self) -> None:
+        self._start = self._last_call = time.perf_counter()
+        self._wait_s = self._flops = 0.0
         self._steps = self._tokens = self._all_steps = 0
-        self.has_memory = False
+
+    @property
+    def is_first_step(self) -> bool:
+        return self._all_steps == 1
 
     def wait_begins(self, behind_s: float) -> None:
-        self._wait_began = time.perf_counter() - behind_s
+        self._wait_start = time.perf_counter() - behind_s
 
     def wait_ends(self, batch: Batch, behind_s: float) -> None:
-        """The batch is there: what came before was waiting for data, but for what ``behind_s`` grew, waiting for the GPU."""
-        self._waited += time.perf_counter() - behind_s - self._wait_began
+        """Counts the time since ``wait_begins`` as waiting for data; growth of ``behind_s`` was the GPU's."""
+        self._wait_s += time.perf_counter() - behind_s - self._wait_start
         self._steps += 1
         self._all_steps += 1
         x: Any = batch.get("x")
@@ -40,29 +50,29 @@ class Pace:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block the clocks stand: evaluations and saves are no steps."""
+        """Stops the clocks within the block: evaluations and saves are no steps."""
         self._sync()
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
             self._sync()
-            gone = time.perf_counter() - began
-            self._began, self._asked = self._began + gone, self._asked + gone
+            pause_s = time.perf_counter() - start
+            self._start, self._last_call = self._start + pause_s, self._last_call + pause_s
 
     def _sync(self) -> None:
-        if self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def facts(self, step: int, skipped: int | None) -> dict[str, float]:
-        """What metrics.jsonl says of the steps since the last call; rates are over all ranks."""
+        """The numbers for metrics.jsonl about the steps since the last call; rates are over all ranks."""
         self._sync()
         now = time.perf_counter()
-        seconds = max(now - self._asked, 1e-9)
+        seconds = max(now - self._last_call, 1e-9)
         facts: dict[str, float] = {
             "step_s": seconds / max(self._steps, 1),
             "samples_per_s": self._steps * self._batch / seconds,
-            "wait": min(1.0, self._waited / seconds),
+            "wait": min(1.0, self._wait_s / seconds),
         }
         if self._tokens:
             facts["tokens_per_s"] = self._tokens / seconds
@@ -70,20 +80,17 @@ class Pace:
             facts["mfu"] = self._flops / seconds / self._peak
         if skipped is not None:
             facts["skipped"] = skipped
-        facts |= gpu_facts(self._world.device)
-        facts["eta_s"] = (now - self._began) / max(self._all_steps, 1) * (self._last - step)
-        self._asked, self._waited, self._flops = now, 0.0, 0.0
+        facts |= _gpu_facts(self._device)
+        facts["eta_s"] = (now - self._start) / max(self._all_steps, 1) * (self._last - step)
+        self._last_call, self._wait_s, self._flops = now, 0.0, 0.0
         self._steps = self._tokens = 0
         return facts
 
     def line(self, step: int, loss: float, facts: dict[str, float]) -> str:
         """The progress line."""
-        rate = (
-            f"{facts['tokens_per_s']:,.0f} tokens/s"
-            if "tokens_per_s" in facts
-            else f"{facts['samples_per_s']:,.0f} samples/s"
-        )
-        parts = [f"step {step:,}/{self._last:,}", f"loss {loss:.4f}", rate, f"data wait {facts['wait']:.1%}"]
+        unit = "tokens" if "tokens_per_s" in facts else "samples"
+        parts = [f"step {step:,}/{self._last:,}", f"loss {loss:.4f}", f"{facts[f'{unit}_per_s']:,.0f} {unit}/s"]
+        parts.append(f"data wait {facts['wait']:.1%}")
         if "mfu" in facts:
             parts.append(f"MFU {facts['mfu']:.1%}")
         if "gpu_utilization" in facts:
@@ -96,7 +103,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a person would say.
+    """A duration in the unit that a person would use.
 
     >>> [duration(seconds) for seconds in (0.2, 90, 1579, 36_000, 400_000)]
     ['0 s', '90 s', '26 min', '10.0 h', '4.6 days']
@@ -105,3 +112,32 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / length:.{digits}f} {unit}"
     return f"{seconds / 86_400:.1f} days"
+
+
+def memory_by_part(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """Bytes of this rank: parameters, gradients, optimiser state."""
+    parameters = list(model.parameters())
+    state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts: dict[str, list[Any]] = {"parameters": parameters, "gradients": gradients, "optimizer": state}
+    return {name: sum(map(_num_bytes, tensors)) for name, tensors in parts.items()}
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    local: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return int(local.numel() * local.element_size())
+
+
+def _peak_flops(device: torch.device) -> float | None:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+
+
+def _gpu_facts(device: torch.device) -> dict[str, float]:
+    """The highest memory use, and the utilisation where NVML is installed."""
+    if device.type != "cuda":
+        return {}
+    facts = {"gpu_memory": float(torch.cuda.max_memory_allocated(device))}
+    with contextlib.suppress(Exception):  # NVML is an extra package, and some GPUs (MIG) do not answer
+        facts["gpu_utilization"] = torch.cuda.utilization(device) / 100
+    return facts

@@ -1,4 +1,4 @@
-"""Pictures of a run: the loss curve, and forecasts against what happened. They need matplotlib, the extra ``report``."""
+"""The picture of a run's losses, and the figure that other pictures share. Needs matplotlib, the extra ``report``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MISSING = "matplotlib is not installed: pip install 'millrace[report]'"
 
 
 def figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any]]:
-    """A figure and the axes of its panels, one above the other over the same x, drawn without a display."""
+    """A figure and the axes of its panels, one above the other over the same x. It needs no display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(f"no picture can be drawn: {MISSING}") from error
     drawn = Figure(figsize=(width, height), layout="constrained")
-    found = list(drawn.subplots(panels, sharex=True, squeeze=False)[:, 0])
-    for axes in found:
+    panel_axes = list(drawn.subplots(panels, sharex=True, squeeze=False)[:, 0])
+    for axes in panel_axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
-    return drawn, found
+    return drawn, panel_axes
 
 
 def plot_losses(run: Path) -> str:

@@ -1,4 +1,4 @@
-"""Number formats: where autocast lowers them, and fp16's gradient scaler with the steps it skips."""
+"""Number formats: autocast, and the gradient scaler of fp16 with the steps it skips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch, with_marks
 
-# Below it fp16 has given up: from its first scale, 65,536, that is 31 skipped steps in a row, and gradients up to 1e9 pass.
+# Below it fp16 has failed. From the first scale, 65,536, that is 31 skipped steps in a row; gradients up to 1e9 pass.
 SMALLEST_SCALE = 2.0**-14
 LOWERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,15 +27,15 @@ class Precision:
         self.scaler = GradScaler(device.type, enabled=name == "fp16")
         self.dtype = torch.float64 if name == "fp64" else torch.float32
         self._skipped = 0
-        self._was_skipped = False  # the last step
-        self._found: list[Tensor] = []  # of steps since, whether their gradients overflowed; looking waits for the GPU
+        self._was_skipped = False  # whether the last step was
+        self._overflows: list[Tensor] = []  # flags of steps not looked at yet: looking waits for the GPU
 
     def cast(self, model: nn.Module) -> nn.Module:
-        """Floats in the precision of the weights; integers and complex numbers stay what they are."""
+        """The model with its floats in the precision of the weights; other numbers stay as they are."""
         return model.double() if self.name == "fp64" else model.float()
 
     def to_device(self, batch: Batch) -> Batch:
-        """The batch where the model is, its floats in the model's precision."""
+        """The batch on the model's device, with its floats in the model's precision."""
         values = {name: self._moved(value) for name, value in dict.items(batch)}
         return batch if all(values[name] is batch[name] for name in batch) else with_marks(values, batch.__dict__)
 
@@ -44,7 +44,7 @@ class Precision:
             return value
         if not value.is_floating_point():
             return value.to(self.device)
-        # A copy on the CPU, on torch's own alignment: products of unaligned matrices may differ in their last bit.
+        # On the CPU a copy with torch's alignment: products of unaligned matrices may differ in their last bit.
         return value.to(self.device, self.dtype, copy=self.device.type == "cpu")
 
     def autocast(self) -> Any:
@@ -54,27 +54,27 @@ class Precision:
         return torch.autocast(self.device.type, dtype=lowered)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimiser's step, unless fp16 gradients overflowed: then it is skipped and counted."""
+        """Steps the optimiser. If fp16 gradients overflowed, the step is skipped and counted."""
         if not self.scaler.is_enabled():
             optimizer.step()
             return
         self.scaler.step(optimizer)
-        # What the scaler itself goes by: the scale says nothing once it cannot become smaller.
-        self._found += self.scaler._found_inf_per_device(optimizer).values()
+        # The scaler's own flags: the scale shows nothing once it cannot become smaller.
+        self._overflows += self.scaler._found_inf_per_device(optimizer).values()
         self.scaler.update()
 
     @property
     def skipped(self) -> int:
-        """How many steps were skipped since the run began."""
-        if self._found:
-            found = torch.stack(self._found).tolist()
-            self._found.clear()
-            self._skipped, self._was_skipped = self._skipped + sum(map(bool, found)), bool(found[-1])
+        """The number of skipped steps since the run began."""
+        if self._overflows:
+            flags = torch.stack(self._overflows).tolist()
+            self._overflows.clear()
+            self._skipped, self._was_skipped = self._skipped + sum(map(bool, flags)), bool(flags[-1])
         return self._skipped
 
     @property
     def has_given_up(self) -> bool:
-        """Whether the last step was skipped though its loss was scaled by next to nothing: no smaller scale will help."""
+        """Whether the last step was skipped at the smallest scale: no smaller one will help."""
         return self.skipped > 0 and self._was_skipped and self.scaler.get_scale() < SMALLEST_SCALE
 
     def state(self) -> dict[str, Any]:
@@ -84,4 +84,4 @@ class Precision:
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self._skipped, self._was_skipped = int(state["skipped"]), False
-        self._found.clear()
+        self._overflows.clear()

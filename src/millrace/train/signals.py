@@ -11,14 +11,14 @@ CAUGHT = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Within the block ``received`` is the number of the signal that asked to stop, or 0."""
+    """Within the block, ``received`` is the number of the signal that asked to stop, or 0."""
 
     def __init__(self) -> None:
         self.received = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python sets no handlers
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
             self._before = {number: signal.signal(number, self._note) for number in CAUGHT}
         return self
 

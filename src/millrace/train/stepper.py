@@ -1,7 +1,7 @@
 """One optimiser step from one batch: micro-batches, ranks, precision, clipping.
 
-The loss is the mean over all valid targets of the global batch: every micro-batch of every rank counts by its targets, so
-that k micro-batches on W ranks give the gradient of one large batch, also where they hold different numbers of targets.
+The loss is the mean over all valid targets of the global batch. Every micro-batch of every rank counts by its targets, so k
+micro-batches on W ranks give the gradient of one large batch, even with different numbers of targets.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from millrace.errors import ConfigError, TrainError
 from millrace.feed.batch import Batch
 from millrace.order.share import share
 from millrace.train.dist import World
-from millrace.train.oom import is_out_of_memory, memory_for
 from millrace.train.optimizers import learning_rate, set_learning_rate
+from millrace.train.out_of_memory import is_out_of_memory, memory_for
 from millrace.train.parallel import share_buffers
 from millrace.train.precision import Precision
 from millrace.train.seeds import seed_step
@@ -32,48 +32,43 @@ SMALLER_STATE = "take optimizer.name = 'adafactor', train.parallel = 'fsdp2' on 
 
 
 class Stepper:
-    """Steps a model; ``forward`` is the model as ranks call it (DDP around it, or itself)."""
+    """Steps a model. ``forward`` is the model as ranks call it: with DDP around it, or itself."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        forward: nn.Module,
-        optimizer: Optimizer,
-        precision: Precision,
-        config: Config,
+        self, model: nn.Module, forward: nn.Module, optimizer: Optimizer, precision: Precision, config: Config,
         world: World,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.forward, self.optimizer, self.precision = model, forward, optimizer, precision
-        self._config, self._world = config, world
+        self.config, self.world = config, world
         self._parameters, self._modules = list(model.parameters()), list(forward.modules())
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
-        # Ranks that may run out of memory one by one exchange gradients only when all have theirs. So does a user's model
-        # in its first step: where a parameter then is in no loss, it always will, since DDP would wait for its gradient.
+        # Ranks that may run out of memory one by one exchange gradients after the backward pass, when all have theirs. A
+        # user's model does so in its first step, and always if a parameter is in no loss: DDP would wait for its gradient.
         is_ddp = isinstance(forward, DistributedDataParallel)
         self._may_lack = is_ddp and config.model.kind not in OWN_MODELS
         self._exchanges_late = is_ddp and (config.train.halve_on_oom or self._may_lack)
 
     def step(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """This rank's part of the global loss, and the norm of the gradient; weights are changed."""
-        set_learning_rate(self.optimizer, learning_rate(step, self._config))
-        if not all(module.training for module in self._modules):  # a model may change its mode, and it is not saved
+        """Changes the weights; returns this rank's part of the global loss, and the norm of the gradient."""
+        set_learning_rate(self.optimizer, learning_rate(step, self.config))
+        if not all(module.training for module in self._modules):  # a model may have changed its mode
             self.forward.train()
         loss = self._accumulated(batch, step)
         scaler = self.precision.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
-        limit = self._config.train.clip or float("inf")
+        limit = self.config.train.clip or float("inf")
         norm = nn.utils.clip_grad_norm_(self._parameters, limit)
         with memory_for(f"for the state of the optimiser at step {step}", SMALLER_STATE, step=step):
             self.precision.step(self.optimizer)
-        share_buffers(self.model, self._world)
+        share_buffers(self.model, self.world)
         return loss, norm
 
     def _accumulated(self, batch: Batch, step: int) -> Tensor:
-        """Gradients of a batch, in more and smaller parts where memory ends and that is asked for."""
+        """Computes the gradients of a batch. If memory runs out, repeats it in smaller parts, if asked to."""
         while True:
             failure: BaseException | None = None
-            seed_step(self._config.train.seed, step, self._world.rank)  # a repeated pass draws the same numbers
+            seed_step(self.config.train.seed, step, self.world.rank)  # a repeated pass draws the same numbers
             try:
                 loss = self._accumulate(batch)
             except (RuntimeError, MemoryError) as error:
@@ -84,7 +79,7 @@ class Stepper:
                 failure = error
             failed = failure is not None
             if self._exchanges_late:
-                failed = bool(self._world.largest([float(failed)])[0])
+                failed = bool(self.world.largest([float(failed)])[0])
             if not failed:
                 break
             self._halve(step, failure)
@@ -96,25 +91,25 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.parts(batch)
         weights = [self.weight(part) * counts for part, counts in parts]
-        total = self._world.add(_sum(weights).to(torch.float64, copy=True)).clamp(min=1)
+        total = self.world.add(_sum(weights).to(torch.float64, copy=True)).clamp(min=1)
         losses = []
         for number, ((part, _), weight) in enumerate(zip(parts, weights, strict=True), start=1):
             with self._synced(number == len(parts) and not self._exchanges_late):
                 loss = self.loss(self.forward, part)
                 of_all = (weight / total).to(loss.dtype)
                 # DDP and FSDP divide the sum of gradients by the number of ranks.
-                scaled: Any = self.precision.scaler.scale(loss * (of_all * self._world.size))
+                scaled: Any = self.precision.scaler.scale(loss * (of_all * self.world.size))
                 scaled.backward()
             losses.append(loss.detach() * of_all)
         return _sum(losses)
 
     def parts(self, batch: Batch) -> list[tuple[Batch, bool]]:
-        """The micro-batches and whether they count: ranks pass through the model equally often, if need be for nothing."""
+        """The micro-batches, and whether each counts. All ranks need as many, so some may count for nothing."""
         parts = batch.micro(min(self.micro_batches, batch.num_samples))
         return [(part, True) for part in parts] + [(parts[-1], False)] * (self.micro_batches - len(parts))
 
     def loss(self, forward: nn.Module, batch: Batch) -> Tensor:
-        """What the model says of a batch; a user's model may say anything."""
+        """The loss of a batch. A user's model may return anything, so it is checked."""
         with self.precision.autocast():
             loss = forward(batch)
         if not isinstance(loss, Tensor):
@@ -128,27 +123,27 @@ class Stepper:
         else:
             return loss
         raise ConfigError(
-            f"model.kind = {self._config.model.kind!r} {wrong}; expected the loss of the batch: a floating-point tensor without "
+            f"model.kind = {self.config.model.kind!r} {wrong}; expected the loss of the batch: a floating-point tensor without "
             "dimensions, such as a mean, computed with the model's parameters"
         )
 
     def weight(self, batch: Batch) -> Tensor:
-        """How much a batch counts: its targets where the model says, else its samples."""
+        """How much a batch counts: by its targets if the model counts them, else by its samples."""
         targets: Any = getattr(self.model, "targets", None)
-        found = batch.num_samples if targets is None else targets(batch)
-        if isinstance(found, (int, float)):
-            return torch.full((), found, device=self._world.device)
-        if not isinstance(found, Tensor) or found.dim():
-            what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        count = batch.num_samples if targets is None else targets(batch)
+        if isinstance(count, (int, float)):
+            return torch.full((), count, device=self.world.device)
+        if not isinstance(count, Tensor) or count.dim():
+            what = f"shape {list(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
             raise ConfigError(
-                f"model.kind = {self._config.model.kind!r}: targets(batch) returned {what}; expected one number, how many "
+                f"model.kind = {self.config.model.kind!r}: targets(batch) returned {what}; expected one number, how many "
                 "targets the batch has"
             )
-        return found
+        return count
 
     @contextlib.contextmanager
     def _synced(self, is_last: bool) -> Any:
-        """Gradients travel between ranks once per step, with the last micro-batch."""
+        """Exchanges gradients between ranks once per step, with the last micro-batch."""
         if isinstance(self.forward, DistributedDataParallel):
             with contextlib.nullcontext() if is_last else self.forward.no_sync():
                 yield
@@ -158,41 +153,39 @@ class Stepper:
         yield
 
     def _exchange_gradients(self) -> None:
-        """The mean over the ranks, as DDP makes it; a parameter that is in no loss of any rank has none."""
+        """Averages gradients over the ranks, as DDP does. A parameter in no loss of any rank gets none."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         own = [parameter.grad is not None for parameter in parameters]
-        has_any = self._world.largest([float(has) for has in own])
-        is_lacking = self._world.largest([float(not all(own))])[0]
+        has_any = self.world.largest([float(has) for has in own])
+        is_lacking = self.world.largest([float(not all(own))])[0]
         for parameter, has in zip(parameters, has_any, strict=True):
             if has:
                 if parameter.grad is None:  # another rank has one
                     parameter.grad = torch.zeros_like(parameter)
-                self._world.add(parameter.grad.div_(self._world.size))
+                self.world.add(parameter.grad.div_(self.world.size))
         if self._may_lack:
             self._may_lack = False
-            self._exchanges_late = self._config.train.halve_on_oom or bool(is_lacking)
+            self._exchanges_late = self.config.train.halve_on_oom or bool(is_lacking)
 
-    def _not_in_the_loss(self, told: str, step: int) -> ConfigError:
-        """Which parameters DDP waited for: its message numbers them."""
+    def _not_in_the_loss(self, message: str, step: int) -> ConfigError:
+        """The error for parameters that DDP waited for; its message numbers them."""
         names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
-        lacking = (
-            ", ".join(names[int(number)] for number in numbers[1].split()) if numbers else "some of its parameters"
-        )
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
+        numbered = [names[int(number)] for number in numbers[1].split()] if numbers else ["some of its parameters"]
         return ConfigError(
-            f"model.kind = {self._config.model.kind!r}: the loss of step {step} does not depend on {lacking}, that of the first "
-            "step did; let every loss depend on it (if need be times 0), or set train.halve_on_oom = true: then gradients "
-            "are exchanged after the backward pass, whichever there are"
+            f"model.kind = {self.config.model.kind!r}: the loss of step {step} does not depend on {', '.join(numbered)}, that of "
+            "the first step did; let every loss depend on it (if need be times 0), or set train.halve_on_oom = true: gradients "
+            "are then exchanged after the backward pass, whichever there are"
         )
 
     def _halve(self, step: int, error: BaseException | None) -> None:
-        """Twice as many micro-batches for the same batch; raises where that was not asked for or cannot be."""
-        most = largest_share(self._config.train.batch, self._world)
+        """Doubles the number of micro-batches; raises if that was not asked for or is impossible."""
+        most = largest_share(self.config.train.batch, self.world)
         size = -(-most // self.micro_batches)
-        is_possible = self._world.size == 1 or self._exchanges_late
-        if not (self._config.train.halve_on_oom and is_possible and size > 1):
+        is_possible = self.world.size == 1 or self._exchanges_late
+        if not (self.config.train.halve_on_oom and is_possible and size > 1):
             why = ""
-            if self._config.train.halve_on_oom and not is_possible:
+            if self.config.train.halve_on_oom and not is_possible:
                 why = " (halve_on_oom is not for fsdp2, whose ranks wait for each other within a pass)"
             raise TrainError(
                 f"out of memory at step {step} with micro-batches of {size} samples{why}; set train.micro_batch to "
@@ -202,8 +195,8 @@ class Stepper:
         self.micro_batches = min(most, self.micro_batches * 2)
         self.optimizer.zero_grad(set_to_none=True)
         if error is not None:
-            traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
-        if self._world.device.type == "cuda":
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed pass
+        if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
@@ -216,5 +209,5 @@ def largest_share(batch: int, world: World) -> int:
 
 
 def micro_batches(batch: int, size: int, world: World) -> int:
-    """How many forward passes a step takes: the same number on every rank."""
+    """The number of forward passes of a step, the same on every rank."""
     return -(-largest_share(batch, world) // size) if size else 1

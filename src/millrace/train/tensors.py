@@ -1,4 +1,4 @@
-"""Named tensors as safetensors files, written in pieces by write(2): a full disk is an error, and nothing is copied whole."""
+"""Named tensors as safetensors files, written in pieces by write(2): a full disk is an error, and memory stays small."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Every tensor of a file, in memory of its own."""
+    """Every tensor of a file, each in its own memory."""
     with safe_open(path, framework="pt", device=device) as file:
-        # Clones lie on torch's own alignment: products of unaligned matrices may differ in their last bit.
+        # Clones have torch's alignment: products of unaligned matrices may differ in their last bit.
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
 

@@ -1,8 +1,8 @@
 """How many threads torch takes on the CPU, and how they wait for each other.
 
-Threads that spin while another one has no core hold up all: beside busy neighbours two of them made 9 steps/s where one made 373.
-Threads that sleep made 334. So the command line asks for those, before torch is loaded. The number of threads is a function of
-the configuration and the machine, never of its load: it changes the last bits of a loss.
+Beside busy neighbours, two threads that spin while they wait made 9 steps/s, one thread 373, and two that sleep 334. So the
+command line asks for threads that sleep, before torch is loaded. The number of threads depends on the configuration and the
+machine, never on its load: it changes the last bits of a loss.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 
 
 def wait_asleep() -> None:
-    """Asks OpenMP for threads that sleep while they wait; it looks once, when torch is loaded."""
+    """Asks OpenMP for threads that sleep while they wait. OpenMP looks once, when torch is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def set_threads(asked: int, before: int | None) -> None:
-    """Sets torch's threads: as ``train.threads`` asks, as OMP_NUM_THREADS says, as the run began, or the cores of this rank."""
+    """Sets torch's threads: ``train.threads``, OMP_NUM_THREADS, those the run began with, or the cores of this rank."""
     import torch
 
     most = _default_threads()
@@ -28,7 +28,7 @@ def set_threads(asked: int, before: int | None) -> None:
 
 @functools.cache
 def _default_threads() -> int:
-    """What torch takes by itself: the cores of this process, or OMP_NUM_THREADS."""
+    """Torch's own choice: the cores of this process, or OMP_NUM_THREADS."""
     import torch
 
     return torch.get_num_threads()

@@ -41,7 +41,7 @@ def rank(values: dict, folder: str, environment: dict[str, str], log: str, stand
     try:
         stopped_by = train(parse_config(values), Path(folder), console=Lines(stand_at))
     except MillraceError as error:
-        if not error.is_told:
+        if not error.is_reported:
             print(f"error: {error}", flush=True)
         os._exit(1)
     sys.stdout.flush()

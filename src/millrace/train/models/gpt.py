@@ -1,4 +1,4 @@
-"""A GPT: token and position embeddings, blocks, and the token embedding once more as the output."""
+"""A GPT: token and position embeddings, layers, and the token embedding again as the output."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from millrace.train.models.blocks import Block, Blocks, Tensors, init_weights
+from millrace.train.models.layers import Layer, Layers, Tensors, init_weights
 
-IGNORED = -100  # a target that counts for nothing
+IGNORED = -100  # a target that does not count
 
 
 class GPT(nn.Module):
-    """Next-token prediction over ``vocabulary`` ids, blocks of at most ``length`` tokens.
+    """Predicts the next token over ``vocabulary`` ids, for at most ``length`` tokens.
 
-    With ``separator`` (the id that ends a document) attention stays within a document.
+    With ``separator`` (the id that ends a document), attention stays within a document.
     """
 
     def __init__(
-        self,
-        *,
-        vocabulary: int,
-        length: int,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float = 0.0,
+        self, *, vocabulary: int, length: int, layers: int, heads: int, width: int, dropout: float = 0.0,
         separator: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.length, self.separator = length, separator
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.drop = nn.Dropout(dropout)
-        self.blocks = Blocks([Block(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.blocks = Layers([Layer(width, heads, dropout, causal=True) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
         self._num_weights = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
@@ -52,25 +45,24 @@ class GPT(nn.Module):
         if "mask" in batch:
             y_BL = y_BL.masked_fill(batch["mask"] == 0, IGNORED)
         logits_BLV = self.logits(batch["x"])
-        total = functional.cross_entropy(
-            logits_BLV.flatten(0, 1), y_BL.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        pairs = logits_BLV.flatten(0, 1), y_BL.flatten()
+        total = functional.cross_entropy(*pairs, ignore_index=IGNORED, reduction="sum")
         return total / self.targets(batch).clamp(min=1)
 
     def targets(self, batch: Tensors) -> Tensor:
-        """How many targets count in a batch: what its mean loss is weighted by."""
+        """How many targets count in a batch: the weight of its mean loss."""
         if "mask" in batch:
             return (batch["mask"] != 0).sum()
         return torch.full((), batch["y"].numel(), device=batch["y"].device)
 
     def flops(self, batch: Tensors) -> float:
-        """Of one forward and backward pass, by the usual count: 6 per parameter and token, and attention."""
+        """The operations of one forward and backward pass: 6 per parameter and token, and attention."""
         num_tokens, length = batch["x"].numel(), batch["x"].shape[1]
         return float(num_tokens) * (6 * self._num_weights + 12 * len(self.blocks) * self.tokens.embedding_dim * length)
 
 
 def document_mask(x_BL: Tensor, separator: int) -> Tensor:
-    """(B, L, L): which earlier tokens each token may look at; the separator belongs to the document it ends."""
+    """(B, L, L): which earlier tokens each token may see. A separator belongs to the document it ends."""
     ends_BL = (x_BL == separator).cumsum(1)
     documents_BL = ends_BL - (x_BL == separator).long()
     same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]

@@ -1,7 +1,8 @@
-"""Between a model with its optimiser and the named tensors of a checkpoint, whole or sharded."""
+"""Copies a model and its optimiser to and from the named tensors of a checkpoint, whole or sharded."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +21,12 @@ from millrace.train.tensors import NAMES, hash_file, read_tensors
 
 
 def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Every tensor of a training state by part and name; the names are those of the bare model."""
+    """Every tensor of a training state by part and name. Names are those of the bare model."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # after an evaluation the outermost parameters still lie there whole, as other objects
+            module.reshard()  # after an evaluation the outermost parameters are still whole, and other objects
     parameters = dict(model.named_parameters())
-    lost = set(optimizer.state) - set(parameters.values())
-    assert not lost, f"{len(lost)} parameters have optimiser state but no name"
+    assert set(optimizer.state) <= set(parameters.values()), "a parameter has optimiser state but no name"
     state = {
         f"{name}.{key}": value
         for name, parameter in parameters.items()
@@ -37,7 +37,7 @@ def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Te
 
 
 def check_trainable(model: nn.Module, kind: str) -> None:
-    """Refuses, before the first step, a model with nothing to train or with something that cannot be saved."""
+    """Refuses a model with nothing to train, or with something that cannot be saved."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"model.kind = {kind!r} has no parameters that can be trained; expected at least one")
     for name, value in model.state_dict().items():
@@ -49,14 +49,14 @@ def check_trainable(model: nn.Module, kind: str) -> None:
             )
 
 
-def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Copies on the host that training no longer touches, in the memory of the copies before where it fits."""
+def copy_whole(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Copies tensors to the host, into the memory of the copies before where it fits."""
     for part, tensors in parts.items():
         own = copies.setdefault(part, {})
         for name, value in tensors.items():
             before = own.get(name)
             if before is None or before.shape != value.shape or before.dtype != value.dtype:
-                # Pinned, so that a GPU writes there at the speed of its bus and without waiting for each tensor.
+                # Pinned: a GPU then writes at the speed of its bus, and does not wait for each tensor.
                 own[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
             own[name].copy_(value.detach(), non_blocking=True)
     if torch.cuda.is_available():
@@ -64,8 +64,8 @@ def snapshot(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> dict[str, di
     return copies
 
 
-def staged(parts: Parts) -> dict[str, dict[str, Tensor]]:
-    """Copies of this rank's shards on the host, as torch.distributed.checkpoint makes them for its own asynchronous saving."""
+def copy_shards(parts: Parts) -> dict[str, dict[str, Tensor]]:
+    """Copies this rank's shards to the host, as torch.distributed.checkpoint does for asynchronous saving."""
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
     copies: dict[str, dict[str, Tensor]] = BlockingAsyncStager().stage(dict(parts))
@@ -78,8 +78,8 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def write_sharded(parts: Parts, folder: Path, group: Any) -> None:
-    """Every rank writes its shards, by torch.distributed.checkpoint, as safetensors; where one fails all raise its error."""
+def write_shards(parts: Parts, folder: Path, group: Any) -> None:
+    """Writes this rank's shards as safetensors. If one rank fails, all ranks raise its error."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -89,14 +89,13 @@ def write_sharded(parts: Parts, folder: Path, group: Any) -> None:
             writer = HuggingFaceStorageWriter(str(folder / part), save_distributed=True)
             try:
                 save(dict(tensors), storage_writer=writer, process_group=group)
-            except CheckpointException as error:  # no Exception: it would pass every handler
+            except CheckpointException as error:  # it is no Exception, so no handler above would see it
                 failures = [failure for failure, _ in error.failures.values()]
                 raise next((each for each in failures if isinstance(each, OSError)), failures[0]) from error
 
 
-def sync_sharded(parts: Parts, folder: Path) -> dict[str, str]:
-    """Makes the shards that all ranks wrote durable; their hashes."""
-    import os
+def sync_shards(parts: Parts, folder: Path) -> dict[str, str]:
+    """Makes the shards of all ranks durable; returns their hashes."""
 
     hashes = {}
     for part in parts:
@@ -113,7 +112,7 @@ def sync_sharded(parts: Parts, folder: Path) -> dict[str, str]:
 
 
 def load(folder: Path, state: State, model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Puts a checkpoint into a model, and into its optimiser if one is given; either may be sharded or whole."""
+    """Loads a checkpoint into a model, and its optimiser if given. Both sides may be sharded or whole."""
     _check_names(folder, state, model)
     parts = _read(folder, state, model, optimizer)
     model.load_state_dict(parts["model"])
@@ -140,31 +139,28 @@ def _read(folder: Path, state: State, model: nn.Module, optimizer: Optimizer | N
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
-    found = {}
-    for part in wanted:
-        found[part] = _templates(part, state, model)
-        if not found[part]:
-            continue
+    parts = {part: _templates(part, state, model) for part in wanted}
+    for part in filter(parts.get, wanted):
         place = folder / part if state.is_sharded else folder
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a single process reads alone is meant
+            warnings.simplefilter("ignore")  # a single process may read alone
             reader = HuggingFaceStorageReader(str(place))
-            load_sharded(found[part], storage_reader=reader, no_dist=not torch.distributed.is_initialized())
-    return found
+            load_sharded(parts[part], storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    return parts
 
 
 def _templates(part: str, state: State, model: nn.Module) -> dict[str, Tensor]:
-    """Tensors to read into, laid out as the model's are; those of another shape than their parameter are whole."""
+    """Tensors to read into, laid out like the model's. Those with another shape than their parameter are whole."""
     own: Mapping[str, Any] = dict(model.state_dict())
     parameters = dict(model.named_parameters())
-    found: dict[str, Tensor] = {}
+    templates: dict[str, Tensor] = {}
     for name, (dtype, shape) in state.tensors[part].items():
         like = own.get(name) if part == "model" else parameters.get(name.rpartition(".")[0])
         if like is not None and list(like.shape) == shape:
-            found[name] = torch.zeros_like(like.detach())
+            templates[name] = torch.zeros_like(like.detach())
         else:
-            found[name] = torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
-    return found
+            templates[name] = torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    return templates
 
 
 def _load_optimizer(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -1,9 +1,9 @@
-"""The transformer block that the GPT and the forecaster share."""
+"""The transformer layer that the GPT and the forecaster share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +25,16 @@ class Attention(nn.Module):
     def forward(self, x_BLD: Tensor, mask_BLL: Tensor | None = None) -> Tensor:
         B, L, D = x_BLD.shape
         q_BNLK, k_BNLK, v_BNLK = self.qkv(x_BLD).view(B, L, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        mask = None if mask_BLL is None else mask_BLL[:, None]
         mixed_BNLK = functional.scaled_dot_product_attention(
-            q_BNLK,
-            k_BNLK,
-            v_BNLK,
-            attn_mask=None if mask_BLL is None else mask_BLL[:, None],
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask_BLL is None,
-        )
+            q_BNLK, k_BNLK, v_BNLK, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None,
+        )  # fmt: skip
         out: Tensor = self.out(mixed_BNLK.transpose(1, 2).reshape(B, L, D))
         return out
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """Attention and a two-layer perceptron, each behind a norm and beside a shortcut."""
 
     def __init__(self, width: int, heads: int, dropout: float, *, causal: bool) -> None:
@@ -54,23 +51,22 @@ class Block(nn.Module):
         return out
 
 
-class Blocks(nn.ModuleList):
-    """Blocks one after the other; with ``recompute`` their activations are computed again in the backward pass."""
+class Layers(nn.ModuleList):
+    """Layers one after the other. With ``recompute`` the backward pass computes their activations again."""
 
     recompute = False
 
     def run(self, x_BLD: Tensor, mask_BLL: Tensor | None = None) -> Tensor:
-        for block in self:
+        for layer in self:
             if self.recompute and torch.is_grad_enabled():
-                again: Any = checkpoint(block, x_BLD, mask_BLL, use_reentrant=False)
-                x_BLD = again
+                x_BLD = checkpoint(layer, x_BLD, mask_BLL, use_reentrant=False)
             else:
-                x_BLD = block(x_BLD, mask_BLL)
+                x_BLD = layer(x_BLD, mask_BLL)
         return x_BLD
 
 
 def init_weights(model: nn.Module, layers: int) -> None:
-    """GPT-2's start: normal(0.02), outputs of residual branches smaller by sqrt(2 * layers), biases 0."""
+    """Starts weights as GPT-2 does: normal(0.02), residual outputs smaller by sqrt(2 * layers), biases 0."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             is_residual = name.endswith(("attention.out", "down"))

@@ -1,4 +1,4 @@
-"""What commands print: aligned lines for people, JSON for machines, progress on stderr."""
+"""What commands print: tables for people, JSON for programs, progress on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
-LEAST = 24  # characters of a cell that is cut to fit
+LEAST = 24  # characters that are left of a cell cut to fit
 
 
 def print_line(text: str = "") -> None:
@@ -26,7 +26,7 @@ def print_json(value: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they are written as strings."""
+    """The value with NaN and infinity as strings, since JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -37,7 +37,7 @@ def _finite(value: Any) -> Any:
 
 
 def same_command(arguments: Sequence[str]) -> str:
-    """What a person types to run these arguments again; the options of torchrun are theirs to fill in."""
+    """The command that runs these arguments again. Options of torchrun are left out as ``...``."""
     start = "torchrun ... -m -- millrace" if "TORCHELASTIC_RUN_ID" in os.environ else "millrace"
     return f"{start} {shlex.join(arguments)}"
 
@@ -45,10 +45,10 @@ def same_command(arguments: Sequence[str]) -> str:
 def print_table(
     rows: Sequence[Sequence[str]], *, indent: str = "  ", right: Container[str] = (), fit: str | None = None
 ) -> None:
-    """Columns as wide as their content; the first row is the heading.
+    """Prints columns as wide as their content; the first row is the heading.
 
-    Columns named in ``right`` are aligned to the right. Cells of the column ``fit`` are cut with an ellipsis where the
-    lines would be wider than the terminal; what goes to a file or a pipe is whole.
+    Columns named in ``right`` are aligned to the right. Cells of the column ``fit`` are cut with an ellipsis to fit the
+    terminal. In a file or a pipe nothing is cut.
     """
     heading = rows[0]
     widths = [max(len(row[k]) for row in rows) for k in range(len(heading))]
@@ -66,12 +66,12 @@ def print_table(
 
 
 def terminal_columns() -> int | None:
-    """How wide the terminal is; None where the output goes to a file or a pipe."""
+    """The width of the terminal; None if the output goes to a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters, with an ellipsis in the middle: of a path both ends matter.
+    """The text cut to ``width`` characters, with an ellipsis in the middle: both ends of a path matter.
 
     >>> shorten("docs/a/rather/long/path.txt", 20)
     'docs/a/r...path.txt'
@@ -83,12 +83,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line: line ends and other control characters as escapes."""
+    """The text on one line, with control characters as escapes."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def several(names: Sequence[str], most: int, rest: str) -> str:
-    """Names in a sentence: ``a, b and c``; beyond ``most`` their number, and ``rest`` says where the others are."""
+    """Names in a sentence: ``a, b and c``. Beyond ``most`` it gives their number, and ``rest`` says where to find them."""
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most:,} more ({rest})"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -118,42 +118,24 @@ def size(num_bytes: float) -> str:
 
 @contextlib.contextmanager
 def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, a plain line every few seconds otherwise; call it with bytes done."""
+    """A progress bar on a terminal, else a line every 5 seconds. Call it with the bytes done."""
     if sys.stderr.isatty():
-        with _bar(label, total) as step:
-            yield step
-    else:
-        yield _PlainProgress(label, total)
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(label, total=total)
+            yield lambda num_bytes: progress.update(task, advance=num_bytes)
+        return
+    lock, done, printed_at = threading.Lock(), 0, time.monotonic()
 
-@contextlib.contextmanager
-def _bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    def step(num_bytes: int) -> None:
+        nonlocal done, printed_at
+        with lock:
+            done += num_bytes
+            if time.monotonic() - printed_at >= 5:
+                printed_at = time.monotonic()
+                sys.stderr.write(f"{label}: {done / max(total, 1):.0%} of {size(total)}\n")
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda num_bytes: progress.update(task, advance=num_bytes)
-
-
-class _PlainProgress:
-    """Says how far it is at most every 5 seconds."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self._label, self._total, self._done = label, total, 0
-        self._lock, self._said = threading.Lock(), time.monotonic()
-
-    def __call__(self, num_bytes: int) -> None:
-        with self._lock:
-            self._done += num_bytes
-            if time.monotonic() - self._said >= 5:
-                self._said = time.monotonic()
-                share = self._done / max(self._total, 1)
-                sys.stderr.write(f"{self._label}: {share:.0%} of {size(self._total)}\n")
+    yield step

@@ -1,9 +1,10 @@
-"""The run folder: what a run was told and on what it ran, and who may write there.
+"""The run folder: the settings of a run, the store it reads, and the lock on it.
 
 RUN/run.json        resolved configuration, store and its fingerprint, versions, threads, ranks
 RUN/metrics.jsonl   losses; RUN/feed.jsonl which samples each step held (millrace explain RUN --step N)
 RUN/checkpoints/    see checkpoint.py
-RUN/data/           the store that --input was prepared into
+RUN/data/           the store made from --input
+RUN/rank-N.log      with --ranks: what the libraries of rank N wrote to standard error
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from millrace.train.settings import FORECASTERS, Config
 from millrace.train.tensors import hash_file
 
 NAME, DATA = "run.json", "data"
-# What a run cannot change on its way: the state would not fit, or it would be another line of samples.
+# Sections that a run with a checkpoint cannot change: the state would not fit, or the samples would be others.
 FIXED = ("model", "data")
-FREE = {"data.store", "data.input", "data.prepare", "data.val_split"}  # check_input looks at two of them
-SAME_RESULT = {"workers", "stall_s"}  # options of a preparation that do not change what it makes
+FREE = {"data.store", "data.input", "data.prepare", "data.val_split"}  # input_changes compares two of them
+SAME_RESULT = {"workers", "stall_s"}  # options of a preparation that do not change its result
+Change = tuple[str, Any, Any]  # a key, its value before, and now
 
 
 @dataclass(frozen=True)
 class Run:
-    """What ``run.json`` says."""
+    """The contents of ``run.json``."""
 
     config: Config
     store: str
     fingerprint: str
     threads: int
-    input_hash: str | None = None  # of data.input when the run began
+    input_hash: str | None = None  # that of data.input when the run began
 
 
 def read_run(folder: Path) -> Run | None:
@@ -56,7 +58,7 @@ def read_run(folder: Path) -> Run | None:
     try:
         values = json.loads(path.read_bytes())
         config = parse_config(values["config"], str(path))
-        # One within the run goes where the run goes.
+        # A store inside the run folder moves with it.
         store = str(folder / DATA) if config.data.input else values["store"]["path"]
         return Run(config, store, values["store"]["fingerprint"], values["threads"], values.get("input"))
     except FileNotFoundError:
@@ -66,18 +68,29 @@ def read_run(folder: Path) -> Run | None:
 
 
 def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say: Callable[[str], None]) -> Run | None:
-    """The run that a trainer continues, if one began in the folder; refuses what it cannot continue."""
+    """The run that a trainer continues, if one began in the folder; refuses what it cannot continue.
+
+    A run without a checkpoint has nothing to lose: with other settings it begins again, and a line says what changed.
+    """
     if resume not in ("auto", "never"):
         raise ConfigError(f"resume={resume!r}; expected auto or never")
     before = read_run(folder)
     if before is None:
         return None
     if resume == "never" and has_saved:
+        raise ConfigError(f"{folder} holds a run already; drop --resume never to continue it, or give another --run")
+    changes = [*setting_changes(before, config), *input_changes(before, config)]
+    if changes and not has_saved:
+        said = ", ".join(f"{key} was {old!r} and is {new!r}" for key, old, new in changes)
+        say(f"note: {said}; no checkpoint was saved before, so the run begins again")
+        return None
+    for key, old, new in changes:
         raise ConfigError(
-            f"{folder} holds a run already; leave --resume never out to continue it, or give another --run"
+            f"{key} was {old!r} in the run {folder} and is {new!r} now; a run cannot change it: set it back, or start another "
+            "with --run"
         )
-    check_same(before, config, folder)
-    check_input(before, config, folder, say)
+    if _is_input_edited(before, config):
+        say(f"note: {config.data.input} has changed since the run began; the run goes on with what it held then")
     if before.threads != torch.get_num_threads():
         say(
             f"note: the run began with {before.threads} threads, now {torch.get_num_threads()}: the last bits of "
@@ -100,15 +113,13 @@ def write_run(folder: Path, config: Config, store: Store, world: World, before: 
         "input": input_hash(config.data.input) if before is None else before.input_hash,
         "store": {"path": store.path, "fingerprint": store.fingerprint, "kind": store.kind},
         "versions": {
-            "millrace": __version__,
-            "python": python_platform.python_version(),
-            "torch": torch.__version__,
+            "millrace": __version__, "python": python_platform.python_version(), "torch": torch.__version__,
             "numpy": numpy.__version__,
         },
-        "threads": torch.get_num_threads() if before is None else before.threads,  # with which it began
+        "threads": torch.get_num_threads() if before is None else before.threads,  # at the first start
         "ranks": world.size,
         "device": str(world.device) if world.device.type == "cpu" else torch.cuda.get_device_name(world.device),
-    }
+    }  # fmt: skip
     with platform.writing(folder / NAME):
         platform.make_dir(folder)
         platform.write_file(folder / NAME, json.dumps(values, indent=1).encode(), mode=0o644)
@@ -116,42 +127,42 @@ def write_run(folder: Path, config: Config, store: Store, world: World, before: 
 
 
 def as_begun(config: Config, before: Run) -> Config:
-    """A run of a forecaster goes on with the mask that it began with, which its configuration need not name."""
+    """The configuration with the mask that a forecaster began with, which the file need not name."""
     begun, given = before.config.data.include, config.data.include
     if config.model.kind not in FORECASTERS or set(begun) != {*given, "mask"}:
         return config
     return dataclasses.replace(config, data=dataclasses.replace(config.data, include=begun))
 
 
-def check_same(before: Run, config: Config, folder: Path) -> None:
-    """Refuses a continuation with another model, view or optimiser; names the key."""
+def setting_changes(before: Run, config: Config) -> list[Change]:
+    """What differs in the model, the view or the optimiser: a trained state would not fit."""
     old, new = _flat(before.config), _flat(as_begun(config, before))
-    for key in old:
-        fixed = (key.split(".")[0] in FIXED and key not in FREE) or key in ("optimizer.name", "train.seed")
-        if fixed and old[key] != new[key]:
-            raise ConfigError(_refusal(key, old[key], new[key], folder))
+    fixed = [key for key in old if key.partition(".")[0] in FIXED and key not in FREE]
+    return [(key, old[key], new[key]) for key in (*fixed, "optimizer.name", "train.seed") if old[key] != new[key]]
 
 
-def check_input(before: Run, config: Config, folder: Path, say: Callable[[str], None]) -> None:
-    """Refuses another input, or its preparation with other options; the same may lie elsewhere, or be gone."""
+def input_changes(before: Run, config: Config) -> list[Change]:
+    """Another input, or other options of its preparation. The same input may lie elsewhere, or be gone."""
     old, new = before.config.data, config.data
     if not new.input:
-        return  # a store is known by its fingerprint
+        return []  # a store is known by its fingerprint
     old_options, new_options = (
-        {key: value for key, value in data.prepare.items() if key not in SAME_RESULT} for data in (old, new)
+        {k: value for k, value in data.prepare.items() if k not in SAME_RESULT} for data in (old, new)
     )
     if old.input and old_options != new_options:
-        raise ConfigError(_refusal("data.prepare", old_options, new_options, folder))
-    now = input_hash(new.input)
-    is_equal = now is not None and now == before.input_hash
-    if not is_equal and (not old.input or os.path.realpath(old.input) != os.path.realpath(new.input)):
-        raise ConfigError(_refusal("data.input", old.input, new.input, folder))
-    if now is not None and before.input_hash is not None and not is_equal:
-        say(f"note: {new.input} has changed since the run began; the run goes on with what it held then")
+        return [("data.prepare", old_options, new_options)]
+    is_elsewhere = not old.input or os.path.realpath(old.input) != os.path.realpath(new.input)
+    is_other = is_elsewhere and before.input_hash != (input_hash(new.input) or "gone")
+    return [("data.input", old.input, new.input)] if is_other else []
+
+
+def _is_input_edited(before: Run, config: Config) -> bool:
+    now = input_hash(config.data.input)
+    return now is not None and before.input_hash is not None and now != before.input_hash
 
 
 def input_hash(name: str) -> str | None:
-    """Of all that a file or the files of a folder hold; None where there is none that can be read."""
+    """The hash of a file, or of all files of a folder; None if nothing can be read."""
     path = Path(name)
     files = [] if not name else sorted(path.rglob("*")) if path.is_dir() else [path]
     try:
@@ -161,20 +172,13 @@ def input_hash(name: str) -> str | None:
     return digest("input", *parts) if parts else None
 
 
-def _refusal(key: str, old: Any, new: Any, folder: Path) -> str:
-    return (
-        f"{key} was {old!r} in the run {folder} and is {new!r} now; a run cannot change it: set it back, or start another "
-        "with --run"
-    )
-
-
 def _flat(config: Config) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, values in as_dict(config).items() for key, value in values.items()}
 
 
 @contextlib.contextmanager
 def locked(folder: Path, world: World) -> Iterator[None]:
-    """One trainer per run folder, held by its first rank; the lock dies with its process."""
+    """Locks the run folder: one trainer at a time. The first rank holds the lock, and it ends with the process."""
     if not world.is_first:
         yield
         return
@@ -182,7 +186,7 @@ def locked(folder: Path, world: World) -> Iterator[None]:
         raise ConfigError(f"--run {folder} is a file; give the run a folder of its own")
     lock = FolderLock(folder, folder, folder)
     is_held, is_new = False, not folder.exists()
-    while not is_held:  # again where somebody renamed or removed the folder meanwhile
+    while not is_held:  # again if somebody renamed or removed the folder meanwhile
         with platform.writing(folder):
             platform.make_dir(folder)
         is_held = lock.acquire()
@@ -191,6 +195,6 @@ def locked(folder: Path, world: World) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if is_new and os.listdir(folder) == ["owner.json"]:  # nothing began: a mistake leaves no folder behind
+            if is_new and os.listdir(folder) == ["owner.json"]:  # nothing began: leave no folder behind
                 platform.remove(folder)
         lock.release()

@@ -1,20 +1,25 @@
-"""The options that say which view and order a command means, shared by ``explain`` and ``verify-resume``."""
+"""Options that several commands share, and the view that some of them describe."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-Path = Annotated[str, typer.Argument(help="A store, or a foreign layout such as train.bin.")]
-Split = Annotated[str | None, typer.Option(help="The split (default: train where there is one).")]
-Length = Annotated[int | None, typer.Option(min=1, help="Blocks of this many tokens.")]
-Lookback = Annotated[int | None, typer.Option(min=1, help="Windows with this many rows of x; needs --horizon.")]
-Horizon = Annotated[int | None, typer.Option(min=1, help="Windows with this many rows of y.")]
-Stride = Annotated[int | None, typer.Option(min=1, help="Rows from one sample to the next.")]
-Lead = Annotated[int, typer.Option(min=0, help="Rows between lookback and horizon.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="The global batch.")]
-Seed = Annotated[int, typer.Option(min=0, help="The seed of the order.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
+Layout = Annotated[str, Argument(help="A store, or a file of another tool such as train.bin.")]
+Dtype = Annotated[str | None, Option(help="Number type of a file without a header, e.g. uint32.")]
+Split = Annotated[str | None, Option(help="Only this split.", show_default="train, if there is one")]
+Length = Annotated[int | None, Option(min=1, help="Text: a sample is a block of this many tokens.")]
+Lookback = Annotated[int | None, Option(min=1, help="Series: rows of x in a window; needs --horizon.")]
+Horizon = Annotated[int | None, Option(min=1, help="Series: rows of y in a window; needs --lookback.")]
+Stride = Annotated[
+    int | None,
+    Option(min=1, help="Rows from one sample to the next.", show_default="--length for blocks, else 1"),
+]
+Lead = Annotated[int, Option(min=0, help="Series: rows between lookback and horizon.")]
+BatchSize = Annotated[int, Option(min=1, help="Samples of one step, over all ranks.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the sample order.")]
 
 
 def build_view(
@@ -26,7 +31,7 @@ def build_view(
     stride: int | None,
     lead: int,
 ) -> Any:
-    """The view the options describe: Blocks with --length, Windows with --lookback, else whole records."""
+    """The view that the options describe: Blocks with --length, Windows with --lookback, else whole records."""
     from millrace.errors import ConfigError
     from millrace.store.open import open_store
     from millrace.view.blocks import Blocks

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from millrace.train.models.blocks import Block, Blocks, Tensors, init_weights
+from millrace.train.models.layers import Layer, Layers, Tensors, init_weights
 
 SMALL = 1e-5  # a window whose spread is less is taken as flat
 
@@ -20,7 +20,7 @@ class Shapes:
 
     features: int  # of x
     outputs: int  # features of y
-    targets: tuple[int, ...]  # which features of x those are; empty where some are not among them
+    targets: tuple[int, ...]  # which features of x those are; empty if x lacks some
     lookback: int
     horizon: int
     static: int = 0
@@ -34,21 +34,14 @@ class Shapes:
 class Forecaster(nn.Module):
     """Encodes the lookback into one vector, then decodes every step of the horizon from it.
 
-    With ``normalize`` the window enters relative to its last row and in units of its spread, and the forecast leaves the
-    same way: a model that says nothing then repeats the last value.
+    With ``normalize`` the window enters relative to its last row, in units of its spread, and the forecast leaves the same
+    way: an untrained model then repeats the last value.
     """
 
     def __init__(
-        self,
-        shapes: Shapes,
-        *,
-        kind: str,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float = 0.0,
+        self, shapes: Shapes, *, kind: str, layers: int, heads: int, width: int, dropout: float = 0.0,
         normalize: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.shapes, self.normalize = shapes, normalize and bool(shapes.targets)
         self.categorical = Categories(shapes.categories)
@@ -80,28 +73,28 @@ class Forecaster(nn.Module):
         rows += self.categorical(batch.get("categorical"))
         state_BD = self.encoder(functional.gelu(self.enter(torch.cat(rows, -1))))
         if self.static is not None:
-            found = [batch["static"]] if self.shapes.static else []
-            found += self.static_categorical(batch.get("static_categorical"))
-            state_BD = state_BD + self.static(torch.cat(found, -1))
+            inputs = [batch["static"]] if self.shapes.static else []
+            inputs += self.static_categorical(batch.get("static_categorical"))
+            state_BD = state_BD + self.static(torch.cat(inputs, -1))
         steps_BHD = state_BD[:, None] + self.steps
         if self.known is not None:
-            found = [batch["known_future"]] if self.shapes.known_future else []
-            found += self.known_categorical(batch.get("known_categorical"))
-            steps_BHD = steps_BHD + self.known(torch.cat(found, -1))
+            inputs = [batch["known_future"]] if self.shapes.known_future else []
+            inputs += self.known_categorical(batch.get("known_categorical"))
+            steps_BHD = steps_BHD + self.known(torch.cat(inputs, -1))
         out_BHT: Tensor = self.leave(functional.gelu(self.mix(steps_BHD)))
         if not self.normalize:
             return out_BHT
         return out_BHT * self._of_targets(spread_BF)[:, None] + self._of_targets(level_BF)[:, None]
 
     def _of_targets(self, values: Tensor) -> Tensor:
-        """Those of features that are targets; by slices, since a list of numbers would be copied to the GPU and waited for."""
-        found = [values[..., first:last] for first, last in runs(self.shapes.targets)]
-        return found[0] if len(found) == 1 else torch.cat(found, -1)
+        """The values of the targets, by slices: a list of numbers would be copied to the GPU, and waited for."""
+        slices = [values[..., first:last] for first, last in runs(self.shapes.targets)]
+        return slices[0] if len(slices) == 1 else torch.cat(slices, -1)
 
     def _level(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        """The last row of each window and the spread of its rows: 0 and 1 without ``normalize``.
+        """The last row of each window and the spread of its rows; 0 and 1 without ``normalize``.
 
-        Where values may be missing the level is the mean of those that are there.
+        If values may be missing, the level is the mean of the observed ones.
         """
         x_BLF = batch["x"]
         if not self.normalize:
@@ -115,13 +108,13 @@ class Forecaster(nn.Module):
         return level_BF, torch.where(spread_BF > SMALL, spread_BF, torch.ones_like(spread_BF))
 
     def forward(self, batch: Tensors) -> Tensor:
-        """The mean squared error over the targets that are there."""
+        """The mean squared error over the observed targets."""
         return self._mean_square(self.forecast(batch), batch)
 
     def baseline(self, batch: Tensors) -> tuple[Tensor, Tensor] | None:
-        """The loss of repeating the last value that was seen, which a forecaster has to beat, and over how many targets.
+        """The loss of repeating the last observed value, which a forecaster must beat, and its number of targets.
 
-        None where the targets are not among the inputs; a target of which a window has seen no value does not count.
+        None if the targets are not among the inputs. A target without an observed value in its window does not count.
         """
         if not self.shapes.targets:
             return None
@@ -137,12 +130,12 @@ class Forecaster(nn.Module):
 
     def _mean_square(self, forecast_BHT: Tensor, batch: Tensors) -> Tensor:
         errors_BHT = forecast_BHT - batch["y"]
-        if "y_mask" in batch:  # before the square: what is missing may be NaN, and its gradient would be too
+        if "y_mask" in batch:  # before the square: a missing value may be NaN, and so would its gradient
             errors_BHT = _where(batch["y_mask"] != 0, errors_BHT)
         return errors_BHT.square().sum() / self.targets(batch).clamp(min=1)
 
     def targets(self, batch: Tensors) -> Tensor:
-        """How many values of y count in a batch: what its mean loss is weighted by."""
+        """How many values of y count in a batch: the weight of its mean loss."""
         if "y_mask" in batch:
             return (batch["y_mask"] != 0).sum()
         return torch.full((), batch["y"].numel(), device=batch["y"].device)
@@ -154,19 +147,19 @@ def runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
     >>> runs((3, 4, 5, 0, 7))
     [(3, 6), (0, 1), (7, 8)]
     """
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
         else:
-            found.append((number, number + 1))
-    return found
+            ranges.append((number, number + 1))
+    return ranges
 
 
 class LSTMEncoder(nn.Module):
     """The last state of an LSTM, with dropout between its layers.
 
-    Not by ``nn.LSTM`` itself: cuDNN's dropout makes its state again, and waits for the GPU, whenever torch is seeded.
+    Not the dropout of ``nn.LSTM``: cuDNN makes its state again, and waits for the GPU, whenever torch is seeded.
     """
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
@@ -183,12 +176,12 @@ class LSTMEncoder(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """The last place of causal transformer blocks."""
+    """The last place of causal transformer layers."""
 
     def __init__(self, width: int, layers: int, heads: int, dropout: float, lookback: int) -> None:
         super().__init__()
         self.positions = nn.Embedding(lookback, width)
-        self.blocks = Blocks([Block(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.blocks = Layers([Layer(width, heads, dropout, causal=True) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
 
@@ -199,12 +192,12 @@ class TransformerEncoder(nn.Module):
 
 
 def _where(seen: Tensor, values: Tensor) -> Tensor:
-    """The values, 0 where they are missing."""
+    """The values, with 0 for missing ones."""
     return torch.where(seen, values, torch.zeros_like(values))
 
 
 class Categories(nn.Module):
-    """Codes of several columns, each embedded by a table of its own; a code that is not known is -1."""
+    """Embeds the codes of several columns, each by its own table. An unknown code is -1."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import millrace as mr
+from millrace import native
 from millrace.cli import run as millrace
 from millrace.train.trainer import train
 
@@ -58,12 +59,23 @@ def test_a_batch_larger_than_the_samples_is_warned_of(tokens, tmp_path):
     assert "every step sees each of them about" in told
 
 
+def test_a_batch_that_memory_cannot_hold_is_refused_at_the_start(waves, tmp_path, monkeypatch):
+    config = config_of(waves, model__kind="lstm", train__batch=1000)
+    sample = (16 + 4) * 3 * 4  # lookback and horizon of three float32
+    monkeypatch.setattr(native, "memory_bytes", lambda: 5 * 1000 * sample - 1)
+    with pytest.raises(
+        mr.ConfigError, match=r"train.batch = 1,000 needs .* \(240 bytes a sample, 5 batches at a time\)"
+    ):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(native, "memory_bytes", lambda: 5 * 1000 * sample)
+    train(config_of(waves, model__kind="lstm", train__batch=1000, train__max_steps=1), tmp_path / "run")
+
+
 def test_a_step_that_a_run_never_took_is_refused(tokens, tmp_path, capsys):
     train(config_of(tokens, train__max_steps=3), tmp_path / "run")
     assert millrace(["explain", str(tmp_path / "run"), "--step", "3"]) == 0
     capsys.readouterr()
     assert millrace(["explain", str(tmp_path / "run"), "--step", "99"]) == 1
     run = tmp_path / "run"
-    assert (
-        capsys.readouterr().err == f"error: step 99 is after the end of the run {run}, which has 3 steps; give 1 to 3\n"
-    )
+    assert capsys.readouterr().err == f"error: step 99 is after the end of the run {run}; it has 3 steps: give 1 to 3\n"

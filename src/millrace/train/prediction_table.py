@@ -1,4 +1,4 @@
-"""Forecasts of all entities as a table, CSV or Parquet: written aside batch by batch, then renamed."""
+"""Forecasts of all entities as a CSV or Parquet file, written aside batch by batch, then renamed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,20 @@ import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.store import platform
-from millrace.train.predict import Prediction
+from millrace.train.prediction import Prediction
 
-ENDINGS = (".csv", ".parquet")
-NUMBERED = ("s", "ms", "us", "ns")  # units of Parquet
+PARQUET_UNITS = ("s", "ms", "us", "ns")
 
 
-class ForecastTable:
-    """Columns ``entity``, ``time`` and one per target; a row for each step of the horizon of each entity."""
+class PredictionTable:
+    """Columns ``entity``, ``time`` and one per target; one row for each step of each entity's horizon."""
 
     def __init__(self, path: Path, targets: Sequence[str], zone: str | None) -> None:
         taken = {"entity", "time"} & set(targets)
         if taken:
-            raise ConfigError(
-                f"target {min(taken)!r} has the name of another column of {path}; choose others with --target"
-            )
-        self._path, self._aside, self._targets, self._zone = (
-            path,
-            path.with_name(path.name + ".partial"),
-            list(targets),
-            zone,
-        )
+            raise ConfigError(f"target {min(taken)!r} has the name of another column of {path}; use --target")
+        self._path, self._aside = path, path.with_name(path.name + ".partial")
+        self._targets, self._zone = list(targets), zone
         self.rows = 0
         self._file: Any = None
         self._writer: Any = None
@@ -66,7 +59,7 @@ class ForecastTable:
         import pyarrow.parquet
 
         is_dates = times.dtype.kind == "M"
-        if is_dates and np.datetime_data(times.dtype)[0] not in NUMBERED:
+        if is_dates and np.datetime_data(times.dtype)[0] not in PARQUET_UNITS:
             times = times.astype("datetime64[s]")
         when = pyarrow.array(times)
         if is_dates and self._zone is not None:
@@ -78,12 +71,12 @@ class ForecastTable:
         self._writer.write_table(table)
 
     def finish(self) -> None:
-        """All rows are there: the table gets its name."""
+        """Gives the finished table its name."""
         self._close()
         platform.rename(self._aside, self._path)
 
     def discard(self) -> None:
-        """Something failed: nothing half-written stays."""
+        """Removes what was written."""
         self._close()
         self._aside.unlink(missing_ok=True)
 

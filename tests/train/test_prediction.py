@@ -11,10 +11,10 @@ import pytest
 
 import millrace as mr
 from millrace.cli import run as millrace
-from millrace.train import predict as predict_module
-from millrace.train.forecast import forecast
-from millrace.train.future import next_times
-from millrace.train.load import load_model
+from millrace.train import prediction
+from millrace.train.backtest import backtest
+from millrace.train.future_times import next_times
+from millrace.train.open_run import load_model
 from millrace.train.trainer import train
 
 from .conftest import config_of
@@ -44,7 +44,7 @@ def test_the_rows_to_come_are_what_the_model_says_once_they_are_there(waves, wav
     store = shorter(waves, tmp_path / "shorter", 6)  # lead and horizon
     trained = mr.open_run(waves_run).model()
     for entity in ("sensor-00", "sensor-07", "sensor-19"):
-        known = forecast(trained, entity, windows=1)
+        known = backtest(trained, entity, windows=1)
         found = trained.predict(store, entity)
         assert (found.entity, found.targets) == (entity, ["a", "b", "c"])
         assert found.times.tolist() == known.rows[0].tolist()
@@ -52,10 +52,10 @@ def test_the_rows_to_come_are_what_the_model_says_once_they_are_there(waves, wav
 
 
 def test_batches_give_what_single_entities_give(waves, waves_run, monkeypatch):
-    monkeypatch.setattr(predict_module, "BATCH", 3)
+    monkeypatch.setattr(prediction, "BATCH", 3)
     trained = load_model(waves_run)
-    predictor = predict_module.Predictor(trained)
-    batches = list(predict_module.predictions(predictor))
+    predictor = prediction.Predictor(trained)
+    batches = list(prediction.predictions(predictor, np.flatnonzero(predictor.is_long_enough())))
     assert [len(batch) for batch in batches] == [3] * 6 + [2]
     for each in (each for batch in batches for each in batch):
         alone = trained.predict(entity=each.entity)
@@ -116,7 +116,7 @@ def test_a_table_has_original_units_and_the_times_after_the_last_row(heat, tmp_p
     _, run, frame = heat
     assert millrace(["forecast", str(run), "--out", str(tmp_path / "f.csv")]) == 0
     told = capsys.readouterr().out
-    assert f"wrote {tmp_path}/f.csv: 4 rows for each of 2 entities, behind their last rows" in told
+    assert f"wrote {tmp_path}/f.csv: 4 rows for each of 2 entities, after their last rows" in told
     assert "left out 1 entities with fewer than 16 rows: s2" in told
     heading, *rows = rows_of(tmp_path / "f.csv")
     assert heading == ["entity", "time", "heat"]

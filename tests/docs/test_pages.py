@@ -1,0 +1,45 @@
+"""Pages stay true: READMEs name every file of their package, links lead somewhere, lines are short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/millrace"
+# Folders whose files the README above them describes.
+INNER = ("prepare/text/", "prepare/table/", "train/models", "train/configs")
+PACKAGES = sorted(
+    folder
+    for folder in {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}
+    if not folder.relative_to(SOURCE).as_posix().startswith(INNER)
+)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *SOURCE.rglob("README.md")])
+WIDTH = 100
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name)
+def test_a_readme_names_every_module_of_its_package(package: Path) -> None:
+    text = (package / "README.md").read_text()
+    modules = [path.name for path in package.glob("*.py") if path.name != "__init__.py"]
+    missing = [module for module in modules if not re.search(rf"(?<![\w/]){re.escape(module)}\b", text)]
+    assert not missing, f"{name(package)}/README.md does not name {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / link).exists(), f"{name(page)} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_lines_fit_on_a_screen(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    long = [line for line in text.splitlines() if len(line) > WIDTH and not line.startswith("|")]
+    assert not long, f"{name(page)} has lines over {WIDTH} characters: {long[0]}"
