@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.native import core
 from millrace.prepare.text import text as prepare
+from millrace.prepare.text.options import split_options
 from millrace.prepare.text.part_files import COLUMNS, part_column
 from millrace.prepare.text.shards.columns import copy_runs_core, copy_runs_numpy, offsets_of
 
