@@ -98,7 +98,9 @@ def contestants(folder: Path, peers: str | None) -> dict[str, Callable[[], float
         found[f"millrace on {encoder}, no dedup, no normalize"] = partial(
             on, encoder, folder, partial(ours, folder, CORPORA[encoder], **AS_IS)
         )
-        found[f"millrace on {encoder}, defaults"] = partial(on, encoder, folder, partial(ours, folder, CORPORA[encoder]))
+        found[f"millrace on {encoder}, defaults"] = partial(
+            on, encoder, folder, partial(ours, folder, CORPORA[encoder])
+        )
     for form, (corpus, options) in FORMS.items():
         found[f"millrace, {form}, defaults"] = partial(
             on, "millrace", folder, partial(ours, folder, (corpus,), **options), (corpus,)
