@@ -94,14 +94,14 @@ def run(
         str, typer.Option(help="What to do with longer ones of plain text: stop or split.")
     ] = "stop",
     filter_: Annotated[
-        str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts of which it is true.")
+        str | None, typer.Option("--filter", metavar="MODULE:FUNCTION", help="Keep texts for which it is true.")
     ] = None,
     on_error: Annotated[str, typer.Option(help="For unreadable documents: stop, skip or replace.")] = "stop",
     encoding: Annotated[
         str, typer.Option(help="The encoding of files, such as latin-1; any name that Python knows.")
     ] = "utf-8",
     html: Annotated[
-        str, typer.Option(help="What is kept of .html and .htm files: raw (tags too), or text (one document each).")
+        str, typer.Option(help="What to take from .html and .htm files: raw (tags too), or text (one document each).")
     ] = "raw",
     max_ratio: Annotated[
         int, typer.Option(help="How many times its size a compressed file may expand to; 1 GiB is always allowed.")
@@ -111,7 +111,7 @@ def run(
         typer.Option(metavar="GLOB", help="Leave out files that match, such as '*.bak' or 'drafts/**'; repeatable."),
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Begin afresh: remove what an interrupted run left behind.")
+        bool, typer.Option("--restart", help="Begin afresh: remove what an interrupted run left.")
     ] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one per core")] = None,
     stall: Annotated[
@@ -145,7 +145,7 @@ def run(
         "max_document": max_document, "long_documents": long_documents, "filter_": filter_, "on_error": on_error,
         "max_ratio": max_ratio, "encoding": encoding, "html": html,
     }  # fmt: skip
-    # An append takes those that were not given from its store, so what is a default is not passed on.
+    # An append reads options that are not given from its store, so defaults are not passed on.
     given = {name.rstrip("_"): value for name, value in options.items() if is_given(context, name)}
     refuse_two_splits(given, TEXT_FORMS)
     if given.pop("no_normalize", False):
