@@ -1,34 +1,34 @@
-/* Byte-level BPE of documents that are split into words as GPT-2's pattern does.
+/* Byte-level BPE of documents, split into words by GPT-2's pattern.
 
-   A word is looked up among those met before, which are kept with their ids where their hash says, the latest in each
-   place: memory is fixed. A new one is made of its bytes by merges. Documents with a character of which the kind is not
-   known, or with a long word, are left to others. */
+   A cache of fixed size holds words with their ids, each at the place of its hash, where a newer one replaces it. A word
+   that is not there is merged from its bytes. A document with a character of unknown kind, or with a long word, is left
+   to another encoder. */
 #include "core.h"
 
 #include <stdlib.h>
 
-#define MAX_WORD 4096  /* bytes: merges of a word take time by the square of its length */
-#define MAX_KEY 128   /* bytes of a word that is kept */
+#define MAX_WORD 4096  /* bytes: the time to merge a word grows with the square of its length */
+#define MAX_KEY 128   /* bytes of a word in a cache */
 #define MAX_ID (1 << 21)
-#define PAD MAX_KEY /* bytes behind a text that may be read */
+#define PAD MAX_KEY /* bytes after a text that may be read */
 
 typedef struct { /* words of up to so many bytes */
     char *places;
-    int shift; /* of a hash, so that its highest bits are left: all bytes of a word count in them */
-} Kept;
+    int shift; /* of a hash: all bytes of a word count in its highest bits */
+} WordCache;
 
 typedef struct {
     PyObject_HEAD
-    uint64_t *merges; /* left, right and 1 + rank in one number, where their hash says */
+    uint64_t *merges; /* left, right and 1 + rank in one number, at the place of their hash */
     uint64_t merge_mask;
-    uint64_t *some; /* bits, of which pairs that merge set theirs: most do not, and 64 KiB are nearer than a MiB of merges */
+    uint64_t *some; /* a bit for the hash of each pair that merges: most do not, and 64 KiB are nearer than a MiB of merges */
     uint32_t *made, *pairs;   /* the id each merge makes; the ranks of the merges of two bytes */
     uint32_t bytes[256], end; /* ids of single bytes, and of the end of a document */
-    int width;                /* bytes of an id in what is made */
-    Kept kept[3]; /* words of up to 8, 32 and MAX_KEY bytes */
+    int width;                /* bytes of an id */
+    WordCache caches[3]; /* words of up to 8, 32 and MAX_KEY bytes */
     unsigned char *kinds; /* of characters; NULL until they are given */
     int64_t room;
-    unsigned char *text; /* the document in hand, padded by newlines */
+    unsigned char *text; /* the current document, padded by newlines */
     uint64_t *starts;    /* a bit for each of its bytes: where words begin */
 } Bpe;
 
@@ -55,7 +55,7 @@ static uint32_t rank_of(const Bpe *bpe, uint32_t left, uint32_t right) {
 
 /* The ids of a word by merges: the lowest rank first, the leftmost of equals. */
 static int merged(const Bpe *bpe, const unsigned char *word, int size, uint32_t *ids) {
-    uint32_t ranks[MAX_WORD]; /* of what each makes with the one behind it */
+    uint32_t ranks[MAX_WORD]; /* of the merge of each with the next */
     for (int k = 0; k < size; k++) ids[k] = bpe->bytes[word[k]];
     for (int k = 0; k + 1 < size; k++) ranks[k] = bpe->pairs[word[k] << 8 | word[k + 1]];
     for (;;) {
@@ -80,9 +80,9 @@ static int put_new(const Bpe *bpe, const unsigned char *word, int64_t size, char
     return count * bpe->width;
 }
 
-/* The ids of a word of at most ``key_bytes`` by the place where it is kept, or would be: its bytes and zeros behind them, its
-   size, the bytes of its ids, and these. A word with too many is made anew every time. */
-static inline char *put_kept(const Bpe *bpe, const Kept *kept, int key_bytes, const unsigned char *word, int64_t size, char *to) {
+/* The ids of a word of at most ``key_bytes``, from its place in the cache or made new. A place holds the bytes of the word
+   with zeros after them, its size, the bytes of its ids, and the ids. A word with too many ids is made new every time. */
+static inline char *put_cached(const Bpe *bpe, const WordCache *cache, int key_bytes, const unsigned char *word, int64_t size, char *to) {
     uint64_t key[MAX_KEY / 8], hash = (uint64_t)size;
     for (int k = 0; k < key_bytes / 8; k++) {
         int64_t left = size - 8 * k;
@@ -91,7 +91,7 @@ static inline char *put_kept(const Bpe *bpe, const Kept *kept, int key_bytes, co
         else key[k] = left >= 8 ? key[k] : left <= 0 ? 0 : key[k] & UINT64_MAX >> (64 - 8 * left);
         hash = mixed(hash + key[k]);
     }
-    char *place = kept->places + (hash >> kept->shift) * (uint64_t)(4 * key_bytes), *ids = place + key_bytes + 4;
+    char *place = cache->places + (hash >> cache->shift) * (uint64_t)(4 * key_bytes), *ids = place + key_bytes + 4;
     uint16_t sizes[2];
     memcpy(sizes, place + key_bytes, 4);
     if (sizes[0] == size && memcmp(place, key, (size_t)key_bytes) == 0) {
@@ -109,16 +109,16 @@ static inline char *put_kept(const Bpe *bpe, const Kept *kept, int key_bytes, co
 }
 
 static char *put_long(const Bpe *bpe, const unsigned char *word, int64_t size, char *to) {
-    if (size <= 32) return put_kept(bpe, &bpe->kept[1], 32, word, size, to);
-    if (size <= MAX_KEY) return put_kept(bpe, &bpe->kept[2], MAX_KEY, word, size, to);
+    if (size <= 32) return put_cached(bpe, &bpe->caches[1], 32, word, size, to);
+    if (size <= MAX_KEY) return put_cached(bpe, &bpe->caches[2], MAX_KEY, word, size, to);
     return size > MAX_WORD ? NULL : to + put_new(bpe, word, size, to);
 }
 
 static inline char *put_word(const Bpe *bpe, const unsigned char *word, int64_t size, char *to) {
-    return size <= 8 ? put_kept(bpe, &bpe->kept[0], 8, word, size, to) : put_long(bpe, word, size, to);
+    return size <= 8 ? put_cached(bpe, &bpe->caches[0], 8, word, size, to) : put_long(bpe, word, size, to);
 }
 
-/* The ids of the document in hand; where they end, or NULL where it is left to others. */
+/* Writes the ids of the current document; returns where they end, or NULL if it is left to another encoder. */
 static char *put_words(const Bpe *bpe, int64_t size, char *to) {
     const unsigned char *text = bpe->text;
     int64_t num_blocks = (size + 63) / 64, begun = 0;
@@ -130,7 +130,7 @@ static char *put_words(const Bpe *bpe, int64_t size, char *to) {
             if (length > 0 && (to = put_word(bpe, text + begun, length, to)) == NULL) return NULL;
             begun = at;
             int more = text[at] == '\'' ? core_contraction(text + at) : 0;
-            if (more) { /* the next word begins behind it, and none before */
+            if (more) { /* the next word begins after it, and none before */
                 for (int64_t j = at + 1; j < at + more; j++) bpe->starts[j / 64] &= ~((uint64_t)1 << j % 64);
                 core_begin(bpe->starts, at + more);
                 left = bpe->starts[k] & (UINT64_MAX << at % 64 << 1);
@@ -154,7 +154,7 @@ static int reserve(Bpe *bpe, int64_t size) {
 static char *encoded(Bpe *bpe, const char *text, int64_t size, char *to) {
     if (size == 0) return to;
     memcpy(bpe->text, text, (size_t)size);
-    memset(bpe->text + size, '\n', PAD); /* white space at the end goes on in it, so that its last character stays with it */
+    memset(bpe->text + size, '\n', PAD); /* so that white space at the end is one word */
     return core_mark(bpe->text, size, bpe->kinds, bpe->starts) < 0 ? NULL : put_words(bpe, size, to);
 }
 
@@ -207,7 +207,7 @@ static PyObject *bpe_learn(PyObject *object, PyObject *given) {
 static void bpe_dealloc(PyObject *object) {
     Bpe *bpe = (Bpe *)object;
     void *own[] = {bpe->merges,         bpe->some,           bpe->made,           bpe->pairs, bpe->kinds, bpe->text, bpe->starts,
-                   bpe->kept[0].places, bpe->kept[1].places, bpe->kept[2].places};
+                   bpe->caches[0].places, bpe->caches[1].places, bpe->caches[2].places};
     for (size_t k = 0; k < sizeof own / sizeof *own; k++) free(own[k]);
     core_free(object);
 }
@@ -222,8 +222,8 @@ static int bpe_fill(Bpe *bpe, const uint32_t *bytes, const uint32_t *merges, int
     /* Of Python sources 90 in 100 words have up to 8 bytes, and all but 7 in 10,000 up to 32: 8, 16 and 2 MiB. */
     static const int PLACE_BITS[] = {18, 17, 12}, KEY_BYTES[] = {8, 32, MAX_KEY};
     for (int k = 0; k < 3; k++) {
-        bpe->kept[k].shift = 64 - PLACE_BITS[k];
-        if ((bpe->kept[k].places = core_table(((size_t)KEY_BYTES[k] * 4) << PLACE_BITS[k])) == NULL) return -1;
+        bpe->caches[k].shift = 64 - PLACE_BITS[k];
+        if ((bpe->caches[k].places = core_table(((size_t)KEY_BYTES[k] * 4) << PLACE_BITS[k])) == NULL) return -1;
     }
     memcpy(bpe->bytes, bytes, sizeof bpe->bytes);
     for (int64_t k = 0; k < count; k++) {
@@ -268,7 +268,7 @@ static PyObject *bpe_new(PyTypeObject *type, PyObject *args, PyObject *options) 
 
 static PyMethodDef bpe_methods[] = {
     {"encode", bpe_encode, METH_VARARGS,
-     "(documents, out, counts) -> ids, the end behind each document; a count of -1 is of one that is left to others. -1: no room."},
+     "(documents, out, counts) -> number of ids, the end after each document, or -1 without room. A count of -1: left to others."},
     {"learn", bpe_learn, METH_O, "The kinds of characters: 0 unknown, 1 white space, 2 letter, 3 number, 4 any other."},
     {NULL, NULL, 0, NULL},
 };

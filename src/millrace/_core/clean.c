@@ -1,4 +1,4 @@
-/* Documents cleaned as clean() of prepare/text/clean/characters.py does, many at a time. */
+/* Cleans many documents at a time, as clean() of prepare/text/clean/characters.py does. */
 #include "core.h"
 
 /* What a character is, by a table of those beyond ASCII: a number up to MOST_CLASS is the combining class of a mark. */
@@ -13,7 +13,7 @@ static __m128i loaded(const void *text) { return _mm_loadu_si128((const __m128i 
 
 static unsigned equal(__m128i bytes, char byte) { return (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte))); }
 
-/* How many of the next bytes clean() leaves as they are, behind one that is no blank: what is printable, and single spaces
+/* How many of the next bytes clean() leaves as they are, after one that is no blank: what is printable, and single spaces
    between two of those. */
 static int64_t as_they_are(const unsigned char *from) {
     __m128i bytes = loaded(from);
@@ -60,7 +60,7 @@ static int64_t blanks_at(const unsigned char *from, int64_t *newlines) {
 
 #endif
 
-/* What the character at ``at`` is, and its bytes. LEFT where it is not valid, or nobody knows. */
+/* The kind of the character at ``at``, and its bytes. LEFT where it is invalid or unknown. */
 static int kind_of(const unsigned char *table, const unsigned char *at, const unsigned char *end, int *size) {
     unsigned first = *at, bytes = first < 0xC2 || first > 0xF4 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
     *size = 1;
@@ -85,10 +85,10 @@ static int kind_of(const unsigned char *table, const unsigned char *at, const un
 
 static int is_blank(unsigned char byte) { return byte == ' ' || byte == '\t' || byte == '\n'; }
 
-/* One behind the other: words, and what stands between them, as clean() leaves it. -1 where that takes more than a look at
-   each character: marks that are not in their order, what NFC may join with the character before, or change.
+/* Writes the clean text and returns its size. -1 where a look at each character is not enough: marks that are not in their
+   order, or characters that NFC may change or join with the one before.
 
-   In a text that is in NFC already such characters are JOINING. They stay, unless one was left out before them. */
+   In a text that is in NFC already, such characters are JOINING. They stay, unless a character before them is dropped. */
 static int64_t clean(const unsigned char *from, int64_t size, unsigned char *to, const unsigned char *table) {
     const unsigned char *end = from + size;
     unsigned char *at = to;
@@ -137,8 +137,8 @@ static int note(PyObject *others, int64_t k) {
     return failed ? -1 : 0;
 }
 
-/* The documents cleaned, one behind the other: as starts and stops in a text; those left to Python are empty. */
-static PyObject *all_cleaned(const Documents *documents, const unsigned char *table) {
+/* The clean documents, one after the other, as starts and stops in a text; those left to Python are empty. */
+static PyObject *clean_all(const Documents *documents, const unsigned char *table) {
     int64_t total = 0, at = 0, size;
     const char *text;
     for (int64_t k = 0; k < documents->count; k++) {
@@ -173,7 +173,7 @@ static PyObject *clean_documents(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OO", &given, &table) || core_documents_init(&documents, given) < 0) return NULL;
     if (table == Py_None || PyObject_GetBuffer(table, &kinds, PyBUF_SIMPLE) == 0) {
         if (kinds.buf != NULL && kinds.len != NUM_PLAIN) PyErr_SetString(PyExc_ValueError, "clean_documents: one byte for each character");
-        else found = all_cleaned(&documents, kinds.buf);
+        else found = clean_all(&documents, kinds.buf);
     }
     if (kinds.buf != NULL) PyBuffer_Release(&kinds);
     core_documents_free(&documents);

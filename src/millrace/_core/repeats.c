@@ -1,11 +1,11 @@
-/* Which of many units repeat an earlier one, by their keys: hashes of 128 bits, which are well mixed already. */
+/* A set of hashes of 128 bits, which are well mixed already: finds units that repeat earlier ones. */
 #include "core.h"
 
 #include <stdlib.h>
 
-#define AHEAD 16 /* places that are fetched before they are looked at */
+#define AHEAD 16 /* places that are fetched early */
 
-/* Keys that were met, as many as there turn out to be: places of 16 bytes, of which zeros are free. */
+/* Places of 16 bytes, as many as needed; one of zeros is free. */
 typedef struct {
     PyObject_HEAD
     uint64_t (*places)[2];
@@ -23,7 +23,7 @@ static uint64_t place_of(const KnownHashes *known, const uint64_t *key) {
     return at;
 }
 
-/* To so many places, a power of two. */
+/* Grows to so many places, a power of two. */
 static int known_grow(KnownHashes *known, uint64_t room) {
     uint64_t old_room = known->places == NULL ? 0 : known->mask + 1;
     uint64_t (*old)[2] = known->places, (*places)[2] = core_table(room * 16);
@@ -37,7 +37,7 @@ static int known_grow(KnownHashes *known, uint64_t room) {
 
 static int is_full(uint64_t room, uint64_t count) { return count > room / 4 * 3; }
 
-/* Whether a key is new; it is kept. -1 without memory. */
+/* Adds a key; whether it is new, or -1 without memory. */
 static int known_key(KnownHashes *known, const uint64_t *key) {
     if (is_free(key)) return known->has_zero ? 0 : (known->has_zero = 1);
     if (is_full(known->mask + 1, known->count) && known_grow(known, (known->mask + 1) * 4) < 0) return -1;
@@ -95,7 +95,7 @@ static void known_dealloc(PyObject *object) {
 }
 
 static PyMethodDef known_methods[] = {
-    {"add", known_add, METH_O, "Of keys of 16 bytes, one after the other: 1 where one is new, 0 where it was met."},
+    {"add", known_add, METH_O, "For each key of 16 bytes, 1 if it is new and 0 if it was added before."},
     {NULL, NULL, 0, NULL},
 };
 

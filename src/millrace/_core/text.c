@@ -1,4 +1,4 @@
-/* Documents of plain text, many at a time: where they begin and end, and whether they are valid. */
+/* Plain text: where documents begin and end, and whether text is valid utf-8. */
 #include "core.h"
 
 static const uint64_t HIGH = 0x8080808080808080u;
@@ -21,7 +21,7 @@ static int64_t first_gap(const char *text) {
 
 static const uint64_t ONES = 0x0101010101010101u;
 
-/* A byte of ``other`` is zero where both are there, and the lowest zero byte is the one that is found for certain. */
+/* A byte of ``other`` is zero where both are newlines; only the lowest zero byte is certain. */
 static int64_t first_gap(const char *text) {
     uint64_t first, second;
     memcpy(&first, text, 8);
@@ -31,7 +31,7 @@ static int64_t first_gap(const char *text) {
 }
 #endif
 
-/* Pairs of places, as many as there turn out to be. */
+/* Pairs of places, as many as needed. */
 typedef struct {
     int64_t *starts, *ends;
     int64_t count, room;
@@ -48,7 +48,7 @@ static int places_grow(Places *places) {
     return 0;
 }
 
-/* The first of two newlines that follow each other, from ``at`` on; ``size`` where there are none. */
+/* The first of two newlines in a row, from ``at`` on; ``size`` where there are none. */
 static int64_t gap_from(const char *text, int64_t at, int64_t size) {
     for (; at + AT_ONCE < size; at += AT_ONCE) {
         int64_t found = first_gap(text + at);

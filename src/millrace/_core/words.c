@@ -104,7 +104,7 @@ static int64_t mark_any(const unsigned char *text, int64_t at, int64_t stop, con
 
 /* A bit for each byte of a text, set where a word begins; -1 where that needs the kind of a character that is not known. */
 int core_mark(const unsigned char *text, int64_t size, const unsigned char *kinds, uint64_t *starts) {
-    Last last = {-1, BLANK}; /* as if a newline stood before all */
+    Last last = {-1, BLANK}; /* as if a newline came first */
     int64_t next = 0;        /* where the next character begins */
     for (int64_t block = 0, stop = 64; 64 * block < size; block++, stop += 64) {
         Kinds now = kinds_of(text + 64 * block);

@@ -135,7 +135,7 @@ def run(
         "max_document": max_document, "long_documents": long_documents, "filter_": filter_, "on_error": on_error,
         "max_ratio": max_ratio, "encoding": encoding, "html": html,
     }  # fmt: skip
-    # An append takes those that were not given from its store, so what is a default is not passed on.
+    # An append reads options that are not given from its store, so defaults are not passed on.
     given = {name.rstrip("_"): value for name, value in options.items() if is_given(context, name)}
     refuse_two_splits(given, TEXT_FORMS)
     if given.pop("no_normalize", False):

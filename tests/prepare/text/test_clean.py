@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from unittest import mock
 
 import numpy as np
@@ -12,7 +13,11 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
+from millrace.prepare.text.clean import characters
 from millrace.prepare.text.clean.characters import (
+    JOINING,
+    LEFT,
+    MANY_BYTES,
     NUM_POINTS,
     clean,
     clean_core,
@@ -22,6 +27,7 @@ from millrace.prepare.text.clean.characters import (
     is_utf8_python,
     tables,
 )
+from millrace.text import breaks
 from millrace.text.documents import Documents
 
 ODD = st.sampled_from(
@@ -275,3 +281,37 @@ def test_what_nfc_may_change_is_left_unless_it_was_done():
 def test_of_many_documents_one_that_is_not_utf8_is_an_error():
     with pytest.raises(UnicodeDecodeError):
         clean_documents(Documents(b"a\n\n\xff", np.array([0, 3]), np.array([1, 4])))
+
+
+@pytest.mark.needs_core
+@pytest.mark.parametrize(("num_bytes", "is_made"), [(MANY_BYTES - 1, False), (MANY_BYTES, True)])
+def test_tables_are_made_when_the_core_has_skipped_so_many_bytes(monkeypatch, num_bytes, is_made):
+    assert MANY_BYTES == 1 << 16, "they take as long as cleaning about so much without them"
+    monkeypatch.setattr(characters, "_skipped", Counter())
+    tables.cache_clear()
+    assert list(clean_core(Documents.of([b"plain"]))) == [b"plain"]
+    text = "é".encode() + b"x" * (num_bytes - 2)
+    assert list(clean_core(Documents.of([text]))) == [text]
+    assert bool(tables.cache_info().currsize) is is_made
+
+
+def test_tables_tell_marks_and_letters_that_join():
+    anywhere, in_nfc = (np.frombuffer(table, np.uint8) for table in tables())
+    for point in range(1, NUM_POINTS):
+        if klass := unicodedata.combining(chr(point)):
+            assert anywhere[point] in (klass, LEFT)
+            assert in_nfc[point] == JOINING
+    assert not anywhere[0x1100:0x1200].any()
+    assert anywhere[0x10FF] == anywhere[0x1200] == characters.PLAIN
+
+
+@pytest.mark.parametrize("are_long", [False, True])
+@pytest.mark.parametrize(("min_chars", "count"), [(0, 4), (1, 4), (2, 3), (3, 2), (4, 1), (5, 0)])
+def test_documents_of_fewer_characters_are_dropped(tmp_path, monkeypatch, min_chars, count, are_long):
+    if are_long:
+        monkeypatch.setattr(breaks, "SECTION_BYTES", 1)
+    (tmp_path / "a.txt").write_text("é\n\néé\n\nééé\n\néééé\n\nlong enough")
+    options = {"tokenizer": "bytes", "val": 0, "workers": 1, "min_chars": min_chars}
+    report = mr.prepare_text(str(tmp_path / "a.txt"), tmp_path / "out", **options)
+    assert report.documents == {"train": count + 1}
+    assert report.dropped == ({"too short": 4 - count} if count < 4 else {})

@@ -6,12 +6,13 @@ import json
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.prepare import spill
-from millrace.prepare.text.clean.cut_documents import spread
+from millrace.prepare.text.clean.cut_documents import CutDocument, spread
 from millrace.prepare.text.dedup.near import bands, signatures
 from millrace.testing import tree_digest
 
@@ -204,3 +205,26 @@ def test_pieces_follow_their_first_in_steps_of_any_size(records, before, data):
     first = spread(gone[:cut], goes_on[:cut], before).tolist()
     second = spread(gone[cut:], goes_on[cut:], first[-1] if first else before).tolist()
     assert first + second == expected
+
+
+def test_the_records_of_a_cut_document_get_its_hash_its_bands_and_their_marks(tmp_path):
+    """Record 0 is another document, records 1 to 3 are the pieces."""
+    pieces = [" ".join(map(str, range(start, start + 50))).encode() for start in (0, 46, 92)]
+    columns = {"hash": np.full((4, 2), 7, "<u8"), "goes_on": np.zeros(4, bool), "bands": np.full((4, 14), 7, "<u8")}
+    spills = {name: spill.Spill(tmp_path / name) for name in columns}
+    for name, values in columns.items():
+        spills[name].write(values)
+    cut = CutDocument((0, 5), 1)
+    assert cut.add(pieces[:2]) + cut.add(pieces[2:]) == bytes(16 * 3)
+    table = signatures(pieces)
+    cut.add_signatures(table[:2])
+    cut.add_signatures(table[2:])
+    assert cut.finish(4, *spills.values()) == 2, "pieces after the first"
+    for one in spills.values():
+        one.finish()
+    found = {name: np.fromfile(tmp_path / name, values.dtype).reshape(values.shape) for name, values in columns.items()}
+    assert found["goes_on"].tolist() == [False, False, True, True]
+    assert found["hash"][0].tolist() == [7, 7]
+    assert found["hash"][1:].tobytes() == xxhash.xxh3_128_digest(b"".join(pieces)) * 3
+    assert found["bands"][0].tolist() == [7] * 14
+    assert np.array_equal(found["bands"][1:], np.repeat(bands(table.min(axis=0)[None]), 3, axis=0))

@@ -45,7 +45,8 @@ NEWLINE, CARRIAGE_RETURN = 10, 13
 def read_documents(source: Source, piece: SourceSlice, options: ReadOptions) -> Generator[Record | Bad]:
     """Documents of a slice one by one, or what is wrong with one."""
     if source.format == "text":
-        yield from _each(read_chunks(source, piece, options))
+        for offset, text in _each(read_chunks(source, piece, options)):
+            yield Record(offset, text)
     else:
         yield from read_records(source, piece, options)
 
@@ -73,10 +74,9 @@ def read_chunks(source: Source, piece: SourceSlice, options: ReadOptions) -> Ite
             yield from _frame(source, file, piece, framing, options)
 
 
-def _each(chunks: Iterator[Documents]) -> Iterator[Record]:
+def _each(chunks: Iterator[Documents]) -> Iterator[tuple[int, bytes]]:
     for chunk in chunks:
-        for offset, text in zip(chunk.offsets.tolist(), chunk, strict=True):
-            yield Record(offset, text)
+        yield from zip(chunk.offsets.tolist(), chunk, strict=True)
 
 
 def _read_whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[Documents]:

@@ -57,10 +57,10 @@ def longer_record(options: ReadOptions) -> str:
     return f"raise --max-document, or go on with --on-error skip{why}"
 
 
-def json_records(lines: Iterator[Record], options: ReadOptions) -> Iterator[Record | Bad]:
+def json_records(lines: Iterator[tuple[int, bytes]], options: ReadOptions) -> Iterator[Record | Bad]:
     """The text of each line's object; empty lines are skipped."""
     parser = _Parser()
-    for offset, line, _ in lines:
+    for offset, line in lines:
         if not line or line.isspace():
             continue
         try:
@@ -76,10 +76,11 @@ def _json_record(offset: int, line: bytes, options: ReadOptions, parser: _Parser
     value = _parse(offset, line, options, parser)
     if not isinstance(value, dict):
         raise Bad(offset, f"not a JSON object: a {type(value).__name__}", line)
-    for name, flag in ((field, "--text-field"), (mask, "--mask-field")):
-        if name is not None and name not in value:
-            reason = f"no field {name!r}; it has {sorted(value)[:8]}; choose one with {flag}"
-            raise Bad(offset, reason, line, lacks_text=name == field)
+    if field not in value or (mask is not None and mask not in value):
+        lacks_text = field not in value
+        name, flag = (field, "--text-field") if lacks_text else (mask, "--mask-field")
+        reason = f"no field {name!r}; it has {sorted(value)[:8]}; choose one with {flag}"
+        raise Bad(offset, reason, line, lacks_text=lacks_text)
     text = value[field]
     if not isinstance(text, str):
         raise Bad(offset, f"field {field!r} is not text: it is {type(text).__name__}", line)
