@@ -157,7 +157,7 @@ def test_gradients_are_clipped_as_a_plain_loop_does():
     })  # fmt: skip
     plain = stepper_of(0, "fp64").model
     clipped = stepper_of(0, "fp64")
-    clipped._config = config
+    clipped.config = config
     rng = np.random.default_rng(1)
     for step in range(1, 6):
         batch = batch_of(rng, masked=False)

@@ -78,4 +78,6 @@ def test_a_step_that_a_run_never_took_is_refused(tokens, tmp_path, capsys):
     capsys.readouterr()
     assert millrace(["explain", str(tmp_path / "run"), "--step", "99"]) == 1
     run = tmp_path / "run"
-    assert capsys.readouterr().err == f"error: step 99 is after the end of the run {run}; it has 3 steps: give 1 to 3\n"
+    assert (
+        capsys.readouterr().err == f"error: step 99 is after the end of the run {run}, which has 3 steps; give 1 to 3\n"
+    )

@@ -46,7 +46,7 @@ def run(
         last = last_step(path)
         if last is not None and step > last:
             raise ConfigError(
-                f"step {step:,} is after the end of the run {path}; it has {last:,} steps: give 1 to {last:,}"
+                f"step {step:,} is after the end of the run {path}, which has {last:,} steps; give 1 to {last:,}"
             )
         found = explain_run(path, step)
         if last is None and found["stop"] is None:
