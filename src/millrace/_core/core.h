@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* module.c */
-int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept);
+int core_add_type(PyObject *module, const char *name, size_t size, PyType_Slot *slots, PyTypeObject **kept);
 void core_free(PyObject *object); /* frees an object of a heap type */
 /* Zeros that are reached at random: in large pages where the system has them, since finding small ones takes its time. */
 void *core_table(size_t size);

@@ -133,11 +133,4 @@ static PyType_Slot gather_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec gather_spec = {
-    .name = "millrace._core.Gather",
-    .basicsize = sizeof(Gather),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = gather_slots,
-};
-
-int core_add_gather(PyObject *module) { return core_add_type(module, &gather_spec, &Gather_Type); }
+int core_add_gather(PyObject *module) { return core_add_type(module, "millrace._core.Gather", sizeof(Gather), gather_slots, &Gather_Type); }

@@ -108,13 +108,6 @@ static PyType_Slot map_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec map_spec = {
-    .name = "millrace._core.Map",
-    .basicsize = sizeof(Map),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = map_slots,
-};
-
 static PyObject *map_count(PyObject *module, PyObject *args) {
     (void)module, (void)args;
     return PyLong_FromLongLong(num_maps);
@@ -127,6 +120,6 @@ static PyMethodDef map_functions[] = {
 
 int core_add_map(PyObject *module) {
     if (PyModule_AddFunctions(module, map_functions) < 0) return -1;
-    return core_add_type(module, &map_spec, NULL);
+    return core_add_type(module, "millrace._core.Map", sizeof(Map), map_slots, NULL);
 }
 #endif

@@ -191,11 +191,4 @@ static PyType_Slot program_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec program_spec = {
-    .name = "millrace._core.Program",
-    .basicsize = sizeof(Program),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = program_slots,
-};
-
-int core_add_program(PyObject *module) { return core_add_type(module, &program_spec, &Program_Type); }
+int core_add_program(PyObject *module) { return core_add_type(module, "millrace._core.Program", sizeof(Program), program_slots, &Program_Type); }

@@ -98,14 +98,7 @@ static PyType_Slot ring_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec ring_spec = {
-    .name = "millrace._core.Ring",
-    .basicsize = sizeof(Ring),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = ring_slots,
-};
-
 int core_add_ring(PyObject *module) {
     ring_slots[3].pfunc = core_ring_methods();
-    return core_add_type(module, &ring_spec, NULL);
+    return core_add_type(module, "millrace._core.Ring", sizeof(Ring), ring_slots, NULL);
 }
