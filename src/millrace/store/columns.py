@@ -102,7 +102,7 @@ class ColumnArray:
     def spans(self, starts: Int64s, stops: Int64s) -> list[Array]:
         """Many spans: the reading of all begins before the first is waited for."""
         edges = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        asked = [self._ask(*own) for own in edges]
+        asked = [self._ask(*edge) for edge in edges]
         return [self.span(*edges[k]) if rows is None else self._values(rows) for k, rows in enumerate(asked)]
 
     def _ask(self, start: int, stop: int) -> Array | None:

@@ -221,17 +221,13 @@ class ColumnFile:
         if self._block_bytes == BLOCK_BYTES:
             self._close_block()
         if self._written - self._flushed >= SYNC_AHEAD_BYTES:
-            self._start_writeback()
+            with contextlib.suppress(OSError, AttributeError):  # a hint, so that the disk works meanwhile; fsync counts
+                os.posix_fadvise(self._fd, self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
+            self._flushed = self._written
 
     def _close_block(self) -> None:
         self._hashes.append(self._block.hexdigest())
         self._block, self._block_bytes = xxhash.xxh3_64(), 0
-
-    def _start_writeback(self) -> None:
-        """Lets the disk work while the next rows are made; only a hint, fsync is what counts."""
-        with contextlib.suppress(OSError, AttributeError):
-            os.posix_fadvise(self._fd, self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
-        self._flushed = self._written
 
     def finish(self) -> list[str]:
         if self._pending:

@@ -51,7 +51,9 @@ class Normaliser:
                 array = self.cast(name, value)
                 arrays[name] = array[None] if column.per == "record" else array
                 self._check_shape(name, arrays[name])
-            self._count(lengths, name, len(arrays[name]))
+            axis, rows = self.layout.column_axis(name), len(arrays[name])
+            if axis is not None and lengths.setdefault(axis, rows) != rows:
+                raise ConfigError(f"column {name!r} has {rows} rows in this record, others of {axis!r} {lengths[axis]}")
         return arrays, lengths
 
     def records(self, columns: Mapping[str, Any], offsets: Any) -> tuple[dict[str, Array], dict[str, Int64s]]:
@@ -94,11 +96,6 @@ class Normaliser:
             per = "record" if column.per == "record" else "row"
             found = "a single value" if array.ndim == 0 else f"shape {array.shape[1:]}"
             raise ConfigError(f"column {name!r} got {found} per {per}; expected an array with {column.shape} each")
-
-    def _count(self, lengths: dict[str, int], name: str, rows: int) -> None:
-        axis = self.layout.column_axis(name)
-        if axis is not None and lengths.setdefault(axis, rows) != rows:
-            raise ConfigError(f"column {name!r} has {rows} rows in this record, others of {axis!r} {lengths[axis]}")
 
     def cast(self, name: str, value: Any) -> Array:
         """The value in its storage dtype, refused where it does not fit."""

@@ -22,7 +22,7 @@ from millrace.store import platform
 from millrace.train import data, model_state, run_folder
 from millrace.train.board import Board
 from millrace.train.checkpoint import Checkpoints, State, name_of
-from millrace.train.console import Console, Silent, console_for_python
+from millrace.train.console import Console, console_for_python
 from millrace.train.dist import World, end_world, is_reported_elsewhere, rank_errors, start_world
 from millrace.train.evaluate import evaluate
 from millrace.train.losses import Losses
@@ -44,7 +44,7 @@ from millrace.train.threads import set_threads
 def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0.
 
-    Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Silent()`` prints nothing.
+    Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Console()`` prints nothing.
     """
     console = console_for_python() if console is None else console
     world = start_world(config.train.device, config.train.timeout_s)
@@ -68,7 +68,7 @@ class Trainer:
         self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None
     ) -> None:
         self.config, self.folder, self.world = config, folder, world
-        self._console = console if console is not None and world.is_first else Silent()
+        self._console = console if console is not None and world.is_first else Console()
         begun = run_folder.read_run(folder)
         set_threads(config.train.threads, begun.threads if begun else None)
         if config.train.deterministic:
@@ -217,12 +217,15 @@ class Trainer:
         self._losses.look(self.step, self._saved_step)  # an infinite loss is reported for its own step
         remedy = "set train.micro_batch or a smaller one"
         with memory_for(f"in the evaluation after step {self.step}", remedy, step=self.step):
-            result = evaluate(self.val_view, self.stepper, self._signal, self._note_evaluation)
+            result = evaluate(
+                self.val_view, self.stepper, self._signal,
+                lambda done, of: self._console.note(f"step {self.step:,}: evaluation, batch {done + 1:,}/{of:,}"),
+            )  # fmt: skip
         if result is None:
             return self._signal()
         if result.val_loss is None:
             self._console.say(f"warning: step {self.step:,}: no val_loss, it is not finite: {result.problem}")
-        elif self._is_best(result.val_loss):
+        elif self.world.largest([float(self._best is None or result.val_loss < self._best)])[0]:
             self._best = result.val_loss
             self.save()
             self._saver.note_best(self.step, result.val_loss)
@@ -231,16 +234,9 @@ class Trainer:
             self._console.say(f"step {self.step:,}: {result.line(len(self.val_view))}")
         return 0
 
-    def _note_evaluation(self, done: int, of: int) -> None:
-        self._console.note(f"step {self.step:,}: evaluation, batch {done + 1:,}/{of:,}")
-
     def _signal(self) -> int:
         """The signal that any rank received, the same on all ranks."""
         return int(self.world.largest([float(self._signals.received)])[0])
-
-    def _is_best(self, val_loss: float) -> bool:
-        is_best = self._best is None or val_loss < self._best
-        return bool(self.world.largest([float(is_best)])[0])
 
     def save(self) -> None:
         """Saves model, optimiser, scaler and cursor of this step. Looks at the losses first: NaN is never saved."""

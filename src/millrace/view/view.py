@@ -6,6 +6,7 @@ the shards, ready to be gathered. A view of one's own gives ``__len__``, ``spans
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -138,27 +139,15 @@ class View(ABC):
         return None
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{field.name} {field.dtype}{_shape(field)}" for field in self.fields)
-        sizes = [_num_bytes(field) for field in self.fields]
-        each = "ragged" if None in sizes else f"{sum(size or 0 for size in sizes):,} bytes each"
+        shapes = [", ".join("any" if n is None else str(n) for n in field.shape) for field in self.fields]
+        each_field = zip(self.fields, shapes, strict=True)
+        fields = ", ".join(f"{own.name} {own.dtype}" + (f"({shape})" if shape else "") for own, shape in each_field)
+        is_ragged = any(field.is_text or None in field.shape for field in self.fields)
+        sizes = [math.prod(n or 0 for n in field.shape) * field.dtype.itemsize for field in self.fields]
+        each = "ragged" if is_ragged else f"{sum(sizes):,} bytes each"
         unused = self.unused_rows()
         never = "" if unused is None else f"; {unused:,} rows never delivered"
         return f"<{type(self).__name__}: {len(self):,} samples; {fields}; {each}{never}>"
-
-
-def _shape(field: Field) -> str:
-    return "(" + ", ".join("any" if n is None else str(n) for n in field.shape) + ")" if field.shape else ""
-
-
-def _num_bytes(field: Field) -> int | None:
-    if field.is_text:
-        return None
-    size = field.dtype.itemsize
-    for n in field.shape:
-        if n is None:
-            return None
-        size *= n
-    return size
 
 
 def source(column: Any, field: Field) -> Any:
