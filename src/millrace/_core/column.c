@@ -4,9 +4,6 @@
 #include "core.h"
 
 #include <stdlib.h>
-#ifndef _WIN32
-#include <unistd.h>
-#endif
 
 PyTypeObject *Column_Type;
 

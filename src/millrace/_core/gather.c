@@ -74,8 +74,7 @@ static void copy_rows(const Field *field, const char *from, int64_t rows, char *
 }
 
 static int failed(Problem *problem, int code, const Field *field, int64_t a, int64_t b, int64_t c) {
-    *problem = (Problem){code, field, a, b, c};
-    return code;
+    return (*problem = (Problem){code, field, a, b, c}).code;
 }
 
 static int is_outside(const Field *field, int64_t start, int64_t stop, Problem *problem) {

@@ -6,6 +6,7 @@ Small data needs no files; foreign layouts (foreign.py) are also this, over mapp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,13 +72,9 @@ def array_store(
     return Store(
         layout=layout, counts=counts, shards=ArrayShards(arrays), name_of=lambda shard: shards[shard][0], kind=kind,
         meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path,
-        reopen=reopen or (_rebuild, (layout.columns, shards, options)),
+        reopen=reopen or (partial(array_store, **options), (layout, shards)),
         fingerprint=fingerprint or (lambda: _fingerprint(identity, np.column_stack((own, counts)), arrays)),
     )  # fmt: skip
-
-
-def _rebuild(columns: dict[str, Column], shards: list[tuple[str, list[Array]]], options: dict[str, Any]) -> Store:
-    return array_store(Layout(columns), shards, **options)
 
 
 def _fingerprint(identity: dict[str, Any], shards: Int64s, arrays: list[list[Array]]) -> str:

@@ -10,6 +10,7 @@ import os
 import stat
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,16 +44,12 @@ def read_store(
     if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
         for shard in range(len(table)):
             shards.check(shard)
+    reopen = partial(read_store, safe_read=safe_read), (folder.path, manifest.fingerprint)
     return Store(
         layout=shards.layout, counts=counts, shards=shards, name_of=shards.name, kind=manifest.kind,
         meta=manifest.meta, splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
-        fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint, safe_read)), manifest=manifest,
-        folder=folder,
+        fingerprint=manifest.fingerprint, reopen=reopen, manifest=manifest, folder=folder,
     )  # fmt: skip
-
-
-def _reopen(path: str, snapshot: str, safe_read: bool = False) -> Store:
-    return read_store(path, snapshot, safe_read=safe_read)
 
 
 def read_base(out: Path) -> Base:

@@ -20,11 +20,11 @@ from millrace.native import num_cores
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import strict_json
-from millrace.store.blocks import check_blocks
 from millrace.store.folder import Folder
 from millrace.store.layout import num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
+from millrace.store.shard import check_blocks
 from millrace.store.verify_side_files import Damage, check_side_files, noting
 
 

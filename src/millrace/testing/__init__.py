@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millrace.testing.compare import assert_same_store, tree_digest
-    from millrace.testing.disk import NotPossibleHere, small_disk
-    from millrace.testing.faults import Fault, count_steps, iofault, run_forked, stopped
+    from millrace.testing.faults import Fault, NotPossibleHere, count_steps, iofault, run_forked, small_disk, stopped
     from millrace.testing.kill import kill_loop
     from millrace.testing.leaks import expect_no_leaks
     from millrace.testing.tiny import tiny_records, tiny_series, tiny_store, tiny_text
@@ -24,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module in ("compare", "disk", "faults", "kill", "leaks", "tiny") if name in __all__ else ():
+    for module in ("compare", "faults", "kill", "leaks", "tiny") if name in __all__ else ():
         found = import_module(f"millrace.testing.{module}")
         if hasattr(found, name):
             return getattr(found, name)

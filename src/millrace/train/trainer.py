@@ -20,13 +20,12 @@ from millrace.errors import MillraceError
 from millrace.feed.feed import Feed
 from millrace.store import platform
 from millrace.train import data, model_state, run_folder
-from millrace.train.board import Board
 from millrace.train.checkpoint import Checkpoints, State, name_of
 from millrace.train.console import Console, console_for_python
 from millrace.train.dist import World, end_world, is_reported_elsewhere, rank_errors, start_world
 from millrace.train.evaluate import evaluate
 from millrace.train.losses import Losses
-from millrace.train.metrics import Metrics
+from millrace.train.metrics import Board, Metrics
 from millrace.train.optimizers import build_optimizer
 from millrace.train.out_of_memory import memory_for
 from millrace.train.pace import Pace, memory_by_part
@@ -35,7 +34,7 @@ from millrace.train.precision import Precision
 from millrace.train.saver import Saver
 from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
-from millrace.train.signals import Signals
+from millrace.train.signals import Signals, catch
 from millrace.train.start_checks import check_batch_memory, start_warnings
 from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
@@ -150,7 +149,7 @@ class Trainer:
         self._introduce()
         last, pace = self.config.train.max_steps, self._pace
         saved_at = time.monotonic()
-        with self.feed, self._signals:
+        with self.feed, catch(self._signals.note):
             stopped_by = self.evaluate() if self._owes_evaluation() else 0
             batches: Any = iter(self.feed) if self.step < last and not stopped_by else iter(())
             pace.restart()
