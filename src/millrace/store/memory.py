@@ -68,7 +68,13 @@ def array_store(
     own = split_of if split_of is not None else [0] * len(shards)
     columns = {name: repr(column) for name, column in layout.columns.items()}
     identity = {"version": VERSION, "kind": kind, "columns": columns, "splits": list(splits), "cuts": repr(cuts)}
-    options = {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts}
+    options: dict[str, Any] = {
+        "kind": kind,
+        "meta": dict(meta or {}),
+        "splits": splits,
+        "split_of": split_of,
+        "cuts": cuts,
+    }
     return Store(
         layout=layout, counts=counts, shards=ArrayShards(arrays), name_of=lambda shard: shards[shard][0], kind=kind,
         meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path,

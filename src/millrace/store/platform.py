@@ -32,8 +32,8 @@ O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 O_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 REMOVERS = 4  # threads
 HAS_DIR_FD = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
-# A map from mmap.mmap holds a descriptor before Python 3.13; ours and the newer ones hold none.
 HAS_CORE = hasattr(_core, "Map")  # a folder of C sources alone is not the core
+# A map from mmap.mmap holds a descriptor before Python 3.13; ours and the newer ones hold none.
 MAPS_HOLD_DESCRIPTORS = not HAS_CORE and sys.version_info < (3, 13)
 
 _seek_lock = threading.Lock()
@@ -83,33 +83,25 @@ def write(fd: int, data: memoryview | bytes, path: str | Path) -> None:
     """Writes all of ``data`` with write(2): a full disk is then an error, where through a map it is a SIGBUS."""
     _step("write", path)
     view = memoryview(data).cast("B")
-    with _named(path):
-        while len(view):
-            try:
-                view = view[os.write(fd, view) :]
-            except OSError as error:
-                error.offset = os.lseek(fd, 0, os.SEEK_CUR)  # type: ignore[attr-defined]
-                raise
+    while len(view):
+        try:
+            view = view[os.write(fd, view) :]
+        except OSError as error:
+            error.filename = str(path)  # the call knows only a descriptor
+            error.offset = os.lseek(fd, 0, os.SEEK_CUR)  # type: ignore[attr-defined]
+            raise
 
 
 def sync(fd: int, path: str | Path) -> None:
     _step("fsync", path)
-    with _named(path):
-        os.fsync(fd)
-
-
-@contextlib.contextmanager
-def _named(path: str | Path) -> Iterator[None]:
-    """Calls that take a descriptor know no path: their errors get it here."""
     try:
-        yield
+        os.fsync(fd)
     except OSError as error:
-        error.filename = str(path)
+        error.filename = str(path)  # the call knows only a descriptor
         raise
 
 
 def truncate(path: str | Path) -> None:
-    """Gives back the room of a file that is read no more; its name stays."""
     _step("truncate", path)
     os.truncate(path, 0)
 

@@ -160,7 +160,8 @@ class Trainer:
                     batch = self.precision.to_device(next(batches))
                 pace.wait_ends(batch, batches.behind_s)
                 self._losses.add(*self.stepper.step(batch, self.step))
-                received, is_due = self.world.largest([float(self._signals.received), self._minutes_due(saved_at)])
+                is_late = 0 < 60 * self.config.checkpoint.every_minutes <= time.monotonic() - saved_at
+                received, is_due = self.world.largest([float(self._signals.received), float(is_late)])
                 stopped_by = int(received)
                 self._report_step()
                 saves = bool(is_due or stopped_by or self._every(self.config.checkpoint.every) or self.step == last)
@@ -175,11 +176,6 @@ class Trainer:
                         stopped_by = self.evaluate()
             self._finish(stopped_by)
         return stopped_by
-
-    def _minutes_due(self, saved_at: float) -> float:
-        """1.0 if a checkpoint is due by the clock."""
-        minutes = self.config.checkpoint.every_minutes
-        return float(bool(minutes) and time.monotonic() - saved_at >= 60 * minutes)
 
     def _every(self, steps: int) -> bool:
         return bool(steps) and self.step % steps == 0

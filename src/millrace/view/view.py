@@ -18,7 +18,7 @@ from millrace.errors import ConfigError, did_you_mean
 from millrace.gather.gather import Field, Located, Sources
 from millrace.identity import canonical, digest
 from millrace.lazy import cached_property
-from millrace.ragged import Int64s, Spans
+from millrace.ragged import Int64s, Spans, as_indices
 
 # What is delivered for what is stored: frameworks compute in these. Everything else stays as it is.
 _WIDER = {"uint16": "int64", "uint32": "int64", "float16": "float32", "bfloat16": "float32", "dictionary": "int32"}
@@ -121,18 +121,7 @@ class View(ABC):
 
     def _checked(self, samples: npt.ArrayLike) -> Int64s:
         """Sample numbers as int64, negative ones from the end, refused outside the view."""
-        array, length = np.asarray(samples), len(self)
-        if array.shape == (0,):
-            return np.zeros(0, np.int64)  # an empty list has no type of its own
-        if array.dtype.kind not in "iu" or array.ndim != 1:
-            raise IndexError(
-                f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers (Subset takes masks)"
-            )
-        low, high = int(array.min()), int(array.max())  # before the cast, which wraps large uint64
-        if low < -length or high >= length:
-            raise IndexError(f"sample {low if low < -length else high} is out of range; the view has {length}")
-        array = array.astype(np.int64)
-        return np.where(array < 0, array + length, array) if low < 0 else array
+        return as_indices(samples, len(self), "sample", "the view", "1-D integers (Subset takes masks)")
 
     def unused_rows(self) -> int | None:
         """Rows of the store (or of its split) that no sample covers; None where the view does not know."""
