@@ -120,9 +120,12 @@ PyObject *core_raise_kept(PyObject **place) {
 }
 
 static int core_exec(PyObject *module) {
-    int (*const add[])(PyObject *) = {core_add_map,   core_add_permute, core_add_column, core_add_order,  core_add_gather,
-                                      core_add_program, core_add_table, core_add_text,   core_add_tokens, core_add_clean,
-                                      core_add_hashes, core_add_bpe,    core_add_repeats, core_add_ring};
+    PyMethodDef *const functions[] = {core_permute_functions, core_order_functions, core_table_functions, core_text_functions,
+                                      core_tokens_functions,  core_clean_functions, core_hashes_functions};
+    int (*const add[])(PyObject *) = {core_add_map,     core_add_column, core_add_gather, core_add_program,
+                                      core_add_bpe,     core_add_repeats, core_add_ring};
+    for (size_t k = 0; k < sizeof functions / sizeof *functions; k++)
+        if (PyModule_AddFunctions(module, functions[k]) < 0) return -1;
     for (size_t k = 0; k < sizeof add / sizeof *add; k++)
         if (add[k](module) < 0) return -1;
     return 0;

@@ -90,12 +90,10 @@ static PyObject *samples_at(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef order_methods[] = {
+PyMethodDef core_order_functions[] = {
     {"samples", samples_at, METH_VARARGS, "samples(plan, positions, out): the sample at each position of an order."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_order(PyObject *module) { return PyModule_AddFunctions(module, order_methods); }
 
 /* ("sequential", n) | ("shuffled", n, seed) | ("block_shuffled", n, seed, block, window) */
 int core_order_init(Order *order, PyObject *plan) {
