@@ -14,7 +14,6 @@ EXAMPLE = "millrace info prices/"
 KINDS = {"series": "series (a table)"}
 NOUNS = {"text": ("document", "token"), "series": ("entity", "row")}
 # Keys of meta that the sentences above the tables already say.
-# Keys of meta that the sentences above the tables already say.
 SAID = ("features", "target", "entity", "time", "cut_times", "report", "layout", "static_scaling")
 
 

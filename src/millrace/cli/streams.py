@@ -36,15 +36,13 @@ class _Output(io.FileIO):
             raise OutputFailed(why) from error
 
 
-class _Notes(io.FileIO):
+class _Notes(_Output):
     """Standard error: what cannot be written is dropped."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError as error:
-            raise ReaderGone("the reader of the output has gone") from error
-        except OSError:
+        except OutputFailed:
             return memoryview(data).nbytes
 
 
