@@ -6,7 +6,7 @@ import numpy as np
 
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.sources import Survey
-from millrace.prepare.table.write.shards import layout_columns, needs_mask
+from millrace.prepare.table.write.shards import layout_columns
 
 CELL_BYTES = 8  # of a number in a CSV file with its separator, about
 EXPANSION = 4  # of compressed CSV files, about
@@ -15,7 +15,7 @@ EXPANSION = 4  # of compressed CSV files, about
 def estimate(found: Survey, options: TableOptions) -> tuple[int, int]:
     """Bytes of disk that are likely needed, and that are needed for certain: every row as it was read, and as it is stored."""
     schema, role = found.schema, found.schema.role
-    columns = layout_columns(options, schema, has_mask=needs_mask(options, schema))
+    columns = layout_columns(options, schema)
     stored = sum(column.item_bytes for column in columns.values() if column.axis is not None)
     read = np.dtype(schema.raw_dtype).itemsize * len(role.features) + 8 + 4 * len(role.categorical)
     used = [found.sources[number] for number in sorted({unit.source for part in found.parts for unit in part})]

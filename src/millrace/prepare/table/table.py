@@ -24,8 +24,7 @@ from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.read.parts import finished_part, part_tasks
 from millrace.prepare.table.read.sources import Inputs, find_tables, survey
-from millrace.prepare.table.recipe import read_run
-from millrace.prepare.table.report import TableReport
+from millrace.prepare.table.report import TableReport, read_run
 from millrace.prepare.table.settle.clean import grid_step, local_times
 from millrace.prepare.table.settle.index import Index, build_index
 from millrace.prepare.table.settle.index_files import close_index, save_index
@@ -163,7 +162,7 @@ class Table(Kind):
         self._index = train_first(index, self._fitted, schema.role)
         if self._index.categories != index.categories:
             save_index(self._folder, self._index)
-        self.columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
+        self.columns = shards.layout_columns(options, schema)
         numbers = self._index.static[:, : len(schema.role.static)]
         static, self._static_scaling = scale_static(numbers, self._fitted.is_train, options.scale)
         self._tasks = shard_tasks(

@@ -135,8 +135,7 @@ class Reader:
                     first += len(batch)
 
     def _file_columns(self, source: TableSource) -> list[str]:
-        in_path = {name for name, _ in source.partition}
-        return [name for name in self._schema.role.needed if name not in in_path]
+        return [name for name in self._schema.role.needed if name not in dict(source.partition)]
 
     def _csv_type(self, name: str) -> Any:
         """Numbers are read as floats: a column that begins with whole numbers may go on with others."""
@@ -168,8 +167,7 @@ class Reader:
         if self._options.where:
             before = len(table)
             schema = without_null_types(table.schema, self._types)
-            types = {field.name: field.type for field in schema}
-            table = table.cast(schema).filter(expression(self._options.where, types))
+            table = table.cast(schema).filter(expression(self._options.where, {f.name: f.type for f in schema}))
             self.dropped["where"] += before - len(table)
         return table
 
@@ -239,15 +237,12 @@ class Reader:
         is_wrong = times.is_null().to_numpy(False) & texts.is_valid().to_numpy(False)
         row = int(np.flatnonzero(is_wrong)[0])
         if self._options.on_error == "stop":
-            where = (
-                self._row_name("line", first + row + 2)
-                if source.format == "csv"
-                else self._row_name("row", first + row)
-            )
+            place = ("line", first + row + 2) if source.format == "csv" else ("row", first + row)
+            where = f"{source.file.path!r}{self._row_name(*place)}"
             others = guess_formats([text for text in texts.to_pylist() if text])
             also = f"give --time-format {others[0]!r}, which fits all times read so far" if others else "fix it"
             raise SourceError(
-                f"{source.file.path!r}{where}: --time {name!r} holds {texts[row].as_py()[:80]!r}, which is not in --time-format "
+                f"{where}: --time {name!r} holds {texts[row].as_py()[:80]!r}, which is not in --time-format "
                 f"{form!r}; {also}, or drop such rows with --on-error skip", source=source.file.path, row=first + row,
             )  # fmt: skip
         if first == 0:

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import xxhash
 
 from millrace.errors import SourceError
 from millrace.native import core
@@ -70,7 +69,6 @@ class PartDone(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
     digests: dict[str, str]  # of its files: a damaged part is made again
     boot: str | None = None  # parts are not synced: a part of an earlier start of the machine is made again
-    seal: str = ""  # a digest of all of the above
 
 
 class PartNames(msgspec.Struct, frozen=True):
@@ -86,13 +84,9 @@ def prepare_part(task: PartTask) -> PartDone:
 
     def make(folder: Path) -> PartDone:
         with contextlib.closing(PartMaker(task, folder)) as maker:
-            return with_seal(maker.run())
+            return maker.run()
 
     return make_part(task.folder, task.key, PartDone, make, durable=IS_DURABLE)
-
-
-def with_seal(done: PartDone) -> PartDone:
-    return msgspec.structs.replace(done, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(done)))
 
 
 def turn_columns_numpy(columns: list[Array], rows: Array) -> bool:
@@ -149,13 +143,13 @@ class PartMaker:
         for file in self._files.values():
             file.finish()
         runs = np.concatenate(self._runs) if self._runs else np.zeros(0, run_dtype(self._task.schema.time_dtype))
-        _write(self._folder / "runs.bin", runs.tobytes())
         names = PartNames(
             tuple(self._entities),
             {name: tuple(known) for name, known in self._labels.items()},
             tuple(map(tuple, self._static)),
         )
-        _write(self._folder / "names.json", msgspec.json.encode(names))
+        for name, data in (("runs.bin", runs.tobytes()), ("names.json", msgspec.json.encode(names))):
+            platform.write_file(self._folder / name, data, mode=0o644, durable=IS_DURABLE)
         paths = sorted(self._folder.iterdir())
         return PartDone(
             self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
@@ -194,7 +188,7 @@ class PartMaker:
         categorical = np.stack(labels, axis=1) if labels else np.zeros((len(time), 0), np.int32)
         self._unlabelled += (categorical < 0).sum(axis=0)
         static = [np.concatenate([chunk.numbers(name) for chunk, _ in self._pending]) for name in self._role.static]
-        static += [_with_nan(self._codes(name)) for name in self._role.static_categorical]
+        static += [np.where((c := self._codes(name)) < 0, np.nan, c) for name in self._role.static_categorical]
         is_missing = self._write_values(order)
         if order is not None:
             self._sorted += len(order)
@@ -281,10 +275,6 @@ class PartMaker:
                 self._static[entity][k] = value
 
 
-def _with_nan(codes: Array) -> Array:
-    return np.where(codes < 0, np.nan, codes.astype(np.float64))
-
-
 def _order(codes: Array, time: Array) -> tuple[Int64s | None, Int64s]:
     """The order by entity and time, None where rows are in order already; and the start of each entity in it."""
     changes = np.flatnonzero(codes[1:] != codes[:-1]) + 1
@@ -296,7 +286,3 @@ def _order(codes: Array, time: Array) -> tuple[Int64s | None, Int64s]:
     order = np.lexsort((time, codes))  # stable: rows of one time stay in the order of the source
     taken = codes[order]
     return order, np.concatenate(([0], np.flatnonzero(taken[1:] != taken[:-1]) + 1))
-
-
-def _write(path: Path, data: bytes) -> None:
-    platform.write_file(path, data, mode=0o644, durable=IS_DURABLE)

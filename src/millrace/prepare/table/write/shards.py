@@ -58,14 +58,14 @@ class ShardTask(msgspec.Struct, frozen=True):
         return f"shard {self.split}-{self.number:05d} ({self.entities[0].name!r} to {self.entities[-1].name!r})"
 
 
-def layout_columns(options: TableOptions, schema: Schema, *, has_mask: bool) -> dict[str, Column]:
+def layout_columns(options: TableOptions, schema: Schema) -> dict[str, Column]:
     """The columns of the store, rows first."""
     role = schema.role
     columns = {
         "values": Column(options.dtype, (len(role.features) + 2 * len(options.calendar),)),
         "time": Column(schema.time_dtype),
     }
-    if has_mask:
+    if options.freq is not None or any(options.policy(name)[0] == "mask" for name in role.features):
         columns["mask"] = Column("uint8", columns["values"].shape)
     if role.categorical:
         columns["categorical"] = Column("int32", (len(role.categorical),))
@@ -79,10 +79,6 @@ def layout_columns(options: TableOptions, schema: Schema, *, has_mask: bool) -> 
     if options.per_entity:
         columns["scaling"] = Column("float64", (2, *columns["values"].shape), per="record")
     return columns
-
-
-def needs_mask(options: TableOptions, schema: Schema) -> bool:
-    return options.freq is not None or any(options.policy(name)[0] == "mask" for name in schema.role.features)
 
 
 def cut_shards(rows: Int64s, row_bytes: int, limit: int) -> list[tuple[int, int]]:
