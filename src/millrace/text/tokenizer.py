@@ -78,11 +78,8 @@ class Tokenizer(ABC):
 
     def _encode_long(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """The same ids as ``encode_documents``, by sections."""
-        return join_ids([self._encode_one(document) for document in documents])
-
-    def _encode_one(self, document: bytes) -> tuple[Array, Int64s]:
-        ids = np.concatenate([section.ids for section in self.encode_sections(document)])
-        return ids, np.array([len(ids)], np.int64)
+        each = [np.concatenate([part.ids for part in self.encode_sections(document)]) for document in documents]
+        return np.concatenate(each), np.array(list(map(len, each)), np.int64)
 
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
         """The bytes [start, stop) of a document that each of its ids stands for."""

@@ -22,7 +22,7 @@ from typing import Any
 from millrace import errors
 from millrace.errors import MillraceError, SourceError, StoreError
 from millrace.prepare.engines import listening
-from millrace.prepare.engines.engine import Engine, Function, Moved, check_count, run_here
+from millrace.prepare.engines.engine import Engine, Function, Moved
 from millrace.prepare.engines.spawning import quiet_start
 
 RETRIES = 2
@@ -67,16 +67,17 @@ class Workers(Engine):
     """
 
     def __init__(self, count: int, stall_s: float = 0) -> None:
-        self._count, self._stall_s = check_count(count), stall_s
+        super().__init__(count)
+        self._stall_s = stall_s
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
 
     def start(self, function: Function, num_tasks: int, *, apart: bool = False) -> bool:
         """As ``Engine.start``; later runs get no more workers either: to start one costs more than a small task."""
         self._count = max(1, min(self._count, num_tasks))
-        return self._start(function, num_tasks, apart)
+        return self._begin(function, num_tasks, apart)
 
-    def _start(self, function: Function, num_tasks: int, apart: bool) -> bool:
+    def _begin(self, function: Function, num_tasks: int, apart: bool) -> bool:
         if num_tasks == 0 or (not apart and min(self._count, num_tasks) == 1):
             return False
         while len(self._workers) < min(self._count, num_tasks):
@@ -87,24 +88,6 @@ class Workers(Engine):
         for worker in self._workers:
             with contextlib.suppress(OSError):  # it has died: the next task finds out
                 worker.pipe.send((function, task, False))
-
-    def run(
-        self,
-        function: Function,
-        tasks: Sequence[Any],
-        *,
-        apart: bool = False,
-        moved: Moved | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Iterator[tuple[int, Any]]:
-        if not self._start(function, len(tasks), apart):
-            yield from run_here(function, tasks, moved, meanwhile)
-            return
-        try:
-            yield from self._run(function, tasks, moved or (lambda number, counts: None), meanwhile)
-        except BaseException:
-            self.close()  # nobody waits for the other tasks
-            raise
 
     def _run(
         self, function: Function, tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None

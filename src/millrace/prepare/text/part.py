@@ -11,12 +11,12 @@ import numpy as np
 
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
-from millrace.prepare.parts import make_part, part_folder
-from millrace.prepare.spill import Spill, file_hash, mapped
+from millrace.prepare.parts import make_part
+from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.clean.cut_documents import CutDocument
 from millrace.prepare.text.clean.masks import end_counts, hash_masked, token_mask
-from millrace.prepare.text.dedup.known_hashes import KnownHashes
 from millrace.prepare.text.dedup.lines import HASH_BYTES, RepeatedLines
+from millrace.prepare.text.dedup.repeats import KnownHashes
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part_files import file_of
 from millrace.prepare.text.read.reader import DocumentReader
@@ -73,18 +73,6 @@ def prepare_part(task: PartTask) -> PartDone:
             return maker.run()
 
     return make_part(task.folder, task.key, PartDone, make)
-
-
-def is_intact(folder: str | Path, done: PartDone) -> bool:
-    """Whether the files of a part hold what was written; files that were reclaimed are empty."""
-    place = part_folder(folder, done.key)
-    paths = [(place / name, expected) for name, expected in done.hashes.items()]
-    return all(not path.stat().st_size or file_hash(path) == expected for path, expected in paths)
-
-
-def renumber(done: PartDone, part: Part) -> PartDone:
-    """A finished part with its number in this run."""
-    return msgspec.structs.replace(done, number=part.number, first_source=part.first_source)
 
 
 class PartMaker:
