@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -56,16 +57,15 @@ class Spill:
             platform.write(self._fd, bytes(self._waiting), self._path)
             self._waiting.clear()
 
-    def revise(self, start: int, stop: int, dtype: np.dtype[Any], change: Callable[[Array, int], None]) -> None:
-        """Changes items [start, stop) that were written, by ``change(items, number of the first)``, some at a time."""
+    def revise(self, start: int, stop: int, dtype: np.dtype[Any], values: Callable[[int, int], Any]) -> None:
+        """Replaces items [start, stop) that were written, some at a time, by ``values(number of the first, count)``."""
         self._flush()
         self._is_revised = True
         with open(self._path, "r+b", buffering=0) as file:
             for first in range(start, stop, REVISED):
-                file.seek(first * dtype.itemsize)
                 count = min(stop, first + REVISED) - first
-                items = np.frombuffer(bytearray(file.read(count * dtype.itemsize)), dtype)
-                change(items, first)
+                items = np.empty(count, dtype)
+                items[:] = values(first, count)
                 file.seek(first * dtype.itemsize)
                 platform.write(file.fileno(), items.data, self._path)
 
@@ -84,11 +84,8 @@ class Spill:
 
 def file_hash(path: Path) -> str:
     """The hash of a file, as ``Spill.hash``."""
-    found = xxhash.xxh3_64()
     with open(path, "rb") as file:
-        while block := file.read(BUFFER_BYTES):
-            found.update(block)
-    return found.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
 
 def mapped(path: Path, dtype: Any) -> Array:

@@ -23,14 +23,13 @@ from millrace.prepare.split_forms import TABLE_FORMS, expand_split
 from millrace.prepare.table.options import READING, TableOptions, make_options
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.read.parts import finished_part, part_tasks
-from millrace.prepare.table.read.sources import Inputs, find_tables, survey
+from millrace.prepare.table.read.sources import Inputs, Survey, find_tables, survey
 from millrace.prepare.table.report import TableReport, read_run
 from millrace.prepare.table.settle.clean import grid_step, local_times
 from millrace.prepare.table.settle.index import Index, build_index
 from millrace.prepare.table.settle.index_files import close_index, save_index
 from millrace.prepare.table.settle.measure import Fitted, Measuring, scale_static, train_first
 from millrace.prepare.table.settle.splits import check_splits
-from millrace.prepare.table.space import estimate
 from millrace.prepare.table.write import shards
 from millrace.prepare.table.write.assemble import make_meta, make_report, shard_tasks, split_rows
 from millrace.store import platform
@@ -38,6 +37,8 @@ from millrace.store.manifest import Cuts
 
 SCRATCH = ("index", "fit")
 PLAN_VERSION = 1
+CELL_BYTES = 8  # of a number in a CSV file with its separator, about
+EXPANSION = 4  # of compressed CSV files, about
 
 
 @in_python(TableOptions, refit=False)
@@ -207,3 +208,20 @@ class Table(Kind):
 
     def close(self) -> None:
         close_index()
+
+
+def estimate(found: Survey, options: TableOptions) -> tuple[int, int]:
+    """Bytes of disk that are likely needed, and that are needed for certain: every row as it was read, and as it is stored."""
+    schema, role = found.schema, found.schema.role
+    columns = shards.layout_columns(options, schema)
+    stored = sum(column.item_bytes for column in columns.values() if column.axis is not None)
+    read = np.dtype(schema.raw_dtype).itemsize * len(role.features) + 8 + 4 * len(role.categorical)
+    used = [found.sources[number] for number in sorted({unit.source for part in found.parts for unit in part})]
+    texts = [source.file for source in used if source.format == "csv"]
+    text = sum(file.size * (EXPANSION if file.path.lower().endswith((".gz", ".zst")) else 1) for file in texts)
+    likely = (found.num_rows + text // (CELL_BYTES * len(role.needed))) * (read + stored)
+    keeps_all = (
+        not options.where and options.transform is None and options.on_error == "stop" and options.min_rows == 1
+        and options.duplicates == "error" and not any(options.policy(name)[0] == "drop" for name in role.features)
+    )  # fmt: skip
+    return likely, found.num_rows * (read + stored) if keeps_all else 0

@@ -18,7 +18,6 @@ from millrace.prepare.text.clean.masks import end_counts, hash_masked, token_mas
 from millrace.prepare.text.dedup.lines import HASH_BYTES, RepeatedLines
 from millrace.prepare.text.dedup.repeats import KnownHashes
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.part_files import file_of
 from millrace.prepare.text.read.reader import DocumentReader
 from millrace.prepare.text.read.sources import Part, SliceId, Source, slice_id
 from millrace.prepare.text.tokens.worker_tokenizer import tokenizer_of
@@ -152,7 +151,7 @@ class PartMaker:
     def _finish_cut(self) -> None:
         if self._cut is not None:
             signatures = self._spill("signatures.bin") if self._options.dedup == "near" else None
-            columns = self._spill(file_of("hash")), self._spill(file_of("goes_on"))
+            columns = self._spill("hash.bin"), self._spill("goes_on.bin")
             self._num_pieces += self._cut.finish(self._num_documents, *columns, signatures)
             self._cut = None
 
@@ -212,14 +211,14 @@ class PartMaker:
     def _store_columns(self, number: int, documents: Documents, hashes: bytes, lengths: Int64s) -> None:
         """Stores everything but tokens and masks."""
         num_bytes, characters = measure(documents)
-        self._spill(file_of("hash")).write_bytes(hashes)
-        self._spill(file_of("source")).write(np.full(len(documents), number - self._task.part.first_source, "<i4"))
-        self._spill(file_of("offset")).write(documents.offsets.astype("<i8", copy=False))
-        self._spill(file_of("length")).write(lengths)
+        self._spill("hash.bin").write_bytes(hashes)
+        self._spill("source.bin").write(np.full(len(documents), number - self._task.part.first_source, "<i4"))
+        self._spill("offset.bin").write(documents.offsets.astype("<i8", copy=False))
+        self._spill("length.bin").write(lengths)
         if self._options.dedups_documents:
-            self._spill(file_of("size")).write(np.column_stack((num_bytes, characters)))
+            self._spill("size.bin").write(np.column_stack((num_bytes, characters)))
         if self._options.cuts_documents:
-            self._spill(file_of("goes_on")).write(np.zeros(len(documents), bool))
+            self._spill("goes_on.bin").write(np.zeros(len(documents), bool))
         self._num_documents += len(documents)
         self._num_tokens += int(lengths.sum())
         self._num_characters += int(characters.sum())

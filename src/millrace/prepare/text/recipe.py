@@ -25,10 +25,8 @@ from millrace.text.load import tokenizer_by_name
 # An append must have the first. The second are defaults for it: its files may name their fields otherwise.
 FIXED = ("document", "html", "normalize", "min_chars", "filter", "dedup", "dedup_unit", "val", "test", "val_tail")
 TAKEN = ("format", "text_field", "mask_field")
-CUT = (
-    "max_document",
-    "long_documents",
-)  # fixed if documents were cut, or if some that the store has whole would now be cut
+# These are fixed if documents were cut, or if some that the store has whole would now be cut.
+CUT = ("max_document", "long_documents")
 OPTIONS, NAMES, FILTER = "options", "names", "filter source"  # in the meta of a manifest
 FROM_ROOT = "from root"  # sources are named from the folder that they share; in earlier versions, as they were given
 

@@ -29,7 +29,7 @@ from millrace.prepare.text.parts import find_part, finished_slices, part_tasks, 
 from millrace.prepare.text.plan import allow_changes, part_plan, store_plan
 from millrace.prepare.text.read.headers import check_headers
 from millrace.prepare.text.read.names import names_in_store
-from millrace.prepare.text.read.sources import STDIN, cut_parts, find_sources
+from millrace.prepare.text.read.sources import STDIN, Source, cut_parts, find_sources
 from millrace.prepare.text.read.spool import read_through, spool
 from millrace.prepare.text.recipe import changed_filter, options_for_meta, options_of_append, read_runs
 from millrace.prepare.text.report import Tally, TextReport, add_reports, existing_report, summary
@@ -38,7 +38,6 @@ from millrace.prepare.text.shards.assignment import SPLITS, Assignment
 from millrace.prepare.text.shards.columns import store_columns
 from millrace.prepare.text.shards.quarantine import Quarantine
 from millrace.prepare.text.shards.reclaim import Reclaim
-from millrace.prepare.text.space import estimate
 from millrace.prepare.text.tokens.vocabulary import (
     SEAL,
     check_encoder,
@@ -56,6 +55,10 @@ SCRATCH = (
     *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", SEAL),
     *("merges.bin", "names.bin", "name_ends.bin", "alone"),
 )
+IN_HAND = 4  # shards that are written while their parts are still there
+EXPANSION = 3  # of a compressed file, about
+TOKEN_BYTES = 3  # of text for a token of a vocabulary, at least on most corpora
+LINE_BYTES = 50  # of text in a line, about; 16 bytes of hash are kept of each, in three places
 
 
 @in_python(ReadOptions, ShardOptions)
@@ -138,11 +141,8 @@ class Text(Kind):
         if not found:
             return Earlier(None, {}, None)
         made, fingerprint = found[line], found[line].get("fingerprint")
-        return Earlier(
-            fingerprint,
-            made.get("plan") or {},
-            existing_report(self._run.out, fingerprint or "", made.get("report", {})),
-        )
+        report = existing_report(self._run.out, fingerprint or "", made.get("report", {}))
+        return Earlier(fingerprint, made.get("plan") or {}, report)
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
         return differences(store_plan(plan), store_plan(self.plan))
@@ -267,3 +267,24 @@ class Text(Kind):
         if quarantine:
             files[QUARANTINE] = quarantine.blocks()
         return Product(fields, report, {}, provenance, files)
+
+
+def estimate(
+    sources: Sequence[Source], tokenizer: Tokenizer, options: ReadOptions, cutting: ShardOptions
+) -> tuple[int, int]:
+    """Bytes of disk that are likely needed, and bytes that are needed for certain."""
+    text = sum(source.size * (EXPANSION if source.compression else 1) for source in sources)
+    each = 1 if tokenizer.kind in ("bytes", "char") else TOKEN_BYTES
+    size = tokenizer.dtype.itemsize + (options.mask_field is not None)
+    likely = text * size // each
+    # Some tokens lie on disk twice: those of shards in hand, and of shards made of many parts.
+    likely += min(likely, IN_HAND * cutting.shard_tokens * size + int(likely * (cutting.val + cutting.test)))
+    if options.dedup_unit == "line":
+        likely += text // LINE_BYTES * 16 * 3
+    # Certain are only bytes that nothing can drop: whole files, neither cleaned, compared nor filtered.
+    keeps_all = not options.normalize and options.dedup == "none" and options.filter is None and options.min_chars <= 1
+    if tokenizer.kind != "bytes" or not keeps_all or options.on_error == "skip":
+        return likely, 0
+    kept = (source for source in sources if source.document == "file" and not source.is_page)
+    whole = sum(source.size for source in kept if source.compression is None)
+    return likely, whole * size

@@ -13,8 +13,8 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import TableOptions
-from millrace.prepare.table.read.arrays import as_texts, encode_texts, flatten, is_alike, null_rows, without_empty_texts
-from millrace.prepare.table.read.arrow_types import logical, type_of, without_null_types
+from millrace.prepare.table.read import arrow_types
+from millrace.prepare.table.read.arrow_types import as_texts, encode_texts, flatten, logical, null_rows, type_of
 from millrace.prepare.table.read.csv_files import misfit_error, open_csv
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
@@ -116,7 +116,7 @@ class Reader:
             types = None if wanted is None else {name: self._csv_type(name) for name in wanted}
             with open_csv(source, types) as reader:
                 for batch in reader:
-                    yield first, without_empty_texts(pyarrow.Table.from_batches([batch]))
+                    yield first, arrow_types.without_empty_texts(pyarrow.Table.from_batches([batch]))
                     first += len(batch)
             return
         from pyarrow import parquet
@@ -166,7 +166,7 @@ class Reader:
             table = self._transformed(source, table)
         if self._options.where:
             before = len(table)
-            schema = without_null_types(table.schema, self._types)
+            schema = arrow_types.without_null_types(table.schema, self._types)
             table = table.cast(schema).filter(expression(self._options.where, {f.name: f.type for f in schema}))
             self.dropped["where"] += before - len(table)
         return table
@@ -188,7 +188,7 @@ class Reader:
                     f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
                 )
             kind, expected = logical(result.schema.field(name).type), self._types[name]
-            if not is_alike(kind, expected):
+            if not arrow_types.is_alike(kind, expected):
                 raise ConfigError(
                     f"--transform gave column {name!r} as {kind}, but {expected} for a table without rows "
                     f"(on {source.file.path!r}); it must always give one type"

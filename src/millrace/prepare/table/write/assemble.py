@@ -63,15 +63,6 @@ def shard_tasks(
     return tasks
 
 
-def missing_labels(survey: Survey, index: Index, done: Sequence[PartDone]) -> dict[str, int]:
-    """Rows without a category, and entities without a static value, by column; columns without any are left out."""
-    role = survey.schema.role
-    rows: Any = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64).tolist()
-    entities: list[int] = (~np.isfinite(index.static)).sum(axis=0).tolist()
-    names = (*role.categorical, *role.static, *role.static_categorical)
-    return {name: int(count) for name, count in zip(names, (*rows, *entities), strict=True) if count}
-
-
 def make_report(
     options: TableOptions,
     survey: Survey,
@@ -114,6 +105,10 @@ def make_report(
         notes.append(
             f"{fitted.borrowed} entities have a feature with fewer than 2 train values: scaled there as all are"
         )
+    role = survey.schema.role
+    labels = (*role.categorical, *role.static, *role.static_categorical)
+    unlabelled = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64)
+    missing = np.concatenate((unlabelled, (~np.isfinite(index.static)).sum(axis=0)))
     return {
         "entities": int((fitted.rows > 0).sum()),
         "rows": split_rows(options, fitted),
@@ -121,7 +116,7 @@ def make_report(
         "rows_sorted": sum(part.rows_sorted for part in done),
         "dropped": dict(sorted(dropped.items())),
         "columns": described,
-        "missing": missing_labels(survey, index, done),
+        "missing": {name: int(count) for name, count in zip(labels, missing, strict=True) if count},
         "shards": num_shards,
         "bytes": int(fitted.rows.sum()) * row_bytes,
         "notes": notes,
