@@ -1,7 +1,6 @@
 """``Tokenizer``: many documents in, one array of ids out, and back again.
 
-Fast encoders are fast because they take many documents at once. Preparation stores what
-``encode_with_ends`` gives.
+Fast encoders are fast because they take many documents at once. Preparation stores what ``encode_with_ends`` gives.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Tokenizer(ABC):
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """Ids in as few bytes as they need, with the end after each document: what a part stores.
 
-        Where ids have fewer bytes than in a store, a 0 holds the place of the end. The next call may
-        overwrite the ids.
+        Where ids have fewer bytes than in a store, a 0 holds the place of the end. The next call may overwrite the ids.
         """
         return self.encode_with_ends(documents)
 

@@ -1,7 +1,6 @@
 """The words of a byte-level tokenizer's splitting pattern, and the ids of very long words.
 
-Used only where a long document has no space to cut it at: a language without spaces, a run of one
-character.
+Used only where a long document has no space to cut it at: a language without spaces, a run of one character.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Finds documents, or lines, that repeat earlier ones. Hashes are partitioned on disk; memory is one partition.
 
-The first one in source order stays, for any number of workers: units come in that order, also within a
-partition.
+The first one in source order stays, for any number of workers: units come in that order, also within a partition.
 """
 
 from __future__ import annotations
