@@ -49,7 +49,13 @@ class _Notes(_Output):
 def prepare() -> None:
     """Opens streams that the caller closed, and replaces output and error by the classes above."""
     for number in (0, 1, 2):
-        _open_closed(number)
+        try:
+            os.fstat(number)
+        except OSError:  # on /dev/null: otherwise the next file would get its number, and its output
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
     sys.stdout = _stream(sys.stdout, _Output, 1)
     sys.stderr = _stream(sys.stderr, _Notes, 2)
 
@@ -57,17 +63,6 @@ def prepare() -> None:
 def send_errors_to(fd: int) -> None:
     """Sends what Python writes to standard error to this descriptor. Libraries in C still write to number 2."""
     sys.stderr = _stream(sys.stderr, _Notes, fd)
-
-
-def _open_closed(number: int) -> None:
-    """Opens a closed stream on /dev/null. Otherwise the next file would get its number, and its output."""
-    try:
-        os.fstat(number)
-    except OSError:
-        null = os.open(os.devnull, os.O_RDWR)
-        if null != number:
-            os.dup2(null, number)
-            os.close(null)
 
 
 def _stream(stream: TextIO | None, kind: type[io.FileIO], number: int) -> TextIO:

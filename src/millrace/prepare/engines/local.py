@@ -26,6 +26,7 @@ from millrace.prepare.engines.engine import Engine, Function, Moved
 from millrace.prepare.engines.spawning import quiet_start
 
 RETRIES = 2
+PLAIN = (str, int, float, type(None))  # attributes of an error that come back from a worker
 STALL_S = 1800.0  # seconds without progress after which a worker counts as hung
 
 
@@ -218,7 +219,7 @@ def _serve(pipe: Connection, parent: int, function: Function) -> None:
             with listening(report):
                 reply: tuple[str, Any] = ("result", function(task))
         except MillraceError as error:
-            context = {name: value for name, value in error._context.items() if _is_plain(value)}
+            context = {name: value for name, value in error._context.items() if isinstance(value, PLAIN)}
             reply = ("error", (type(error).__name__, str(error), context))
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             text = "".join(traceback.format_exception(error))
@@ -245,10 +246,6 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="millrace-parent").start()
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float))
 
 
 def _error(described: tuple[str, str, dict[str, Any]]) -> Exception:

@@ -20,7 +20,7 @@ from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TABLE_FORMS, expand_split
-from millrace.prepare.table.options import READING, TableOptions, make_options
+from millrace.prepare.table.options import READING, TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.read.parts import finished_part, part_tasks
 from millrace.prepare.table.read.sources import Inputs, Survey, find_tables, survey
@@ -71,7 +71,9 @@ def prepare_table(
         return append_table(run, inputs, options)
     if options.pop("refit", False):
         raise ConfigError("--refit is for --append; a new store is always fitted on its own rows")
-    return run.make(Table(run, inputs, make_options(options)))  # type: ignore[no-any-return]
+    parsed = parse_options(options)
+    parsed.check()
+    return run.make(Table(run, inputs, parsed))  # type: ignore[no-any-return]
 
 
 class RowTally(Tally):

@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 
 from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.parts import make_part
-from millrace.prepare.spill import Spill
+from millrace.prepare.spill import Spill, file_hash
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.chunks import Chunk, Reader
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource
-from millrace.prepare.table.results import digest_of
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
@@ -154,7 +154,8 @@ class PartMaker:
         return PartDone(
             self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
             tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
-            {path.name: path.stat().st_size for path in paths}, {path.name: digest_of(path) for path in paths}, platform.boot_id(),
+            {path.name: path.stat().st_size for path in paths},
+            {path.name: file_hash(path, xxhash.xxh3_128) for path in paths}, platform.boot_id(),
         )  # fmt: skip
 
     def close(self) -> None:

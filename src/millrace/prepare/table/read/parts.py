@@ -14,12 +14,12 @@ import xxhash
 
 from millrace.prepare.functions import source_digest
 from millrace.prepare.parts import part_folder, read_done
+from millrace.prepare.spill import file_hash
 from millrace.prepare.table.options import READING, TableOptions
 from millrace.prepare.table.read.chunks import BAD_TIME, NO_KEY
 from millrace.prepare.table.read.part import PartDone, PartTask
 from millrace.prepare.table.read.sources import Survey
 from millrace.prepare.table.read.table_file import TableSource
-from millrace.prepare.table.results import digest_of
 
 
 def part_tasks(folder: Path, options: TableOptions, survey: Survey) -> list[PartTask]:
@@ -53,5 +53,5 @@ def finished_part(task: PartTask) -> PartDone | None:
     if task.options.on_error == "stop" and (NO_KEY in done.dropped or BAD_TIME in done.dropped):
         return None
     folder = part_folder(task.folder, task.key)
-    is_whole = all(digest_of(folder / name) == digest for name, digest in done.digests.items())
+    is_whole = all(file_hash(folder / name, xxhash.xxh3_128) == digest for name, digest in done.digests.items())
     return done if is_whole else None

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.prepare.spill import read_result, write_result
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
-from millrace.prepare.table.results import read_result, write_result
 from millrace.prepare.table.settle.clean import Cleaner, calendar
 from millrace.prepare.table.settle.index import Block, Slice, block_bounds
 from millrace.prepare.table.settle.index_files import IndexReader, open_index

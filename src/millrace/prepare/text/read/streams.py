@@ -127,16 +127,15 @@ class _InflatedFile(io.RawIOBase):
                 if not rest:
                     return 0
                 self._inflate = self._make()
-                data = self._step(rest, len(buffer))
             elif getattr(self._inflate, "needs_input", True) and not getattr(self._inflate, "unconsumed_tail", b""):
                 rest = self._more()
                 if not rest:
                     if self._source.size == 0:
                         return 0
                     raise self._error("it ends in the middle of a compressed member; it was cut short: copy it again")
-                data = self._step(rest, len(buffer))
             else:
-                data = self._step(getattr(self._inflate, "unconsumed_tail", b""), len(buffer))
+                rest = getattr(self._inflate, "unconsumed_tail", b"")
+            data = self._step(rest, len(buffer))
         self._out += len(data)
         if self._out > self._limit:
             raise self._error(f"it expands to more than {self._limit:,} bytes; if that is right, raise --max-ratio")
