@@ -38,20 +38,6 @@ class Product(NamedTuple):
     files: Mapping[str, bytes | Iterable[bytes]] = NOTHING  # beside the manifest
 
 
-class Tally:
-    """Counts finished parts for progress: ``done`` of ``total``, and ``facts``. Kinds may count something else."""
-
-    def __init__(self, total: int) -> None:
-        self.done, self.total, self.facts = 0, total, dict[str, int]()
-
-    def add(self, number: int, part: Any) -> None:
-        """The part of this task is finished."""
-        self.done += 1
-
-    def move(self, number: int, counts: Mapping[str, int]) -> None:
-        """The part of this task is not finished, and has come so far."""
-
-
 class Kind(Protocol):
     """What one kind of data gives to ``Run``, in the order in which it is asked for.
 
@@ -104,7 +90,10 @@ class Kind(Protocol):
         """A task for each part, with its ``key``; the parts in order are the whole input."""
 
     def tally(self, tasks: Sequence[Any], finished: Mapping[int, Any]) -> Any:
-        """A ``Tally``, or what has its attributes."""
+        """Counts parts for progress: ``done`` of ``total``, and ``facts``.
+
+        ``add(number, part)`` takes a finished part, ``move(number, counts)`` says how far another has come.
+        """
 
     def meanwhile(self) -> Callable[[], None] | None:
         """A check to run while the first parts are made."""

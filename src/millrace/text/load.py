@@ -136,15 +136,8 @@ def gpt2() -> Tokenizer:
 def _gpt2_json(vocabulary: str, lines: str) -> str:
     """The ``tokenizer.json`` of a JSON vocabulary and lines of merges, in a tenth of the time of ``json.dumps``."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    end = {
-        "id": 50256,
-        "content": "<|endoftext|>",
-        "special": True,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-    }
+    end: dict[str, Any] = {"id": 50256, "content": "<|endoftext|>", "special": True}
+    end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     body = {
         "version": "1.0",
         "added_tokens": [end],

@@ -127,14 +127,8 @@ class Tokenizer(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Its entry in the manifest."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "vocab_size": self.vocab_size,
-            "end": self.end,
-            "file": "tokenizer.json",
-            "hash": digest(self.to_file()),
-        }
+        fields = {name: getattr(self, name) for name in ("kind", "name", "vocab_size", "end")}
+        return {**fields, "file": "tokenizer.json", "hash": digest(self.to_file())}
 
 
 def join_ids(parts: Sequence[tuple[Array, Int64s]]) -> tuple[Array, Int64s]:

@@ -65,13 +65,8 @@ class PartDone(msgspec.Struct, frozen=True):
 
 
 def prepare_part(task: PartTask) -> PartDone:
-    """Makes one part, unless it is there already."""
-
-    def make(folder: Path) -> PartDone:
-        with contextlib.closing(PartMaker(task, folder)) as maker:
-            return maker.run()
-
-    return make_part(task.folder, task.key, PartDone, make)
+    """Makes one part, unless it is there."""
+    return make_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run())
 
 
 class PartMaker:
@@ -102,23 +97,24 @@ class PartMaker:
         return RepeatedLines(repeats, is_clean=self._options.normalize, dropped=self._dropped)
 
     def run(self) -> PartDone:
-        for name in self._options.part_files:
-            self._spill(name)
-        for number, documents in self._reader.chunks(self._task.part, self._task.sources):
-            self._add(number, documents)
-        self._finish_cut()
-        if self._lines is not None:
-            self._lines.finish()
-        sizes = {name: spill.finish() for name, spill in self._spills.items()}
-        hashes = {name: spill.hash for name, spill in self._spills.items()}
-        dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
-        part, sources = self._task.part, self._task.sources
-        without = tuple(number - part.first_source for number in self._reader.without)
-        slices = tuple(slice_id(source, piece) for piece, source in zip(part.slices, sources, strict=True))
-        return PartDone(
-            part.number, part.first_source, self._task.key, self._num_documents, self._num_tokens,
-            self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, hashes, slices,
-        )  # fmt: skip
+        with contextlib.closing(self):
+            for name in self._options.part_files:
+                self._spill(name)
+            for number, documents in self._reader.chunks(self._task.part, self._task.sources):
+                self._add(number, documents)
+            self._finish_cut()
+            if self._lines is not None:
+                self._lines.finish()
+            sizes = {name: spill.finish() for name, spill in self._spills.items()}
+            hashes = {name: spill.hash for name, spill in self._spills.items()}
+            dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
+            part, sources = self._task.part, self._task.sources
+            without = tuple(number - part.first_source for number in self._reader.without)
+            slices = tuple(slice_id(source, piece) for piece, source in zip(part.slices, sources, strict=True))
+            return PartDone(
+                part.number, part.first_source, self._task.key, self._num_documents, self._num_tokens,
+                self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, hashes, slices,
+            )  # fmt: skip
 
     def close(self) -> None:
         for spill in self._spills.values():

@@ -31,14 +31,6 @@ def type_of(text: str) -> Any:
     if text.startswith("timestamp["):
         unit, _, zone = text[10:-1].partition(", tz=")
         return pyarrow.timestamp(unit, zone or None)
-    plain = {
-        "date32[day]": pyarrow.date32(),
-        "date64[ms]": pyarrow.date64(),
-        "double": pyarrow.float64(),
-        "null": pyarrow.null(),
-    }
-    if text in plain:
-        return plain[text]
     return pyarrow.float64() if text.startswith("decimal") else pyarrow.type_for_alias(text)
 
 

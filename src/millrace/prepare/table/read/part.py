@@ -81,12 +81,7 @@ class PartNames(msgspec.Struct, frozen=True):
 
 def prepare_part(task: PartTask) -> PartDone:
     """Makes one part, unless it is there."""
-
-    def make(folder: Path) -> PartDone:
-        with contextlib.closing(PartMaker(task, folder)) as maker:
-            return maker.run()
-
-    return make_part(task.folder, task.key, PartDone, make, durable=IS_DURABLE)
+    return make_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run(), durable=IS_DURABLE)
 
 
 def turn_columns_numpy(columns: list[Array], rows: Array) -> bool:
@@ -129,34 +124,35 @@ class PartMaker:
         self._unlabelled = np.zeros(len(role.categorical), np.int64)
 
     def run(self) -> PartDone:
-        for groups, source in zip(self._task.row_groups, self._task.sources, strict=True):
-            check_unchanged(source.file)
-            self._source = source
-            for chunk in self._reader.read(source, groups):
-                self._pending.append((chunk, self._entity_codes(chunk)))
-                self._pending_rows += len(chunk.time)
-                if self._pending_rows >= self._room:
-                    self._write_pending()
-            check_unchanged(source.file)
-        if self._pending:
-            self._write_pending()
-        for file in self._files.values():
-            file.finish()
-        runs = np.concatenate(self._runs) if self._runs else np.zeros(0, run_dtype(self._task.schema.time_dtype))
-        names = PartNames(
-            tuple(self._entities),
-            {name: tuple(known) for name, known in self._labels.items()},
-            tuple(map(tuple, self._static)),
-        )
-        for name, data in (("runs.bin", runs.tobytes()), ("names.json", msgspec.json.encode(names))):
-            platform.write_file(self._folder / name, data, mode=0o644, durable=IS_DURABLE)
-        paths = sorted(self._folder.iterdir())
-        return PartDone(
-            self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
-            tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
-            {path.name: path.stat().st_size for path in paths},
-            {path.name: file_hash(path, xxhash.xxh3_128) for path in paths}, platform.boot_id(),
-        )  # fmt: skip
+        with contextlib.closing(self):
+            for groups, source in zip(self._task.row_groups, self._task.sources, strict=True):
+                check_unchanged(source.file)
+                self._source = source
+                for chunk in self._reader.read(source, groups):
+                    self._pending.append((chunk, self._entity_codes(chunk)))
+                    self._pending_rows += len(chunk.time)
+                    if self._pending_rows >= self._room:
+                        self._write_pending()
+                check_unchanged(source.file)
+            if self._pending:
+                self._write_pending()
+            for file in self._files.values():
+                file.finish()
+            runs = np.concatenate(self._runs) if self._runs else np.zeros(0, run_dtype(self._task.schema.time_dtype))
+            names = PartNames(
+                tuple(self._entities),
+                {name: tuple(known) for name, known in self._labels.items()},
+                tuple(map(tuple, self._static)),
+            )
+            for name, data in (("runs.bin", runs.tobytes()), ("names.json", msgspec.json.encode(names))):
+                platform.write_file(self._folder / name, data, mode=0o644, durable=IS_DURABLE)
+            paths = sorted(self._folder.iterdir())
+            return PartDone(
+                self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
+                tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
+                {path.name: path.stat().st_size for path in paths},
+                {path.name: file_hash(path, xxhash.xxh3_128) for path in paths}, platform.boot_id(),
+            )  # fmt: skip
 
     def close(self) -> None:
         for file in self._files.values():
