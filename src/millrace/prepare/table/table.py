@@ -198,10 +198,9 @@ class Table(Kind):
         return {"rows": sum(entity.rows for entity in task.entities)}
 
     def _report(self) -> dict[str, Any]:
-        filled, count = shards.filled_cells(self._tasks), len(self._tasks)
         return make_report(
-            self._options, self._found, self._index, self._parts, self._fitted, filled, count, self.columns
-        )  # fmt: skip
+            self._options, self._found, self._index, self._parts, self._fitted, self._tasks, self.columns
+        )
 
     def product(self) -> Product:
         options, fitted, report = self._options, self._fitted, self._report()

@@ -17,7 +17,6 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part import PartDone, PartTask
 from millrace.prepare.text.read.sources import Part, SliceId, Source, slice_id
 from millrace.prepare.text.shards import reclaim
-from millrace.prepare.text.shards.columns import LINES
 from millrace.store import platform
 from millrace.text.tokenizer import Tokenizer
 
@@ -64,7 +63,4 @@ def without_repeats(run: Run, tasks: list[PartTask], existing: Existing | None) 
         counts[number] = count
         run.progress("lines", finished, len(tasks), {"lines": sum(counts)})
     with platform.writing(run.folder):
-        if existing is None:
-            return with_repeats(run.folder, tasks, counts, (), 0, "")
-        known, num_known = existing.documents("line"), existing.manifest.totals.rows.get(LINES, 0)
-        return with_repeats(run.folder, tasks, counts, known, num_known, existing.manifest.fingerprint)
+        return with_repeats(run.folder, tasks, counts, existing)

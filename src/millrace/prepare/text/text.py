@@ -21,38 +21,30 @@ from millrace.prepare.plan import check_plan, differences, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TEXT_FORMS, expand_split
+from millrace.prepare.text import recipe
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, split_options
 from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, prepare_part
 from millrace.prepare.text.parts import find_part, finished_slices, part_tasks, without_repeats
-from millrace.prepare.text.plan import allow_changes, part_plan, store_plan
 from millrace.prepare.text.read.headers import check_headers
 from millrace.prepare.text.read.names import names_in_store
 from millrace.prepare.text.read.sources import STDIN, Source, cut_parts, find_sources
 from millrace.prepare.text.read.spool import read_through, spool
-from millrace.prepare.text.recipe import changed_filter, options_for_meta, options_of_append, read_runs
 from millrace.prepare.text.report import Tally, TextReport, add_reports, existing_report, summary
 from millrace.prepare.text.shards import shards as sharding
 from millrace.prepare.text.shards.assignment import SPLITS, Assignment
 from millrace.prepare.text.shards.columns import store_columns
 from millrace.prepare.text.shards.quarantine import Quarantine
 from millrace.prepare.text.shards.reclaim import Reclaim
-from millrace.prepare.text.tokens.vocabulary import (
-    SEAL,
-    check_encoder,
-    choose_tokenizer,
-    is_whole,
-    seal_of,
-    vocabulary_note,
-)
+from millrace.prepare.text.tokens import vocabulary
 from millrace.prepare.text.tokens.worker_tokenizer import load_early, set_tokenizer, write_outline
 from millrace.store import platform
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
-    *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", SEAL),
+    *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", vocabulary.SEAL),
     *("merges.bin", "names.bin", "name_ends.bin", "alone"),
 )
 IN_HAND = 4  # shards that are written while their parts are still there
@@ -82,7 +74,7 @@ def prepare_text(
     """
     options = expand_split({**options, "split": split}, TEXT_FORMS)
     target = Path(os.path.realpath(out))
-    reading, cutting = split_options(options_of_append(target, options) if append else options)
+    reading, cutting = split_options(recipe.options_of_append(target, options) if append else options)
     run = Run(
         target, SCRATCH, append=append, restart=restart, workers=workers, stall_s=stall_s, progress=progress,
     )  # fmt: skip
@@ -130,14 +122,15 @@ class Text(Kind):
 
     @property
     def plan(self) -> dict[str, Any]:
-        return {**part_plan(self._reading, self._sources), "shards": msgspec.to_builtins(self._cutting)}
+        return {**recipe.part_plan(self._reading, self._sources), "shards": msgspec.to_builtins(self._cutting)}
 
     @property
     def part_plan(self) -> dict[str, Any]:
-        return part_plan(self._reading, self._sources, self._existing)
+        base = None if self._existing is None else self._existing.manifest.fingerprint
+        return recipe.part_plan(self._reading, self._sources, base)
 
     def earlier(self, line: int) -> Earlier:
-        found = read_runs(self._run.out)
+        found = recipe.read_runs(self._run.out)
         if not found:
             return Earlier(None, {}, None)
         made, fingerprint = found[line], found[line].get("fingerprint")
@@ -145,17 +138,17 @@ class Text(Kind):
         return Earlier(fingerprint, made.get("plan") or {}, report)
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
-        return differences(store_plan(plan), store_plan(self.plan))
+        return differences(recipe.store_plan(plan), recipe.store_plan(self.plan))
 
     def extend(self, base: Base) -> None:
         self._existing = Existing(self._run.out, base, self._reading)
 
     def allow(self, old: Any, new: Any) -> Any:
-        return allow_changes(old, new, self._sources)
+        return recipe.allow_changes(old, new, self._sources)
 
     def change(self, old: Any, new: Any) -> Sequence[str]:
         note = f"what is asked for has changed since this was begun: {show_changes(differences(old, new))}"
-        if self._existing is not None or vocabulary_note(self._reading.tokenizer) is None:
+        if self._existing is not None or vocabulary.vocabulary_note(self._reading.tokenizer) is None:
             self._run.note(f"{note}; finished parts of unchanged files are used again")
             return ("cut.json",)
         name = self._reading.tokenizer
@@ -166,7 +159,7 @@ class Text(Kind):
         run, reading = self._run, self._reading
         self._names, self._root = names_in_store(self._sources, self._existing)
         if self._existing is not None:
-            run.note(*changed_filter(self._existing.manifest, reading))
+            run.note(*recipe.changed_filter(self._existing.manifest, reading))
         run.note(*notes_before(self._sources, reading, self._cutting))
         self._parts = cut_parts(self._sources, reading.part_bytes, finished_slices(self._folder))
         # Workers start while the vocabulary loads.
@@ -184,13 +177,13 @@ class Text(Kind):
         if self._existing is not None:
             tokenizer = self._existing.tokenizer()
         else:
-            if not is_whole(path) and (first := vocabulary_note(self._reading.tokenizer)):
+            if not vocabulary.is_whole(path) and (first := vocabulary.vocabulary_note(self._reading.tokenizer)):
                 self._run.note(first)
-            tokenizer = choose_tokenizer(path, self._sources, self._parts, self._reading)
+            tokenizer = vocabulary.choose_tokenizer(path, self._sources, self._parts, self._reading)
         with platform.writing(path):
             data = tokenizer.to_file()
             platform.write_file(path, data, mode=0o644)
-            platform.write_file(seal_of(path), digest(data).encode(), mode=0o644)
+            platform.write_file(vocabulary.seal_of(path), digest(data).encode(), mode=0o644)
             what = (str(self._folder), tokenizer.describe(), write_outline(self._folder, tokenizer))
             self._run.engine.warm(load_early, what)
         return tokenizer
@@ -211,7 +204,7 @@ class Text(Kind):
         encoder = getattr(self._tokenizer, "encoder", "")
 
         def check() -> None:
-            check_encoder(self._tokenizer, self._sources, self._parts, self._reading)
+            vocabulary.check_encoder(self._tokenizer, self._sources, self._parts, self._reading)
             if getattr(self._tokenizer, "encoder", "") != encoder:
                 raise PartsVoid  # also those of an earlier run may have wrong ids
 
@@ -222,9 +215,8 @@ class Text(Kind):
         self._done = parts
         self._run.note(*notes_after(self._sources, self._parts, parts))
         self._assignment = Assignment(folder, parts, self._cutting)
-        compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
         with platform.writing(folder):
-            self._assignment.make(sharding.document_repeats(folder, parts, self._reading, *compared))
+            self._assignment.make(sharding.document_repeats(folder, parts, self._reading, existing))
         self._planned: dict[str, Any] = {}
         if existing is None:
             self._assignment.check()
@@ -255,7 +247,9 @@ class Text(Kind):
         report = summary(self._done, assignment, self._planned, tokenizer)
         splits = tuple(split for split in SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
-        meta = options_for_meta(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
+        meta = (
+            recipe.options_for_meta(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
+        )
         fields = {
             "kind": "text", "columns": self.columns, "splits": tuple(dict.fromkeys((*known, *splits))),
             "tokenizer": tokenizer.describe(), "meta": {"report": add_reports(before, report), **meta},

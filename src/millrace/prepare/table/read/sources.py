@@ -15,18 +15,12 @@ from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.read import table_file
 from millrace.prepare.table.read.arrow_types import type_of, without_null_types
 from millrace.prepare.table.read.csv_files import csv_schema
 from millrace.prepare.table.read.outlines import Outline, outline_files, skipped_note
 from millrace.prepare.table.read.schema import Schema, agree
-from millrace.prepare.table.read.table_file import (
-    TableSource,
-    arrow,
-    format_of,
-    native,
-    partition_type,
-    with_partitions,
-)
+from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
 from millrace.prepare.table.read.where import check, expression
 
 PART_BYTES = 32 << 20  # of decoded columns, about
@@ -62,14 +56,18 @@ class Survey(msgspec.Struct, frozen=True):
 def find_tables(inputs: Inputs, avoid: Collection[Path] = ()) -> Found:
     """The files, but for those in folders to ``avoid``."""
     return find_files(
-        inputs.paths, lambda path: format_of(path) is not None, "Parquet or CSV", avoid=avoid, exclude=inputs.exclude
+        inputs.paths,
+        lambda path: table_file.format_of(path) is not None,
+        "Parquet or CSV",
+        avoid=avoid,
+        exclude=inputs.exclude,
     )
 
 
 def survey(found: Found, options: TableOptions) -> Survey:
     """Reads all footers and headers, and agrees on a schema."""
     arrow()
-    sources = with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
+    sources = table_file.with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
     outlines, skipped = outline_files(sources, options)

@@ -18,15 +18,7 @@ import numpy as np
 from millrace.prepare.parts import part_folder
 from millrace.prepare.spill import mapped
 from millrace.prepare.table.read.schema import Schema
-from millrace.prepare.table.settle.index import (
-    Block,
-    Index,
-    Slice,
-    index_dtype,
-    local_codes,
-    part_names,
-    slice_rows,
-)
+from millrace.prepare.table.settle.index import Block, Index, Slice, index_dtype, local_codes, part_names, slice_rows
 from millrace.ragged import Array, Int64s, concatenated_ranges
 from millrace.store import platform
 

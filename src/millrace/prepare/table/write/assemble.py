@@ -19,7 +19,7 @@ from millrace.prepare.table.settle.measure import Fitted
 from millrace.prepare.table.settle.splits import SPLITS, rows_by_split
 from millrace.prepare.table.settle.time_steps import irregular_note
 from millrace.prepare.table.write import shards
-from millrace.ragged import Array, Int64s
+from millrace.ragged import Array
 from millrace.store.layout import Column
 
 
@@ -69,11 +69,11 @@ def make_report(
     index: Index,
     done: Sequence[PartDone],
     fitted: Fitted,
-    filled: Int64s,
-    num_shards: int,
+    tasks: Sequence[shards.ShardTask],
     columns: Mapping[str, Column],
 ) -> dict[str, Any]:
     """The report of a run, without its duration."""
+    filled = shards.filled_cells(tasks)
     dropped = sum((Counter(part.dropped) for part in done), Counter(fitted.dropped))
     if survey.skipped:
         dropped["files that cannot be used"] = survey.skipped
@@ -117,7 +117,7 @@ def make_report(
         "dropped": dict(sorted(dropped.items())),
         "columns": described,
         "missing": {name: int(count) for name, count in zip(labels, missing, strict=True) if count},
-        "shards": num_shards,
+        "shards": len(tasks),
         "bytes": int(fitted.rows.sum()) * row_bytes,
         "notes": notes,
     }
