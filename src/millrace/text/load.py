@@ -65,23 +65,23 @@ def tokenizer_from_file(data: bytes, name: str) -> Tokenizer:
     if kind is None:
         return HuggingFaceTokenizer(data, name)
     try:
-        return _own(kind, body, name)
+        if kind == "bytes":
+            return BytesTokenizer()
+        if kind == "char":
+            return CharTokenizer(body["characters"])
+        if kind == "tiktoken":
+            return TiktokenTokenizer(
+                body["name"], body["pattern"], _ranks(body["ranks"].encode(), name), body["special"]
+            )
+        if kind == "sentencepiece":
+            return _sentencepiece(base64.b64decode(body["model"]), body["name"])
+        raise ConfigError(
+            f"tokenizer {name} is of the kind {kind!r}, which this version does not know; upgrade millrace"
+        )
     except MillraceError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"tokenizer {name} is not what millrace writes ({error!r}); copy it again") from error
-
-
-def _own(kind: str, body: dict[str, Any], name: str) -> Tokenizer:
-    if kind == "bytes":
-        return BytesTokenizer()
-    if kind == "char":
-        return CharTokenizer(body["characters"])
-    if kind == "tiktoken":
-        return TiktokenTokenizer(body["name"], body["pattern"], _ranks(body["ranks"].encode(), name), body["special"])
-    if kind == "sentencepiece":
-        return _sentencepiece(base64.b64decode(body["model"]), body["name"])
-    raise ConfigError(f"tokenizer {name} is of the kind {kind!r}, which this version does not know; upgrade millrace")
 
 
 def stored_tokenizer(folder: Folder, described: dict[str, Any]) -> Tokenizer:

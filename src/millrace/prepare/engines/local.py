@@ -106,7 +106,9 @@ class Workers(Engine):
                 try:
                     outcome, result = worker.pipe.recv()
                 except (EOFError, OSError):
-                    self._replace(worker, function)
+                    worker.process.join(timeout=5)
+                    worker.pipe.close()
+                    self._workers[self._workers.index(worker)] = _Worker(self._context, function)
                     tries[number] += 1
                     if tries[number] > RETRIES:
                         raise _died(worker, tasks[number]) from None
@@ -148,11 +150,6 @@ class Workers(Engine):
             if self._stall_s and worker.silent_s >= self._stall_s:
                 raise _stalled(tasks[worker.task or 0], self._stall_s)
         return ready
-
-    def _replace(self, worker: _Worker, function: Function) -> None:
-        worker.process.join(timeout=5)
-        worker.pipe.close()
-        self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
     def stop(self) -> None:
         for worker in self._workers:

@@ -29,7 +29,7 @@ from millrace.prepare.table.settle.clean import grid_step, local_times
 from millrace.prepare.table.settle.index import Index, build_index
 from millrace.prepare.table.settle.index_files import close_index, save_index
 from millrace.prepare.table.settle.measure import Fitted, Measuring, scale_static, train_first
-from millrace.prepare.table.settle.splits import check_splits
+from millrace.prepare.table.settle.splits import REMEDIES
 from millrace.prepare.table.write import shards
 from millrace.prepare.table.write.assemble import make_meta, make_report, shard_tasks, split_rows
 from millrace.store import platform
@@ -189,7 +189,10 @@ class Table(Kind):
                 f"no entity has --min-rows {self._options.min_rows} rows left; the longest of {len(index.names)} was read "
                 f"with {int(index.rows.max())} (dropped, {gone}): ask for fewer, or fill nulls rather than drop them"
             )
-        check_splits(self._options, split_rows(self._options, fitted))
+        for split, rows in split_rows(self._options, fitted).items():
+            if rows == 0:
+                remedy = REMEDIES[self._options.split_by]
+                raise ConfigError(f"split {split!r} would be empty; {remedy}; what was read is kept")
 
     def has_shard(self, task: shards.ShardTask) -> bool:
         return shards.has_counts(task, self._run.out)

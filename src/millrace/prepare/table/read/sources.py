@@ -212,7 +212,9 @@ def _cut(outlines: Sequence[Outline], columns: set[str] | None) -> tuple[tuple[t
         pieces: list[tuple[tuple[int, ...], int]] = [((k,), rows * width) for k, rows, _ in outline.groups if rows]
         if source.format == "csv" and outline.has_rows and outline.is_wanted:
             pieces = [((), source.file.size)]
-        if _begins_part(source, sum(num_bytes for _, num_bytes in pieces)):
+        # A hash decides whether a part begins with a file, the more likely the larger it is. So a file that is added or
+        # removed changes only the parts around it.
+        if int(source.file.ends[:12], 16) % PART_BYTES < sum(num_bytes for _, num_bytes in pieces):
             close()
         for groups, num_bytes in pieces:
             if source.format == "parquet" and num_bytes > LARGE_GROUP_BYTES:
@@ -232,14 +234,6 @@ def _cut(outlines: Sequence[Outline], columns: set[str] | None) -> tuple[tuple[t
             "reading one may take more memory than promised; write smaller ones"
         )
     return tuple(parts), notes
-
-
-def _begins_part(source: TableSource, num_bytes: int) -> bool:
-    """Whether a part is cut before a file, by a hash of the file: the larger it is, the more likely.
-
-    So a file that is added or removed changes only the parts around it.
-    """
-    return int(source.file.ends[:12], 16) % PART_BYTES < num_bytes
 
 
 def _row_bytes(schema: Any, columns: set[str] | None) -> int:

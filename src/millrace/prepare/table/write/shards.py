@@ -135,6 +135,7 @@ class ShardMaker:
         features = task.schema.role.features
         self._width = len(features)
         self._policies = [task.options.policy(name) for name in features]
+        self._interpolates = any(kind == "interpolate" for kind, _ in self._policies)
         self.filled, self.leading = np.zeros(self._width, np.int64), np.zeros(self._width, np.int64)
         self._old_rows = None if task.store is None else OldRows(task.store, task.rescale, task.options.dtype)
 
@@ -156,7 +157,7 @@ class ShardMaker:
 
     def _write_block(self, writer: ShardWriter, entities: Sequence[Entity], block: Block) -> None:
         is_plain = self._cleaner.plain(block)
-        if any(kind == "interpolate" for kind, _ in self._policies):
+        if self._interpolates:
             is_plain &= ~block.gaps
         edges = [0, *(np.flatnonzero(is_plain[1:] != is_plain[:-1]) + 1).tolist(), len(entities)]
         for first, last in pairwise(edges):
@@ -193,7 +194,7 @@ class ShardMaker:
         filler = Filler(self._policies, center, entity.cuts) if has_gaps else None
         if filler is not None and entity.record >= 0 and self._old_rows is not None:
             filler.carry(*self._old_rows.end(entity.record, center, scale))
-        if filler is not None and filler.needs_ahead:
+        if filler is not None and self._interpolates:
             filler.look_ahead(self._slices(entity))
         for number, part in enumerate(self._slices(entity)):
             mask = None

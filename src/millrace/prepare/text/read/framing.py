@@ -119,18 +119,14 @@ class _Window:
     def skip(self, gap: re.Pattern[bytes], at: int) -> int:
         """Where the next document starts, or the end of the data if there is none."""
         while True:
-            at = _end(gap, self.data, at)
+            match = gap.match(self.data, at)
+            assert match is not None  # a gap may be empty
+            at = match.end()
             if self.data[at : at + 2] not in (b"", b"\r"):
                 return at
             if not self.read_on(at):
                 return 0
             at = 0
-
-
-def _end(gap: re.Pattern[bytes], data: bytes, at: int) -> int:
-    match = gap.match(data, at)
-    assert match is not None
-    return match.end()
 
 
 def _frame(
