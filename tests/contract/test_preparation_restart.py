@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -229,3 +230,42 @@ def test_every_note_is_shown_once_and_kept_in_the_report(tiny):
     )
     assert len(set(shown)) == len(shown) >= 2
     assert shown == report.notes
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_store_that_is_whole_but_for_its_name_outlives_a_failure_to_name_it(tiny, parts_read, is_killed):
+    """A rename that fails; also after a kill just before it, when the next run has nothing else to do."""
+    with count_steps() as steps:
+        tiny.prepare()
+    whole = tree_digest(tiny.out)
+    name_it = max(k for k, (what, path) in enumerate(steps, 1) if what == "rename")
+    tiny.clear()
+    if is_killed:
+        assert run_forked(tiny.prepare, fault=Fault(name_it, "kill")) == -9
+        shutil.copytree(tiny.partial, tiny.partial.with_name("copy"))
+        with count_steps() as steps:
+            tiny.prepare()
+        name_it = 1 + [what for what, _ in steps].index("rename")
+        shutil.rmtree(tiny.out)
+        tiny.partial.with_name("copy").rename(tiny.partial)
+    with pytest.raises(mr.StoreWriteFailed, match="run the same command again"), iofault(name_it, errno.EIO):
+        tiny.prepare()
+    assert (tiny.partial / "store.json").exists()
+    parts_read.clear()
+    tiny.prepare()
+    assert parts_read == []
+    assert tree_digest(tiny.out) == whole
+
+
+def test_no_task_runs_on_when_an_error_has_reached_the_caller(kind, source, tmp_path):
+    def fail(stage, done, *_):
+        if stage == "read" and done:
+            raise ZeroDivisionError
+
+    try:
+        kind.prepare(source, tmp_path / "out", workers=3, progress=fail, **kind.options)
+    except ZeroDivisionError:  # here, where the traceback holds every frame of the run
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("millrace-prepare")] == []
+        assert [child.cmdline() for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())] == []
+    else:
+        pytest.fail("nothing was read")

@@ -6,6 +6,7 @@ finished parts and shards are used again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -113,7 +114,8 @@ class Run:
 
     def _has_nothing(self, error: MillraceError) -> bool:
         """Whether nothing in the folder could be continued."""
-        if not self._is_ours and (self.folder / "plan.json").exists():
+        is_of_others = not self._is_ours and (self.folder / "plan.json").exists()
+        if is_of_others or self.partial.entries or (self.folder / "store.json").exists():
             return False
         is_void = self.is_void and isinstance(error, (ConfigError, SourceError))
         return is_void or all(path.parent.suffix for path in (self.folder / "parts").glob("*/done.json"))
@@ -164,10 +166,6 @@ class Run:
         self._remove(("journal.jsonl",))  # first: without it, no shard counts
         self._remove(("shards", *void))
 
-    def check_room(self, likely: int, certain: int) -> None:
-        """Says how much disk is still needed and free; raises where it cannot be enough."""
-        self.progress("room", *check_room(self.folder, likely, certain), {})
-
     def _make_parts(self) -> list[Any]:
         """All parts in order; those that an earlier run finished are used again."""
         kind = self.kind
@@ -175,6 +173,8 @@ class Run:
             platform.make_dir(self.folder / "parts")
         tasks = kind.part_tasks()
         parts = self._finished_parts(tasks)
+        written = [part_folder(self.folder, tasks[number].key) for number in parts]
+        self.progress("room", *check_room(self.folder, *kind.estimate(), written), {})
         if parts:
             self.note(f"{len(parts):,} of {len(tasks):,} parts came from an earlier run of this command")
         missing = [number for number in range(len(tasks)) if number not in parts]
@@ -185,14 +185,15 @@ class Run:
             tally.move(missing[number], counts)
             self.progress("read", tally.done, tally.total, tally.facts)
 
-        run = self.engine.run(
+        results = self.engine.run(
             kind.make_part, [tasks[number] for number in missing], apart=kind.apart, moved=moved, meanwhile=kind.meanwhile()
         )  # fmt: skip
         try:
-            for number, part in run:
-                parts[missing[number]] = part
-                tally.add(missing[number], part)
-                self.progress("read", tally.done, tally.total, tally.facts)
+            with contextlib.closing(results):  # an error here ends the tasks before the lock is released
+                for number, part in results:
+                    parts[missing[number]] = part
+                    tally.add(missing[number], part)
+                    self.progress("read", tally.done, tally.total, tally.facts)
         except PartsVoid:
             self._remove(("parts",))
             return self._make_parts()
@@ -216,9 +217,10 @@ class Run:
         ]
         kind.begin_shards(missing)
         entry: ShardEntry
-        for count, (number, entry) in enumerate(self.engine.run(kind.write_shard, missing), start=1):
-            partial.add(entry)
-            self.progress("write", count, len(missing), kind.end_shard(missing[number]))
+        with contextlib.closing(self.engine.run(kind.write_shard, missing)) as results:
+            for count, (number, entry) in enumerate(results, start=1):
+                partial.add(entry)
+                self.progress("write", count, len(missing), kind.end_shard(missing[number]))
 
 
 def as_list(values: Sequence[Any] | str | os.PathLike[str]) -> list[str]:
@@ -227,9 +229,12 @@ def as_list(values: Sequence[Any] | str | os.PathLike[str]) -> list[str]:
     return [os.fspath(value) for value in given]
 
 
-def check_room(folder: Path, likely: int, certain: int) -> tuple[int, int]:
-    """Bytes (still needed, free), less what an interrupted run has written; raises where it cannot be enough."""
-    files = [path for name in ("parts", "shards") for path in (folder / name).rglob("*")]
+def check_room(folder: Path, likely: int, certain: int, parts: Iterable[Path]) -> tuple[int, int]:
+    """Bytes (still needed, free), less what these parts and the shards of an earlier run hold.
+
+    Raises where the disk cannot have enough.
+    """
+    files = [path for place in (*parts, folder / "shards") for path in place.rglob("*")]
     written = sum(path.stat().st_size for path in files if path.is_file())
     free = shutil.disk_usage(folder).free
     if certain - written > free:

@@ -99,7 +99,8 @@ class Partial:
                 self.committed = entries  # killed between its commitment and its end
             else:
                 raise ConfigError(
-                    f"{self.folder} was begun with other columns or options; finish it with those, or remove it to start over"
+                    f"{self.folder} was begun with other columns or options, or by another version of millrace; "
+                    "finish it with those, or begin afresh: remove it, or prepare with --restart"
                 )
 
     def _check_target(self) -> None:

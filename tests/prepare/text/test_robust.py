@@ -225,8 +225,9 @@ def test_the_command_warns_of_a_disk_that_may_be_too_small(tmp_path, monkeypatch
 def test_an_interrupted_run_needs_only_the_rest(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "tokens.bin").write_bytes(bytes(1000))
-    assert room.check_room(tmp_path, 5000, 0)[0] == 4000
-    assert room.check_room(tmp_path, 500, 0)[0] == 0
+    assert room.check_room(tmp_path, 5000, 0, [tmp_path / "parts"])[0] == 4000
+    assert room.check_room(tmp_path, 500, 0, [tmp_path / "parts"])[0] == 0
+    assert room.check_room(tmp_path, 5000, 0, [])[0] == 5000  # parts of other sources are of no use
 
 
 @pytest.fixture

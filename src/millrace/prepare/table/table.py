@@ -147,7 +147,9 @@ class Table(Kind):
         self._run.note(*self._found.notes)
         with platform.writing(self._folder):
             platform.make_dir(self._folder / "fit")
-        self._run.check_room(*estimate(self._found, self._options))
+
+    def estimate(self) -> tuple[int, int]:
+        return estimate(self._found, self._options)
 
     def part_tasks(self) -> list[PartTask]:
         return part_tasks(self._folder, self._options, self._found)

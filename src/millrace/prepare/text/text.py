@@ -169,7 +169,9 @@ class Text(Kind):
             set_tokenizer(str(self._folder), self._tokenizer)
         known = None if self._existing is None else self._existing.sources
         self.columns = store_columns(self._names, self._tokenizer, reading, known)
-        run.check_room(*estimate(self._sources, self._tokenizer, reading, self._cutting))
+
+    def estimate(self) -> tuple[int, int]:
+        return estimate(self._sources, self._tokenizer, self._reading, self._cutting)
 
     def _load_tokenizer(self) -> Tokenizer:
         """The tokenizer of this corpus, which is kept beside its parts; an append takes that of the store."""

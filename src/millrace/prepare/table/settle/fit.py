@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -80,8 +81,8 @@ def groups(rows: Int64s) -> list[tuple[int, int]]:
 def fit_entities(task: FitTask) -> FitDone:
     """Measures some entities; a restart finds the result on disk."""
     path = Path(task.folder) / "fit" / f"{task.number:06d}.bin"
-    if (result := read_result(path)) is not None:
-        return msgspec.msgpack.decode(result, type=FitDone)
+    with contextlib.suppress(msgspec.DecodeError):  # also of a version that measured something else
+        return msgspec.msgpack.decode(read_result(path) or b"", type=FitDone)
     done = _Meter(task).run()
     write_result(path, msgspec.msgpack.encode(done))
     return done
