@@ -89,7 +89,6 @@ class Kind(Protocol):
     def part_tasks(self) -> Sequence[Any]:
         """A task for each part, with its ``key``; the parts in order are the whole input."""
 
-    @abstractmethod
     def estimate(self) -> tuple[int, int]:
         """Bytes on disk that the run likely needs, and needs in any case."""
 

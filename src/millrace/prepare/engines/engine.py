@@ -6,7 +6,7 @@ Tasks are pure and may run twice, even at the same time: whatever a task writes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ class Engine(ABC):
         apart: bool = False,
         moved: Moved | None = None,
         meanwhile: Callable[[], None] | None = None,
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any]]:
         """Yields (number of the task, result) as tasks finish. The first error ends the run.
 
         A ``MillraceError`` arrives as the class it was, with its attributes; any other error with its traceback.
