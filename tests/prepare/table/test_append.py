@@ -200,3 +200,16 @@ def test_the_same_append_again_is_already_complete(files, tmp_path):
     again = mr.prepare_table(more, tmp_path / "store", append=True, **OPTIONS)
     assert (again.is_new, again.fingerprint) == (False, done.fingerprint)
     assert not Path(f"{tmp_path}/store.partial").exists()
+
+
+def test_an_append_whose_rows_are_all_dropped_says_why_and_changes_nothing(tmp_path):
+    def write(name, entity, rows):
+        frame = pd.DataFrame({"sym": entity, "t": np.arange(rows), "x": np.arange(float(rows))})
+        frame.to_parquet(tmp_path / name)
+        return str(tmp_path / name)
+
+    before = mr.prepare_table(write("a.parquet", "A", 20), tmp_path / "out", entity="sym", time="t", min_rows=5)
+    with pytest.raises(mr.SourceError, match=r"all were dropped \(.*too few.*: 3\); nothing was changed"):
+        mr.prepare_table(write("b.parquet", "B", 3), tmp_path / "out", append=True)
+    assert mr.open_store(tmp_path / "out").fingerprint == before.fingerprint
+    assert not (tmp_path / "out.partial").exists()

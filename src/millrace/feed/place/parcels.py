@@ -49,7 +49,7 @@ class Parcel:
     device: Any
 
     def unpack(self, memory: Any) -> dict[str, Any]:
-        """The columns, in the memory of the device that the parcel was copy_done to."""
+        """The columns, in the memory of the device that the parcel was copied to."""
 
         def there(value: Any) -> Any:
             if isinstance(value, Extent):
@@ -98,7 +98,7 @@ class ParcelMake:
 
 
 class Parcels:
-    """Batches on a device, copy_done as parcels ahead of the loop; at most ``depth`` copies at a time."""
+    """Batches on a device, copied as parcels ahead of the loop; at most ``depth`` copies at a time."""
 
     def __init__(self, ahead: Ahead[Parcel], gpu: Any, *, depth: int) -> None:
         self._ahead, self._gpu, self._depth = ahead, gpu, depth

@@ -140,6 +140,9 @@ class TableAppend(Table):
         self._index, self._records = index, self._existing.records(index)
         self._existing.check_static(index, self._records, self._found.schema.role)
         self._fitted = self._measure(index, self._records)
+        if not self._fitted.rows.any():
+            gone = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(self._fitted.dropped.items()))
+            raise SourceError(f"no rows to append: all were dropped ({gone}); nothing was changed")
         self._run.is_void = False
         self._replacements = self._rewritten()
         self._tasks = [*self._replacements.values(), *self._fresh()]

@@ -20,7 +20,7 @@ from millrace.ragged import Array, Int64s
 SPLITS = ("train", "val", "test")
 REMEDIES = {
     "time": "move the time (--split time:TIME), or split off the end of each entity (--split tail:0.1)",
-    "entity": "take a larger share (--split entity:0.2), or name entities (--split entities:A,B)",
+    "entity": "change the share (--split entity:0.2), or name entities (--split entities:NAME)",
 }
 
 
