@@ -107,7 +107,7 @@ def _check_delimiter(source: TableSource, header: str) -> None:
     """Refuses a file whose header shows another delimiter than the one that was given."""
     names, path = re.sub('"[^"]*"', "", header), source.file.path
     other = max(DELIMITERS, key=names.count)
-    if source.delimiter not in names and other in names:
+    if (source.delimiter or "") not in names and other in names:
         raise SourceError(
             f"{path!r} is separated by {other!r}, not by {source.delimiter!r}; its first line is {header.strip()[:80]!r}: leave "
             "--delimiter out, since each file shows its own", source=path,
