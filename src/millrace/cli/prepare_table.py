@@ -10,7 +10,7 @@ import typer
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
 
-EXAMPLE = "millrace prepare table prices/*.parquet --out prices --entity symbol --time date --target close --split time:2023-01-01"
+EXAMPLE = "millrace prepare table prices/*.parquet --out store --entity symbol --time date --target close --split time:2023-01-01"
 Names: TypeAlias = list[str] | None
 
 
@@ -34,7 +34,7 @@ def run(
     sources: Annotated[list[str], typer.Argument(help="Parquet or CSV files, folders or patterns.")],
     out: Annotated[str, option("Where the store will be.")],
     time: Annotated[
-        str | None, option("The column with the times; an append knows it.", "COLUMN", show_default=False)
+        str | None, option("The column with the times; not needed with --append.", "COLUMN", show_default=False)
     ] = None,
     entity: Annotated[
         Names, option("The columns that name the entity.", "COLUMNS", show_default="the file's name")
@@ -80,21 +80,23 @@ def run(
     test_last: Annotated[float, option(hidden=True)] = 0.0,
     val_entities: Annotated[Names, option(hidden=True)] = None,
     test_entities: Annotated[Names, option(hidden=True)] = None,
-    gap: Annotated[int, option("Rows after a cut that hold no horizon.")] = 0,
+    gap: Annotated[int, option("Leave out targets in this many rows after a cut.")] = 0,
     on_error: Annotated[str, option("Rows without time or entity, files that cannot be used: stop or skip.")] = "stop",
     delimiter: Annotated[
-        str | None, option("Of CSV files, such as ';'.", "CHAR", show_default="as the first line shows")
+        str | None, option("Delimiter of CSV files, such as ';'.", "CHAR", show_default="as the first line shows")
     ] = None,
-    encoding: Annotated[str | None, option("Of CSV files, such as latin-1.", "NAME", show_default="UTF-8")] = None,
-    decimal: Annotated[str, option("Of numbers in CSV files: '.' or ','.", "CHAR")] = ".",
+    encoding: Annotated[
+        str | None, option("Encoding of CSV files, such as latin-1.", "NAME", show_default="UTF-8")
+    ] = None,
+    decimal: Annotated[str, option("Decimal sign of numbers in CSV files: '.' or ','.", "CHAR")] = ".",
     time_format: Annotated[
-        str | None, option("Of times written as text: '%d/%m/%Y %H:%M'.", "FORMAT", show_default="ISO 8601")
+        str | None, option("Format of times written as text: '%d/%m/%Y %H:%M'.", "FORMAT", show_default="ISO 8601")
     ] = None,
     widen: Annotated[bool, option("Take the wider type where files differ in one.", None, "--widen")] = False,
     strict: Annotated[bool, option("Refuse files without rows.", None, "--strict")] = False,
     shard_bytes: Annotated[int, option("The largest shard.", "BYTES", parser=count)] = "256MiB",  # type: ignore[assignment]
-    lookback: Annotated[int, option("Of the windows counted in the summary.")] = 64,
-    horizon: Annotated[int, option("Of the windows counted in the summary.")] = 8,
+    lookback: Annotated[int, option("Lookback of the windows counted in the summary.")] = 64,
+    horizon: Annotated[int, option("Horizon of the windows counted in the summary.")] = 8,
     workers: Annotated[
         int | None, option("Threads; processes with --transform.", min=1, show_default="one per core")
     ] = None,
@@ -107,7 +109,7 @@ def run(
         bool, option("With --append: fit the scaling again and rewrite all rows.", None, "--refit")
     ] = False,
     exclude: Annotated[Names, option("Files or folders to leave out; may be repeated.", "GLOB")] = None,
-    restart: Annotated[bool, option("Begin afresh: remove what an interrupted run left.", None, "--restart")] = False,
+    restart: Annotated[bool, option("Begin afresh: delete the work of an interrupted run.", None, "--restart")] = False,
     as_json: Annotated[bool, option("Print JSON for machines.", None, "--json")] = False,
 ) -> None:
     """Make a scaled series store from tables.

@@ -79,7 +79,7 @@ def run(
     text_field: Annotated[str, Option(help="The field or column with the text, in JSONL, CSV and Parquet.")] = "text",
     mask_field: Annotated[
         str | None,
-        Option(help="JSONL: the field that lists which parts of the text count for the loss.", show_default="none"),
+        Option(help="The field or column that lists which parts of the text count for the loss.", show_default="none"),
     ] = None,
     no_normalize: Annotated[bool, Option("--no-normalize", help="Keep text as it is, for code and Markdown.")] = False,
     dedup: Annotated[str, Option(help="Which repeated documents to drop: exact, near or none.")] = "exact",
@@ -96,12 +96,12 @@ def run(
     encoding: Annotated[str, Option(help="Encoding of the files, such as latin-1.")] = "utf-8",
     html: Annotated[str, Option(help="HTML files: raw keeps the tags, text extracts the text.")] = "raw",
     max_ratio: Annotated[
-        int, Option(help="Refuse compressed files that grow more than this many times; up to 1 GiB is allowed.")
+        int, Option(help="Refuse compressed files that grow more than this many times; below 1 GiB nothing is stopped.")
     ] = 1000,
     exclude: Annotated[
         list[str] | None, Option(metavar="GLOB", help="Leave out files like '*.bak' or 'drafts/**'; repeatable.")
     ] = None,
-    restart: Annotated[bool, Option("--restart", help="Start over: delete the work of an interrupted run.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Begin afresh: delete the work of an interrupted run.")] = False,
     workers: Annotated[
         int | None, Option(min=1, help="Number of worker processes.", show_default="one per core")
     ] = None,
@@ -147,7 +147,7 @@ def given_options(context: typer.Context, names: Collection[str], forms: Mapping
     }
     if given.get("split") is not None and (both := older_options(forms) & set(given)):
         flag = f"--{min(both).replace('_', '-')}"
-        raise typer.BadParameter(f"{flag} says what val and test are, too; give one of them", param_hint="--split")
+        raise typer.BadParameter(f"give either --split or {flag}, not both", param_hint="--split")
     return given
 
 

@@ -23,7 +23,23 @@ Report = TypeVar("Report", bound=msgspec.Struct)
 NAMES = {"stall": "stall_s"}  # flags that are not called like their argument
 INVERTED = {"no-normalize": "normalize=False", "no-dedup": 'dedup="none"'}
 # These words continue the sentence; any other word after a flag is its value.
-NO_VALUES = {"a", "and", "gave", "if", "is", "left", "must", "names", "needs", "or", "rules", "too", "with"}
+NO_VALUES = {
+    "a",
+    "and",
+    "gave",
+    "if",
+    "is",
+    "left",
+    "must",
+    "names",
+    "needs",
+    "or",
+    "out",
+    "rules",
+    "too",
+    "was",
+    "with",
+}
 WORDS = re.compile(
     r"""(?<![\w/.-])millrace\ (?:prepare|train|gc|explain|head|info|verify)\b[^;)]*  # a command stays as it is
     | (?<!\w)(?:'[^']*'|"[^"]*")                                                     # and what is quoted

@@ -176,7 +176,7 @@ class Run:
         written = [part_folder(self.folder, tasks[number].key) for number in parts]
         self.progress("room", *check_room(self.folder, *kind.estimate(), written), {})
         if parts:
-            self.note(f"{len(parts):,} of {len(tasks):,} parts came from an earlier run of this command")
+            self.note(f"{len(parts):,} of {len(tasks):,} parts came from an earlier run for this --out")
         missing = [number for number in range(len(tasks)) if number not in parts]
         tally = kind.tally(tasks, parts)
         self.progress("read", tally.done, tally.total, {**tally.facts, "begins": True})

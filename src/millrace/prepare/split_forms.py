@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
+from millrace.prepare.plan import differences
 
 
 class SplitForm(NamedTuple):
@@ -40,18 +41,44 @@ def expand_split(given: Mapping[str, Any], forms: Mapping[str, SplitForm]) -> di
     if text is None:
         return options
     if both := older_options(forms) & {name for name, value in options.items() if value is not None}:
-        raise ConfigError(f"--split {text!r} and --{min(both).replace('_', '-')}: give one of them")
+        raise ConfigError(f"give either --split or --{min(both).replace('_', '-')}, not both")
     word, _, rest = str(text).partition(":")
     parts = [part.strip() for part in rest.split(";" if word == "entities" else ",")]
-    try:
-        if len(parts) > 2 or not any(parts):
-            raise ValueError
-        form = forms[word]
-        values = {name: _value(word, part) for name, part in zip(form.options, parts, strict=False) if part}
-    except (KeyError, ValueError):
-        known = ", ".join(form.example for form in forms.values())
-        raise ConfigError(f"--split {text!r}; expected one of {known}, where the second value is test") from None
+    known = ", ".join(form.example for form in forms.values())
+    if (form := forms.get(word)) is None:
+        near = did_you_mean(word, forms)
+        raise ConfigError(
+            f"--split {text!r} begins with no known word{near}; expected one of {known}, where the second value is test"
+        )
+    if len(parts) > 2 or not any(parts):
+        raise ConfigError(f"--split {text!r} needs one value, or two: the second is test; give {form.example}")
+    values = {name: _value(text, word, part) for name, part in zip(form.options, parts, strict=False) if part}
     return {**options, **form.fixed, **values}
+
+
+def plan_changes(old: Any, new: Any, key: str, forms: Mapping[str, SplitForm]) -> list[str]:
+    """How two plans differ, with the splits among their options ``key`` as ``--split`` writes them."""
+    before, after = (
+        {**plan, key: _with_split(plan[key], forms)} if isinstance(plan.get(key), dict) else plan for plan in (old, new)
+    )
+    return differences(before, after) or differences(old, new)
+
+
+def _with_split(options: Mapping[str, Any], forms: Mapping[str, SplitForm]) -> dict[str, Any]:
+    fitting = [
+        (len(form.fixed), word, [options.get(name) for name in form.options])
+        for word, form in forms.items()
+        if form.fixed.items() <= options.items() and any(map(options.get, form.options))
+    ]
+    rest = {name: value for name, value in options.items() if name not in older_options(forms)}
+    if fitting:
+        _, word, (val, test) = max(fitting, key=lambda form: form[0])
+        values = [val, test] if test else [val]
+        texts = [
+            ",".join(value) if isinstance(value, list) else "" if value is None else str(value) for value in values
+        ]
+        rest["--split"] = f"{word}:{(';' if word == 'entities' else ',').join(texts)}"
+    return rest
 
 
 def older_options(forms: Mapping[str, SplitForm]) -> set[str]:
@@ -59,12 +86,17 @@ def older_options(forms: Mapping[str, SplitForm]) -> set[str]:
     return {name for form in forms.values() for name in (*form.options, *form.fixed)}
 
 
-def _value(word: str, text: str) -> Any:
+def _value(split: str, word: str, text: str) -> Any:
     if word == "time":
         return text
     if word == "entities":
         return [name.strip() for name in text.split(",") if name.strip()]
-    share = float(text)
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
     if not 0 <= share < 1:
-        raise ValueError
+        raise ConfigError(
+            f"--split {split!r}: {text!r} is no share; give a number from 0 to below 1, such as {word}:0.1"
+        )
     return share

@@ -208,7 +208,7 @@ def test_every_option_reaches_the_function(source, folder, capsys):
         (["--freq", "1M"], "--freq '1M'; expected a number and one of ns, us, ms, s, min, h, D, W"),
         (["--freq", "0D"], "--freq '0D'; expected"),
         (["--freq", "1ns"], "--freq 1ns is not a whole number of us, the unit of the times"),
-        (["--val", "1.5"], "val=1.5; expected a share from 0 to less than 1"),
+        (["--val", "1.5"], "--val 1.5; expected a share from 0 to less than 1"),
         (["--val", "0.6", "--test", "0.5"], "leave nothing for train"),
         (
             ["--val-from", "2022-02-01", "--val-last", "0.1"],
@@ -224,7 +224,7 @@ def test_every_option_reaches_the_function(source, folder, capsys):
             ["--val-from", "2022-03-01", "--test-from", "2022-02-01"],
             "val begins at 2022-03-01, test at 2022-02-01; val must begin first",
         ),
-        (["--min-rows", "0"], "min_rows=0"),
+        (["--min-rows", "0"], "--min-rows 0"),
         (["--min-rows", "1000"], "no entity has --min-rows 1000 rows left; the longest of 3 was read with 100"),
         (["--engine", "ray"], "prepares on one machine"),
         (["--transform", "nothing"], "expected module:function"),
@@ -271,7 +271,7 @@ def test_wrong_usage_is_exit_code_2(source, capsys):
 def test_help_names_every_option_and_ends_with_an_example(capsys):
     assert run(["prepare", "table", "--help"]) == 0
     said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert "Example: millrace prepare table prices/*.parquet --out prices --entity symbol --time date" in said
+    assert "Example: millrace prepare table prices/*.parquet --out store --entity symbol --time date" in said
     from millrace.prepare.split_forms import TABLE_FORMS, older_options
     from millrace.prepare.table.options import TableOptions
 

@@ -31,7 +31,11 @@ def prepare(source, out, **options):
 @pytest.mark.parametrize(
     ("written", "said", "given"),
     [
-        ({"sep": ";", "decimal": ","}, "no numeric columns are left .*: give decimal=','", {"decimal": ","}),
+        (
+            {"sep": ";", "decimal": ","},
+            r"a\.csv', line 2: column 'x' holds '\S+,\d+', which is no number; give decimal=','",
+            {"decimal": ","},
+        ),
         ({"sep": ":"}, "entity='name' is no column; there are name:t:x", {"delimiter": ":"}),
         (
             {"encoding": "latin-1"},
@@ -252,7 +256,8 @@ def test_csv_files_that_no_type_fits_are_named_with_the_way_out(tmp_path):
     (tmp_path / "a.csv").write_text("t;x\n2020-01-01;1,5\n")
     (tmp_path / "b.csv").write_text("t;x\n2020-01-02;1.5\n")
     with pytest.raises(
-        mr.SourceError, match=r"x cannot be one type: .* prepare one kind and add the others with append=True"
+        mr.SourceError,
+        match=r"b\.csv', line 2: column 'x' holds '1.5', .* prepare one kind and add the others with append=True",
     ):
         mr.prepare_table(str(tmp_path), tmp_path / "out", time="t", decimal=",")
 
@@ -277,3 +282,28 @@ def test_unreadable_times_are_counted_apart_from_missing_ones(tmp_path):
     report = prepare(str(tmp_path / "a.parquet"), tmp_path / "out", time_format="%d/%m/%Y", on_error="skip")
     assert report.dropped == {"null time or entity": 2, "unreadable time": 1}
     assert report.rows == {"train": 1}
+
+
+def test_a_word_among_the_numbers_of_a_target_is_named_with_its_line(tmp_path):
+    days = [f"2020-01-{day:02d},{'abc' if day == 8 else day}" for day in range(1, 20)]
+    (tmp_path / "a.csv").write_text("t,x\n" + "\n".join(days) + "\n")
+    said = r"a\.csv', line 9: column 'x' holds 'abc', which is no number; fix it, or leave"
+    for named in ({"target": "x"}, {"features": "x"}):
+        with pytest.raises(mr.SourceError, match=said):
+            mr.prepare_table(str(tmp_path / "a.csv"), tmp_path / "out", time="t", workers=1, **named)
+
+
+def test_a_delimiter_that_only_some_files_have_is_to_be_left_out(tmp_path):
+    for name, sign in {"a": ",", "b": ";"}.items():
+        lines = ["t,x", *(f"2020-01-{day:02d},{day}" for day in range(1, 9))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines).replace(",", sign) + "\n")
+    given = {"time": "t", "workers": 1}
+    with pytest.raises(mr.SourceError, match=r"b\.csv' is separated by ';', not by ','; .*: leave delimiter= out"):
+        mr.prepare_table(str(tmp_path / "*.csv"), tmp_path / "out", delimiter=",", **given)
+    assert mr.prepare_table(str(tmp_path / "*.csv"), tmp_path / "out", **given).entities == 2
+
+
+def test_a_text_column_of_commas_beside_numbers_is_left_out_as_before(tmp_path):
+    (tmp_path / "a.csv").write_text("t;x;code\n2020-01-01;1;1,5\n2020-01-02;2;2,5\n")
+    report = mr.prepare_table(str(tmp_path / "a.csv"), tmp_path / "out", time="t", workers=1)
+    assert list(report.columns) == ["x"]

@@ -126,8 +126,8 @@ def test_a_file_of_another_kind_and_folders_without_tables(tmp_path):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("t,x\n1,2\n3\n4,5\n", r"a\.csv' .*Row #3: Expected 2 columns, got 1"),
-        ("t,x\n1,2\n3,4,5\n", r"a\.csv' .*Row #3: Expected 2 columns, got 3"),
+        ("t,x\n1,2\n3\n4,5\n", r"a\.csv', line 3: it has 1 field, but the header has 2; fix that line"),
+        ("t,x\n1,2\n3,4,5\n", r"a\.csv', line 3: it has 3 fields, but the header has 2; fix that line"),
         ("t,x\n1,2\n2,abc\n" * 1, r"a\.csv'.*|column 'x' is string; a feature is a number"),
         ('t,x\n1,"2\n3,4\n', "column 'x' is string; a feature is a number"),
         ("t,x\n1,2\n", None),

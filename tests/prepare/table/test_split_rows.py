@@ -47,9 +47,7 @@ def test_the_report_counts_the_rows_of_the_splits_that_were_asked_for(tmp_path, 
 @pytest.mark.parametrize("split", ["entity:0.0000001", "entity:0.3,0.0000001"])
 def test_a_split_by_entity_without_an_entity_is_refused(tmp_path, source, split):
     name = "test" if "," in split else "val"
-    with pytest.raises(
-        mr.ConfigError, match=f"split '{name}' would be empty; change the share .split=\"entity:0.2\""
-    ):
+    with pytest.raises(mr.ConfigError, match=f"split '{name}' would be empty; change the share .split=\"entity:0.2\""):
         prepare(source, tmp_path / "out", split=split)
 
 

@@ -143,8 +143,8 @@ def test_old_flags_are_not_shown(capsys):
     [
         (["missing.txt"], "missing.txt' does not exist"),
         (["SOURCE", "--tokenizer", "gpt9"], "neither gpt2"),
-        (["SOURCE", "--document", "page"], "expected one of line, blank-line, file, record"),
-        (["SOURCE", "--val", "1.5"], "val=1.5"),
+        (["SOURCE", "--document", "page"], "--document 'page'; expected one of line, blank-line, file, record"),
+        (["SOURCE", "--val", "1.5"], "--val 1.5"),
         (["SOURCE", "--engine", "ray"], "prepares on one machine"),
         (["SOURCE", "--filter", "nothing"], "expected module:function"),
         (["SOURCE", "--tokenizer", "bytes", "--val", "0.0000001"], "--val 0"),

@@ -33,11 +33,11 @@ def test_all_files_that_cannot_be_used_are_named_before_any_work(folder, tmp_pat
     with pytest.raises(mr.SourceError) as caught:
         mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
     said = str(caught.value)
-    assert said.startswith("3 files cannot be used: (1) ")
+    assert said.startswith("no field 'text' in 3 files: ")
     for name in ("b.csv", "d.jsonl", "f.parquet"):
         assert f"{name}'" in said
-    assert "has no column 'text'; it has id, body; choose one with text_field=" in said
-    assert said.endswith('; fix them, leave them out with exclude=, or go on with on_error="skip"')
+    assert "b.csv' has id, body | " in said
+    assert said.endswith(REMEDY.format("the files without it"))
     assert "\n" not in said
     assert parts_read == []
     assert not (tmp_path / "out.partial").exists()
@@ -84,7 +84,7 @@ def test_an_error_at_the_header_leaves_finished_parts_where_they_are(folder, tmp
     with pytest.raises(mr.ConfigError, match="would be empty"):  # all parts are read
         mr.prepare_text(str(folder), tmp_path / "out", **{**OPTIONS, "val": 1e-9})
     (folder / "b.csv").write_text("id,body\n1,no such column\n")
-    with pytest.raises(mr.SourceError, match="has no column 'text'"):
+    with pytest.raises(mr.SourceError, match=r"no field 'text' in 1 file: .*b\.csv' has id, body"):
         mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
     (folder / "b.csv").write_text("id,text\n1,fixed\n")
     report = mr.prepare_text(str(folder), tmp_path / "out", **OPTIONS)
@@ -142,3 +142,21 @@ def test_a_command_gives_the_remedy_for_two_names_in_flags(folder, tmp_path):
         mr.SourceError, match=r"with --exclude; then add this file with --append and --text-field NAME$"
     ):
         with_flags(mr.prepare_text)([str(folder / "a.csv"), str(folder / "b.csv")], tmp_path / "out", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ("content", "b.jsonl' has content; if they name their text differently, prepare one kind"),
+        ("body", "b.jsonl' has body; choose one that all have (body) with --text-field; if they name"),
+    ],
+)
+def test_files_that_all_lack_the_text_are_listed_with_one_remedy(tmp_path, second, said):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"body": "one"}) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps({second: "two"}) + "\n")
+    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    with pytest.raises(mr.SourceError) as caught:
+        with_flags(mr.prepare_text)(paths, tmp_path / "out", **OPTIONS)
+    assert str(caught.value).startswith("no field 'text' in 2 files: ")
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("then add the others with --append and --text-field NAME")

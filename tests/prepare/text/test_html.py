@@ -219,4 +219,4 @@ def test_the_command_has_it_and_names_it(tools, tmp_path):
     assert (done.returncode, "note:" in done.stderr) == (0, False)
     assert mr.open_store(tmp_path / "out").num_rows == len("text") + 1
     refused = tools.shell(*command, "--out", tmp_path / "no", "--html", "prose")
-    assert "html='prose'; expected one of raw, text" in refused.stderr
+    assert "--html 'prose'; expected one of raw, text" in refused.stderr

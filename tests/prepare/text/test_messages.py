@@ -59,7 +59,7 @@ def test_records_come_from_standard_input_and_from_files_of_any_name(prepare, tm
 def test_an_unknown_format_is_refused(prepare):
     done = prepare("-", "--out", "out", "--format", "xml", input="")
     assert done.returncode == 1
-    assert "format='xml'; expected one of text, jsonl, csv, parquet" in done.stderr
+    assert "--format 'xml'; expected one of text, jsonl, csv, parquet" in done.stderr
 
 
 @pytest.mark.parametrize("more", [[], ["a.txt"]])

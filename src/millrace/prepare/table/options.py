@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
 from millrace.prepare.table.read.table_file import check_form
 from millrace.prepare.table.read.time_format import check_format
 
@@ -85,12 +85,12 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.freq is not None:
             step_ns(self.freq)
         if not self.time or not self.entity:
-            raise ConfigError("entity= and time= must name columns; for one file per entity leave entity out")
+            raise ConfigError("--entity and --time must name columns; for one file per entity leave entity out")
         if FILE_NAME in self.entity and len(self.entity) > 1:
             raise ConfigError(f"--entity {','.join(self.entity)}: {FILE_NAME} stands alone, or give columns")
         if self.min_rows < 1 or self.gap < 0 or self.shard_bytes < 1:
             raise ConfigError(
-                f"min_rows={self.min_rows}, gap={self.gap}, shard_bytes={self.shard_bytes}; expected 1, 0 and 1 or more"
+                f"--min-rows {self.min_rows}, --gap {self.gap}, --shard-bytes {self.shard_bytes}; expected 1, 0 and 1 or more"
             )
         self._check_parts()
         self._check_splits()
@@ -119,7 +119,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
     def _check_splits(self) -> None:
         for name in ("val", "test", "val_last", "test_last"):
             if not 0 <= (share := getattr(self, name)) < 1:
-                raise ConfigError(f"{name}={share}; expected a share from 0 to less than 1")
+                raise ConfigError(f"--{name.replace('_', '-')} {share}; expected a share from 0 to less than 1")
         if self.val + self.test >= 1 or self.val_last + self.test_last >= 1:
             raise ConfigError("the shares of val and test leave nothing for train; make them smaller")
         ways = {
@@ -169,11 +169,11 @@ def parse_options(given: Mapping[str, Any]) -> TableOptions:
     """Options from keyword arguments: a name alone stands for a list of one."""
     unknown = set(given) - set(TableOptions.__struct_fields__)
     if unknown:
-        raise ConfigError(
-            f"unknown options {sorted(unknown)}; expected {', '.join(sorted(TableOptions.__struct_fields__))}"
-        )
+        known = sorted({*TableOptions.__struct_fields__, "split"})
+        near = did_you_mean(min(unknown), known)
+        raise ConfigError(f"unknown options {sorted(unknown)}{near}; expected {', '.join(known)}")
     if given.get("time") is None:
-        raise ConfigError("time= must name the column with the times")
+        raise ConfigError("--time must name the column with the times")
     values = dict(given)
     for name in (
         "entity", "features", "target", "static", "categorical", "known_future", "calendar", "val_entities", "test_entities",

@@ -19,7 +19,7 @@ from millrace.prepare.kind import Earlier, Kind, Product
 from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
-from millrace.prepare.split_forms import TABLE_FORMS, expand_split
+from millrace.prepare.split_forms import TABLE_FORMS, expand_split, plan_changes
 from millrace.prepare.table.options import READING, TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.read.parts import finished_part, part_tasks
@@ -131,6 +131,9 @@ class Table(Kind):
         if options == new["options"] and "transform" in new:
             allowed["transform"] = new["transform"]
         return allowed
+
+    def changes(self, plan: Mapping[str, Any]) -> list[str]:
+        return plan_changes(plan, self.plan, "options", TABLE_FORMS)
 
     def change(self, old: Any, new: Any) -> Sequence[str]:
         before, now = ({key: plan[key] for key in ("sources", "order")} for plan in (old, new))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
 
 MIN_CUT = 4  # bytes of a piece: the longest character has as many
 EARLIER = {"encoding": "utf-8", "html": "raw"}  # in stores that are older than these options
@@ -49,14 +49,14 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name in ("min_chars", "max_document", "max_ratio", "part_bytes"):
             if getattr(self, name) < (0 if name == "min_chars" else 1):
-                raise ConfigError(f"{name}={getattr(self, name)}; expected a positive number")
+                raise ConfigError(f"{_flag(name)} {getattr(self, name)}; expected a positive number")
         if self.max_document < MIN_CUT and self.long_documents == "split":
             raise ConfigError(
                 f"--max-document {self.max_document} with --long-documents split; a character may have {MIN_CUT} bytes: give "
                 f"{MIN_CUT} or more"
             )
         if self.filter is not None and ":" not in self.filter:
-            raise ConfigError(f"filter={self.filter!r}; expected module:function")
+            raise ConfigError(f"--filter {self.filter!r}; expected module:function")
 
         if self.mask_field is not None:
             self._check_mask()
@@ -69,10 +69,10 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             codec = codecs.lookup(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"encoding={self.encoding!r} is not an encoding that Python knows; expected one such as utf-8, latin-1 or utf-16"
+                f"--encoding {self.encoding!r} is not an encoding that Python knows; expected one such as utf-8, latin-1 or utf-16"
             ) from error
         if not getattr(codec, "_is_text_encoding", True) or codec.incrementaldecoder is None:
-            raise ConfigError(f"encoding={self.encoding!r} is not one of text; expected one such as utf-8 or latin-1")
+            raise ConfigError(f"--encoding {self.encoding!r} is not one of text; expected one such as utf-8 or latin-1")
         return None if codec.name == "utf-8" else codec.name
 
     def _check_mask(self) -> None:
@@ -134,9 +134,9 @@ class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         if self.shard_tokens < 1:
-            raise ConfigError(f"shard_tokens={self.shard_tokens}; expected 1 or more tokens")
+            raise ConfigError(f"--shard-tokens {self.shard_tokens}; expected 1 or more tokens")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
-            raise ConfigError(f"val={self.val}, test={self.test}; expected shares from 0 that leave some for train")
+            raise ConfigError(f"--val {self.val}, --test {self.test}; expected shares from 0 that leave some for train")
 
 
 def split_options(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
@@ -145,7 +145,9 @@ def split_options(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
     names = [set(kind.__struct_fields__) for kind in kinds]
     unknown = set(given) - names[0] - names[1]
     if unknown:
-        raise ConfigError(f"unknown options {sorted(unknown)}; expected {', '.join(sorted(names[0] | names[1]))}")
+        known = sorted((names[0] | names[1] | {"split"}) - {"part_bytes"})
+        near = did_you_mean(min(unknown), known)
+        raise ConfigError(f"unknown options {sorted(unknown)}{near}; expected {', '.join(known)}")
     reading = ReadOptions(**{key: value for key, value in given.items() if key in names[0]})
     cutting = ShardOptions(**{key: value for key, value in given.items() if key in names[1]})
     reading.check()
@@ -155,4 +157,9 @@ def split_options(given: Mapping[str, Any]) -> tuple[ReadOptions, ShardOptions]:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r}; expected one of {', '.join(str(a) for a in allowed if a is not None)}")
+        known = ", ".join(str(choice) for choice in allowed if choice is not None)
+        raise ConfigError(f"{_flag(name)} {value!r}; expected one of {known}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

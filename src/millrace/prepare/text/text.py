@@ -20,7 +20,7 @@ from millrace.prepare.kind import Earlier, Kind, PartsVoid, Product
 from millrace.prepare.plan import check_plan, differences, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
-from millrace.prepare.split_forms import TEXT_FORMS, expand_split
+from millrace.prepare.split_forms import TEXT_FORMS, expand_split, plan_changes
 from millrace.prepare.text import recipe
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
@@ -138,7 +138,7 @@ class Text(Kind):
         return Earlier(fingerprint, made.get("plan") or {}, report)
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
-        return differences(recipe.store_plan(plan), recipe.store_plan(self.plan))
+        return plan_changes(recipe.store_plan(plan), recipe.store_plan(self.plan), "shards", TEXT_FORMS)
 
     def extend(self, base: Base) -> None:
         self._existing = Existing(self._run.out, base, self._reading)

@@ -21,6 +21,7 @@ DELIMITERS = {",": ",", ";": ";", "\t": "\\t", "|": "|"}  # and how a shell is g
 _MISFIT = re.compile(
     r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): invalid value '(.*)'", re.DOTALL
 )
+_UNEVEN = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _NOT_DECODED = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to [^:]+: invalid UTF8 data")
 
 
@@ -54,6 +55,8 @@ def look_at_csv(source: TableSource, *, is_plain: bool) -> tuple[TableSource, An
     header = _header(source)
     if is_plain and source.delimiter is None:
         source = _with_delimiter(source, header)
+    elif is_plain:
+        _check_delimiter(source, header)
     try:
         with open_csv(source, None) as reader:
             return source, reader.schema, bool(next((len(batch) for batch in reader), 0))
@@ -100,6 +103,17 @@ def _with_delimiter(source: TableSource, header: str) -> TableSource:
     return source if found == usual else msgspec.structs.replace(source, delimiter=found)
 
 
+def _check_delimiter(source: TableSource, header: str) -> None:
+    """Refuses a file whose header shows another delimiter than the one that was given."""
+    names, path = re.sub('"[^"]*"', "", header), source.file.path
+    other = max(DELIMITERS, key=names.count)
+    if (source.delimiter or "") not in names and other in names:
+        raise SourceError(
+            f"{path!r} is separated by {other!r}, not by {source.delimiter!r}; its first line is {header.strip()[:80]!r}: leave "
+            "--delimiter out, since each file shows its own", source=path,
+        )  # fmt: skip
+
+
 def _guess(data: bytes) -> str:
     return "cp1252" if any(0x80 <= byte < 0xA0 for byte in data) else "latin-1"
 
@@ -113,15 +127,53 @@ def check_texts(source: TableSource, schema: Any, options: TableOptions) -> None
     from pyarrow import types
 
     used = {options.time, *options.named_columns}
+    numbers = {*(options.features or ()), *options.target}
+    others = {field.name: field.type for field in schema if field.name not in used}
+    if any(types.is_integer(kind) or types.is_floating(kind) for kind in others.values()):
+        others = {}  # these are the features, and texts are left out
     for field in schema:
         if field.name in used and types.is_binary(field.type):
             values = [value for value in _beginning(source, field.name, "binary") if value and not value.isascii()]
             what = f"{source.file.path!r}: column {field.name!r} is not UTF-8: it holds {values[0][:40]!r}"
             raise _encoding_error(source, what, _guess(b"".join(values)))
+        if types.is_string(field.type) and field.name in (numbers or others):
+            _check_numbers(source, field.name, is_named=bool(numbers))
         if field.name == options.time and options.time_format is not None:
             check_format_fits(source.file.path, field.name, _beginning(source, field.name), options.time_format)
         elif field.name == options.time and types.is_string(field.type):
             raise _odd_time(source, field.name)
+
+
+def _check_numbers(source: TableSource, column: str, *, is_named: bool) -> None:
+    """Refuses a column of numbers for the first value that is none; a column without a number is text.
+
+    A column that was not named, ``is_named`` false, may hold anything but numbers with a decimal comma.
+    """
+    from pyarrow import csv
+
+    nulls = {*csv.ConvertOptions().null_values}
+    values = [(k, value.strip()) for k, value in enumerate(_beginning(source, column)) if value.strip() not in nulls]
+    odd = [(k, value) for k, value in values if not _is_number(value, source.decimal)]
+    other = "," if source.decimal == "." else "."
+    if odd and all(_is_number(value, other) for _, value in values):
+        remedy = f"give --decimal '{other}' if that is the decimal sign. {ONE_KIND}"
+    elif is_named and len(odd) < len(values):
+        remedy = "fix it, or leave the column or the file out"
+    else:
+        return
+    row, value = odd[0]
+    raise SourceError(
+        f"{source.file.path!r}, line {row + 2}: column {column!r} holds {value[:80]!r}, which is no number; {remedy}",
+        source=source.file.path, row=row,
+    )  # fmt: skip
+
+
+def _is_number(text: str, decimal: str) -> bool:
+    """Whether this is a number with this decimal sign, as pyarrow reads one."""
+    return (
+        re.fullmatch(rf"[+-]?(\d+(\{decimal}\d*)?|\{decimal}\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", text, re.IGNORECASE)
+        is not None
+    )
 
 
 def _beginning(source: TableSource, column: str, kind: str = "string") -> list[Any]:
@@ -179,6 +231,12 @@ def misfit_error(source: TableSource, error: Exception, *, is_guessed: bool) -> 
 
     ``is_guessed``: there is a ``--transform``, so the types are those of the beginning of the file.
     """
+    if uneven := _UNEVEN.search(str(error)):
+        row, wanted, got = map(int, uneven.groups())
+        return SourceError(
+            f"{source.file.path!r}, line {row}: it has {got} field{'s' * (got != 1)}, but the header has {wanted}; fix that line",
+            source=source.file.path, row=row - 2,
+        )  # fmt: skip
     found = _MISFIT.search(str(error)) or _NOT_DECODED.search(str(error))
     if found is None:
         return None

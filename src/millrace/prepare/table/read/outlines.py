@@ -14,7 +14,7 @@ import msgspec
 from millrace.errors import SourceError
 from millrace.native import num_cores
 from millrace.prepare.table.options import TableOptions
-from millrace.prepare.table.read.csv_files import check_texts, look_at_csv
+from millrace.prepare.table.read.csv_files import check_texts, look_at_csv, misfit_error
 from millrace.prepare.table.read.table_file import TableSource, arrow, native
 from millrace.prepare.table.read.where import columns_of
 
@@ -110,6 +110,8 @@ def _outline(source: TableSource, options: TableOptions) -> Outline:
             sizes = [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)]
             return Outline(source, file.schema_arrow, sizes, has_rows=any(rows for _, rows, _ in sizes))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if source.format == "csv" and (uneven := misfit_error(source, error, is_guessed=True)) is not None:
+            raise uneven from error
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SourceError(
             f"{path!r} is not readable as {source.format}: {first_line}; copy or write it again", source=path

@@ -180,4 +180,7 @@ def calendar(time: Array, unit: str, parts: Iterable[str], zone: str | None = No
 def show_time(value: Any, unit: Any) -> str:
     """A stored time for people."""
     plain = value.item() if hasattr(value, "item") else value
-    return str(plain) if unit is None else str(np.datetime64(int(plain), unit))
+    if unit is None:
+        return str(plain)
+    text = str(np.datetime64(int(plain), unit))
+    return (text.rstrip("0").rstrip(".") if "." in text else text).removesuffix("T00:00:00")

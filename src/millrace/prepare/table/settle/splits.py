@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
 from millrace.prepare.table.options import STEPS_NS, TableOptions
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.settle.clean import show_time
@@ -32,7 +32,9 @@ def cut_times(options: TableOptions, schema: Schema, first: Any, last: Any) -> l
     if starts := {split: parse_time(text, schema, split) for split, text in given.items() if text is not None}:
         times = list(starts.values())
         if times != sorted(set(times)):
-            raise ConfigError(f"val begins at {options.val_from}, test at {options.test_from}; val must begin first")
+            raise ConfigError(
+                f"--split time: val begins at {options.val_from}, test at {options.test_from}; val must begin first"
+            )
         for split, time in starts.items():
             if not first < time <= last:
                 raise _outside(options, schema, split, time, (first, last))
@@ -65,13 +67,15 @@ def parse_time(text: str, schema: Schema, split: str) -> Any:
         try:
             return int(text) if schema.time_dtype == "int64" else float(text)
         except ValueError as error:
-            raise ConfigError(f"{split} begins at {text!r}, but the times are plain numbers; give a number") from error
+            raise ConfigError(
+                f"--split time: {split} begins at {text!r}, but the times are plain numbers; give a number"
+            ) from error
     try:
         parsed = datetime.fromisoformat(text)
         if parsed.tzinfo is not None:
             if schema.time_zone is None:
                 raise ConfigError(
-                    f"{split} begins at {text!r}, which has a zone, but the times have none; give it without"
+                    f"--split time: {split} begins at {text!r}, which has a zone, but the times have none; give it without"
                 )
             parsed = parsed.astimezone(UTC).replace(tzinfo=None)
         instant: Any = np.datetime64(parsed, "us")
@@ -81,7 +85,7 @@ def parse_time(text: str, schema: Schema, split: str) -> Any:
         raise
     except ValueError as error:
         raise ConfigError(
-            f"{split} begins at {text!r}, which is no time; give 2023-01-01 or 2023-01-01T12:00:00"
+            f"--split time: {split} begins at {text!r}, which is no time; give 2023-01-01 or 2023-01-01T12:00:00"
         ) from error
     unit = np.datetime_data(instant.dtype)[0]
     num, per = int(instant.astype(np.int64)) * STEPS_NS[unit], STEPS_NS[schema.time_unit]
@@ -100,7 +104,12 @@ def entity_splits(names: Sequence[str], options: TableOptions) -> Array:
     if options.val_entities or options.test_entities:
         unknown = sorted({*options.val_entities, *options.test_entities} - set(names))
         if unknown:
-            raise ConfigError(f"the split names entity {unknown[0]!r}, which is not in the table ({len(unknown)} such)")
+            near = did_you_mean(unknown[0], names[:10_000])
+            more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
+            raise ConfigError(
+                f"the split names entity {unknown[0]!r}, which is not in the table{near}; there are "
+                f"{', '.join(map(repr, names[:8]))}{more}"
+            )
         listed = dict.fromkeys(options.val_entities, 1) | dict.fromkeys(options.test_entities, 2)
         return np.array([listed.get(name, 0) for name in names], np.int64)
     hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)

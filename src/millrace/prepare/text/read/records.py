@@ -22,13 +22,16 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 class Bad(Exception):
     """A document that cannot be used; ``--on-error`` decides what happens. ``offset`` is within the source."""
 
-    def __init__(self, offset: int, reason: str, data: bytes, *, lacks_text: bool = False) -> None:
+    def __init__(self, offset: int, reason: str, data: bytes, *, names: Sequence[str] | None = None) -> None:
         super().__init__(reason)
-        self.offset, self.reason, self.data, self.lacks_text = offset, reason, data, lacks_text
+        self.offset, self.reason, self.data = offset, reason, data
+        self.names = names  # the fields of a record that lacks the text
 
 
 class MissingText(SourceError):
-    """A file of records does not have the text field that is asked for."""
+    """A file of records does not have the text field that is asked for, but ``names``."""
+
+    names: Sequence[str] = ()
 
 
 class Record(NamedTuple):
@@ -80,7 +83,7 @@ def _json_record(offset: int, line: bytes, options: ReadOptions, parser: _Parser
         lacks_text = field not in value
         name, flag = (field, "--text-field") if lacks_text else (mask, "--mask-field")
         reason = f"no field {name!r}; it has {sorted(value)[:8]}; choose one with {flag}"
-        raise Bad(offset, reason, line, lacks_text=lacks_text)
+        raise Bad(offset, reason, line, names=[*value] if lacks_text else None)
     text = value[field]
     if not isinstance(text, str):
         raise Bad(offset, f"field {field!r} is not text: it is {type(text).__name__}", line)
@@ -223,10 +226,10 @@ def check_columns(source: Source, names: Sequence[str], options: ReadOptions) ->
         if name is not None and list(names).count(name) != 1:
             is_missing = name not in names
             what = "no column" if is_missing else "more than one column"
-            raise (MissingText if is_missing and flag == "--text-field" else SourceError)(
-                f"{source.path!r} has {what} {name!r}; it has {', '.join(names[:12])}; choose one with {flag}",
-                source=source.path,
-            )
+            message = f"{source.path!r} has {what} {name!r}; it has {', '.join(names[:12])}; choose one with {flag}"
+            if is_missing and flag == "--text-field":
+                raise MissingText(message, source=source.path, names=list(names))
+            raise SourceError(message, source=source.path)
 
 
 def _values(column: Any) -> list[Any]:
