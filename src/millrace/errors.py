@@ -27,6 +27,7 @@ import getpass
 import os
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 
@@ -43,14 +44,10 @@ class MillraceError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # BaseException's own __reduce__ would lose the attributes between processes.
-        return _rebuild, (type(self), str(self), self._context)
+        return partial(type(self), **self._context), (str(self),)
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
-
-
-def _rebuild(kind: type[MillraceError], message: str, context: dict[str, Any]) -> MillraceError:
-    return kind(message, **context)
 
 
 class ConfigError(MillraceError, ValueError):

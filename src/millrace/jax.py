@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.feed.batch import Batch
-from millrace.feed.pytrees import Outline, arrays_of, columns_of, ragged_of
+from millrace.feed.pytrees import Outline, arrays_of, columns_of
 from millrace.ragged import Ragged
 
 try:
@@ -16,10 +16,6 @@ try:
     from jax.tree_util import DictKey, GetAttrKey, register_pytree_with_keys
 except ImportError as error:
     raise ImportError("millrace.jax needs jax; pip install 'millrace[jax]'") from error
-
-
-def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, Tracer)
 
 
 def _columns_with_keys(batch: Batch) -> tuple[list[tuple[Any, Any]], Outline]:
@@ -31,6 +27,6 @@ def _arrays_with_keys(ragged: Ragged) -> tuple[list[tuple[Any, Any]], None]:
 
 
 register_pytree_with_keys(
-    Batch, _columns_with_keys, lambda outline, leaves: outline.batch(list(leaves), _is_traced), columns_of
+    Batch, _columns_with_keys, lambda outline, leaves: outline.batch(list(leaves), Tracer), columns_of
 )
-register_pytree_with_keys(Ragged, _arrays_with_keys, lambda _, arrays: ragged_of(list(arrays)), arrays_of)
+register_pytree_with_keys(Ragged, _arrays_with_keys, lambda _, arrays: Ragged.trusted(*arrays), arrays_of)

@@ -33,6 +33,20 @@ def as_int64s(numbers: npt.ArrayLike) -> Int64s:
     return array if array.flags.aligned else array.copy()
 
 
+def as_indices(numbers: Any, length: int, what: str, of: str, expected: str) -> Int64s:
+    """Which of the ``length`` rows or samples, as int64; negative ones count from the end."""
+    array = np.asarray(numbers)
+    if array.shape == (0,):
+        return np.zeros(0, np.int64)  # an empty list has no type of its own
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise IndexError(f"{what}s are {array.dtype} of shape {array.shape}; expected {expected}")
+    low, high = int(array.min()), int(array.max())  # before the cast, which wraps large uint64
+    if low < -length or high >= length:
+        raise IndexError(f"{what} {low if low < -length else high} is out of range; {of} has {length}")
+    array = array.astype(np.int64)
+    return np.where(array < 0, array + length, array) if low < 0 else array
+
+
 def as_offsets(offsets: npt.ArrayLike, num_rows: int | None = None) -> Int64s:
     """Checked offsets as int64: from 0, never falling, ending at ``num_rows`` where that is given."""
     array = np.asarray(offsets)

@@ -104,7 +104,10 @@ class FeedMixin:
     def _is_shifted_twice(self, dataset: Feed | Passes) -> bool:
         """Whether the labels are next tokens already, and the model would shift them once more."""
         feed = dataset.feed if isinstance(dataset, Passes) else dataset
-        is_shifted = feed.rename.get("y") == "labels" and _is_blocks(feed.view) and self._shifts()
+        model: Any = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+        is_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        shifts = getattr(model, "loss_function", None) is ForCausalLMLoss and not is_two
+        is_shifted = feed.rename.get("y") == "labels" and _is_blocks(feed.view) and shifts
         smooths = getattr(self, "label_smoother", None) is not None
         if is_shifted and (smooths or not getattr(self, "model_accepts_loss_kwargs", False)):
             who = "label_smoothing_factor=" if smooths else "this model"
@@ -113,12 +116,6 @@ class FeedMixin:
                 "transform=lambda batch, rng: {'input_ids': batch['x'], 'labels': batch['x']} without rename="
             )
         return is_shifted
-
-    def _shifts(self) -> bool:
-        """Whether the model's loss shifts the labels."""
-        model: Any = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
-        is_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        return getattr(model, "loss_function", None) is ForCausalLMLoss and not is_two
 
 
 class FeedTrainer(FeedMixin, Trainer):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/millrace"
 # Folders whose files the README above them describes.
-INNER = ("prepare/text/", "prepare/table/", "train/models", "train/configs")
+INNER = ("prepare/text/", "prepare/table/", "feed/make", "feed/ahead", "feed/place", "train/models", "train/configs")
 PACKAGES = sorted(
     folder
     for folder in {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}
@@ -27,7 +27,8 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("package", PACKAGES, ids=name)
 def test_a_readme_names_every_module_of_its_package(package: Path) -> None:
     text = (package / "README.md").read_text()
-    modules = [path.name for path in package.glob("*.py") if path.name != "__init__.py"]
+    below = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
+    modules = [path.name for path in below if next(over for over in path.parents if over in PACKAGES) == package]
     missing = [module for module in modules if not re.search(rf"(?<![\w/]){re.escape(module)}\b", text)]
     assert not missing, f"{name(package)}/README.md does not name {', '.join(missing)}"
 

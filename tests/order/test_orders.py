@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.order.orders import Order, order_from_spec
-from millrace.order.share import share
+from millrace.order.orders import Order, order_from_spec, share
 
 MAX_POSITION = (1 << 63) - 1
 

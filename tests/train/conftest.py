@@ -232,8 +232,9 @@ def start(forkserver: Any) -> Iterator[Any]:
                 process.join()
 
 
-# Each worker of xdist has its own, below those that the system gives away: nobody takes one before the ranks meet there.
-PORTS = itertools.count(20_000 + 2_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
+# Below those that the system gives away: nobody takes one before the ranks meet there. Each process of pytest begins 100
+# ports from the next, so runs at once on one machine do not meet.
+PORTS = itertools.count(20_000 + 100 * (os.getpid() % 120))
 
 
 def _free_port() -> int:

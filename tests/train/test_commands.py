@@ -107,7 +107,7 @@ def test_train_a_forecaster_then_forecast(config, waves, tmp_path, capsys):
 
 
 def test_forecasts_are_in_the_units_of_the_source(config, tmp_path, capsys):
-    from millrace.cli.demo_sensors import prepare_sensors, write_table
+    from millrace.cli.demo_run import prepare_sensors, write_table
 
     write_table(str(tmp_path / "t.parquet"), sensors=3, rows=60)
     prepare_sensors(str(tmp_path / "t.parquet"), str(tmp_path / "store"))
@@ -128,7 +128,7 @@ def test_forecasts_are_drawn_over_time_for_every_target(config, tmp_path, capsys
     import pandas
     from matplotlib.figure import Figure
 
-    from millrace.cli.demo_sensors import prepare_sensors, write_table
+    from millrace.cli.demo_run import prepare_sensors, write_table
 
     write_table(str(tmp_path / "t.parquet"), sensors=3, rows=60)
     prepare_sensors(str(tmp_path / "t.parquet"), str(tmp_path / "store"))

@@ -13,8 +13,8 @@ import millrace as mr
 from millrace.cli import run as millrace
 from millrace.train import prediction
 from millrace.train.backtest import backtest
-from millrace.train.future_times import next_times
 from millrace.train.open_run import load_model
+from millrace.train.prediction import next_times
 from millrace.train.trainer import train
 
 from .conftest import config_of

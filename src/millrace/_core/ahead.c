@@ -13,7 +13,6 @@
 #ifndef _WIN32
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
 #endif
 
 #define AHEAD_BATCHES 8

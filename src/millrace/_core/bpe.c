@@ -280,11 +280,4 @@ static PyType_Slot bpe_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec bpe_spec = {
-    .name = "millrace._core.Bpe",
-    .basicsize = sizeof(Bpe),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = bpe_slots,
-};
-
-int core_add_bpe(PyObject *module) { return core_add_type(module, &bpe_spec, NULL); }
+int core_add_bpe(PyObject *module) { return core_add_type(module, "millrace._core.Bpe", sizeof(Bpe), bpe_slots, NULL); }

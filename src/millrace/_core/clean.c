@@ -180,11 +180,9 @@ static PyObject *clean_documents(PyObject *module, PyObject *args) {
     return found;
 }
 
-static PyMethodDef clean_functions[] = {
+PyMethodDef core_clean_functions[] = {
     {"clean_documents", clean_documents, METH_VARARGS,
      "(documents, table) -> text, starts, stops, others: clean documents, and the numbers of those it leaves to others. The "
      "table names the characters beyond ASCII that it leaves; without a table it leaves them all."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_clean(PyObject *module) { return PyModule_AddFunctions(module, clean_functions); }

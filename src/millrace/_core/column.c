@@ -4,9 +4,6 @@
 #include "core.h"
 
 #include <stdlib.h>
-#ifndef _WIN32
-#include <unistd.h>
-#endif
 
 PyTypeObject *Column_Type;
 
@@ -154,11 +151,4 @@ static PyType_Slot column_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec column_spec = {
-    .name = "millrace._core.Column",
-    .basicsize = sizeof(Column),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = column_slots,
-};
-
-int core_add_column(PyObject *module) { return core_add_type(module, &column_spec, &Column_Type); }
+int core_add_column(PyObject *module) { return core_add_type(module, "millrace._core.Column", sizeof(Column), column_slots, &Column_Type); }

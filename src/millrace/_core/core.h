@@ -6,9 +6,14 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _WIN32
+#include <process.h>
+#else
+#include <unistd.h>
+#endif
 
 /* module.c */
-int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept);
+int core_add_type(PyObject *module, const char *name, size_t size, PyType_Slot *slots, PyTypeObject **kept);
 void core_free(PyObject *object); /* frees an object of a heap type */
 /* Zeros that are reached at random: in large pages where the system has them, since finding small ones takes its time. */
 void *core_table(size_t size);
@@ -40,7 +45,7 @@ Sides core_sides(uint64_t n);
 void core_round_keys(uint64_t seed, uint64_t lane, uint64_t stream, int rounds, uint32_t *keys);
 /* Moves values of [0, n) in place; all by the same keys. */
 void core_permute(const Sides *sides, const uint32_t *keys, uint64_t *values, size_t count, int is_backward);
-int core_add_permute(PyObject *module);
+extern PyMethodDef core_permute_functions[];
 
 /* column.c: where the rows of a column lie. */
 typedef struct {
@@ -139,7 +144,7 @@ typedef struct {
 } Order;
 
 int core_order_init(Order *order, PyObject *plan);
-int core_add_order(PyObject *module);
+extern PyMethodDef core_order_functions[];
 void core_order(const Order *order, const int64_t *positions, int64_t count, int64_t *samples);
 
 /* program.c: the steps of a plan, and a whole batch by them. */
@@ -204,7 +209,7 @@ int core_make(const Program *program, int64_t batch, char *memory, int64_t capac
 int core_add_program(PyObject *module);
 
 /* table.c: rows of tables turned, measured and scaled. */
-int core_add_table(PyObject *module);
+extern PyMethodDef core_table_functions[];
 
 /* documents.c: a chunk of documents. */
 typedef struct {
@@ -218,18 +223,18 @@ void core_document(const Documents *documents, int64_t k, const char **text, int
 void core_documents_free(Documents *documents);
 
 /* xxh3.c: hashes of documents. */
-int core_add_hashes(PyObject *module);
+extern PyMethodDef core_hashes_functions[];
 
 /* text.c: where documents begin and end in a text. */
-int core_add_text(PyObject *module);
+extern PyMethodDef core_text_functions[];
 
 /* clean.c: documents cleaned. */
 #define NUM_PLAIN 0x20000 /* code points that a table speaks of */
 
-int core_add_clean(PyObject *module);
+extern PyMethodDef core_clean_functions[];
 
 /* tokens.c: sizes of documents, and runs of values copied. */
-int core_add_tokens(PyObject *module);
+extern PyMethodDef core_tokens_functions[];
 
 /* words.c: a bit for each byte of a text, set where a word begins. The text is padded by newlines. */
 #define NUM_KINDS 0x110000 /* code points, each of a kind: 0 unknown, 1 white space, 2 letter, 3 number, 4 other */

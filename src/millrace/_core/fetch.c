@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #define READS 256u               /* under way at most */
 #define AWAITED 32u              /* at a time: the disk keeps the rest */

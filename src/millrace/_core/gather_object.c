@@ -19,10 +19,7 @@ static int items_init(Field *field, PyObject *items, long long group) {
         return -1;
     }
     field->items = calloc((size_t)field->num_items, sizeof(int64_t));
-    if (field->items == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    if (field->items == NULL) return PyErr_NoMemory(), -1;
     for (int64_t k = 0; k < field->num_items; k++) {
         field->items[k] = PyLong_AsLongLong(PyTuple_GetItem(items, k));
         if (PyErr_Occurred()) return -1;
@@ -89,8 +86,7 @@ static PyObject *gather_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &columns, &PyTuple_Type, &fields)) return NULL;
     Gather *self = (Gather *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
-    Py_INCREF(columns);
-    self->columns = columns;
+    self->columns = Py_NewRef(columns);
     self->fields = calloc((size_t)PyTuple_Size(fields) + 1, sizeof(Field));
     if (self->fields == NULL) {
         Py_DECREF(self);
@@ -133,11 +129,4 @@ static PyType_Slot gather_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec gather_spec = {
-    .name = "millrace._core.Gather",
-    .basicsize = sizeof(Gather),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = gather_slots,
-};
-
-int core_add_gather(PyObject *module) { return core_add_type(module, &gather_spec, &Gather_Type); }
+int core_add_gather(PyObject *module) { return core_add_type(module, "millrace._core.Gather", sizeof(Gather), gather_slots, &Gather_Type); }

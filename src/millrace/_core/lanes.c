@@ -5,11 +5,6 @@
  * where the slot was let go. Copies wait for the second, and the host's memory is written again after the first. */
 #include "ring.h"
 
-#ifdef _WIN32
-#include <process.h>
-#else
-#include <unistd.h>
-#endif
 
 static const char *NAMES[] = {"cuStreamWaitEvent", "cuEventRecord", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2",
                               "cuCtxGetCurrent", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"};
@@ -82,17 +77,13 @@ int64_t core_land(const Lanes *lanes, Slot *slot) {
 void core_launch(const Lanes *lanes, Slot *slot) {
     if (!lanes->is_used) return;
     PyThread_acquire_lock(lanes->order, WAIT_LOCK); /* else a copy would also wait for what another waits for */
-    int code, function = DO_WAIT;
-    if (!(code = lanes->wait(lanes->copies, slot->let_go, 0))) {
-        function = DO_COPY;
+    int is_refused = refused(&slot->problem, DO_WAIT, lanes->wait(lanes->copies, slot->let_go, 0));
+    if (!is_refused) {
         slot->is_flying = 1;
-        if (!(code = lanes->copy(slot->target, slot->memory.buf, (size_t)slot->used, lanes->copies))) {
-            function = DO_RECORD;
-            code = lanes->record(slot->copied, lanes->copies);
-        }
+        int code = lanes->copy(slot->target, slot->memory.buf, (size_t)slot->used, lanes->copies);
+        if (!refused(&slot->problem, DO_COPY, code)) refused(&slot->problem, DO_RECORD, lanes->record(slot->copied, lanes->copies));
     }
     PyThread_release_lock(lanes->order);
-    refused(&slot->problem, function, code);
 }
 
 /* What the loop queues from now on comes after the copy. */

@@ -21,6 +21,18 @@ typedef struct {
     size_t length;
 } Map;
 
+static PyObject *map_of(PyTypeObject *type, void *address, size_t length) {
+    Map *self = (Map *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) {
+        munmap(address, length);
+        return NULL;
+    }
+    self->address = address;
+    self->length = length;
+    num_maps++;
+    return (PyObject *)self;
+}
+
 static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"fd", "length", "random", NULL};
     int fd, is_random = 0;
@@ -35,9 +47,6 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return PyErr_Format(PyExc_ValueError, "length=%zd is beyond the file's %lld bytes", length,
                             (long long)status.st_size);
 
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Map *self = (Map *)allocate(type, 0);
-    if (self == NULL) return NULL;
     void *address;
     Py_BEGIN_ALLOW_THREADS
     address = mmap(NULL, (size_t)length, PROT_READ, MAP_SHARED, fd, 0);
@@ -45,23 +54,13 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (address != MAP_FAILED && is_random) (void)madvise(address, (size_t)length, MADV_RANDOM);
 #endif
     Py_END_ALLOW_THREADS
-    if (address == MAP_FAILED) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        Py_DECREF(self);
-        return NULL;
-    }
-    self->address = address;
-    self->length = (size_t)length;
-    num_maps++;
-    return (PyObject *)self;
+    return address == MAP_FAILED ? PyErr_SetFromErrno(PyExc_OSError) : map_of(type, address, (size_t)length);
 }
 
 static void map_dealloc(PyObject *object) {
     Map *self = (Map *)object;
-    if (self->address != NULL) {
-        munmap(self->address, self->length);
-        num_maps--;
-    }
+    munmap(self->address, self->length);
+    num_maps--;
     core_free(object);
 }
 
@@ -78,16 +77,7 @@ static PyObject *map_random(PyObject *object, PyObject *args) {
     void *address = mremap(self->address, 0, self->length, MREMAP_MAYMOVE); /* of length 0: a shared map is doubled */
     if (address == MAP_FAILED) Py_RETURN_NONE;
     (void)madvise(address, self->length, MADV_RANDOM);
-    PyTypeObject *type = Py_TYPE(object);
-    Map *twin = (Map *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    if (twin == NULL) {
-        munmap(address, self->length);
-        return NULL;
-    }
-    twin->address = address;
-    twin->length = self->length;
-    num_maps++;
-    return (PyObject *)twin;
+    return map_of(Py_TYPE(object), address, self->length);
 #else
     (void)object;
     Py_RETURN_NONE;
@@ -108,13 +98,6 @@ static PyType_Slot map_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec map_spec = {
-    .name = "millrace._core.Map",
-    .basicsize = sizeof(Map),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = map_slots,
-};
-
 static PyObject *map_count(PyObject *module, PyObject *args) {
     (void)module, (void)args;
     return PyLong_FromLongLong(num_maps);
@@ -127,6 +110,6 @@ static PyMethodDef map_functions[] = {
 
 int core_add_map(PyObject *module) {
     if (PyModule_AddFunctions(module, map_functions) < 0) return -1;
-    return core_add_type(module, &map_spec, NULL);
+    return core_add_type(module, "millrace._core.Map", sizeof(Map), map_slots, NULL);
 }
 #endif

@@ -8,8 +8,10 @@
 
 #define LARGE_PAGE (2 << 20)
 
-int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept) {
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+int core_add_type(PyObject *module, const char *name, size_t size, PyType_Slot *slots, PyTypeObject **kept) {
+    unsigned flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE;
+    PyType_Spec spec = {.name = name, .basicsize = (int)size, .flags = flags, .slots = slots};
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
     if (type == NULL) return -1;
     if (kept != NULL) *kept = (PyTypeObject *)type; /* for good: the types live as long as the process */
     int status = PyModule_AddType(module, (PyTypeObject *)type);
@@ -71,16 +73,20 @@ int64_t *core_copied_int64s(PyObject *object, int64_t *count) {
     return copy;
 }
 
+static PyObject *error_class(const char *kind) {
+    PyObject *errors = PyImport_ImportModule("millrace.errors");
+    PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, kind);
+    Py_XDECREF(errors);
+    return class;
+}
+
 PyObject *core_raise(const char *kind, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    PyObject *message = PyUnicode_FromFormatV(format, arguments);
+    PyObject *message = PyUnicode_FromFormatV(format, arguments), *class = error_class(kind);
     va_end(arguments);
-    PyObject *errors = PyImport_ImportModule("millrace.errors");
-    PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, kind);
     if (class != NULL && message != NULL) PyErr_SetObject(class, message);
     Py_XDECREF(class);
-    Py_XDECREF(errors);
     Py_XDECREF(message);
     return NULL;
 }
@@ -89,11 +95,9 @@ int core_is_expected(void) {
     PyObject *kind, *value, *trace;
     if (PyErr_ExceptionMatches(PyExc_OSError) || PyErr_ExceptionMatches(PyExc_MemoryError)) return 1;
     PyErr_Fetch(&kind, &value, &trace);
-    PyObject *errors = PyImport_ImportModule("millrace.errors");
-    PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, "MillraceError");
+    PyObject *class = error_class("MillraceError");
     int found = class == NULL ? 0 : PyErr_GivenExceptionMatches(kind, class);
     Py_XDECREF(class);
-    Py_XDECREF(errors);
     PyErr_Restore(kind, value, trace);
     return found;
 }
@@ -116,14 +120,15 @@ PyObject *core_raise_kept(PyObject **place) {
 }
 
 static int core_exec(PyObject *module) {
-    if (core_add_map(module) < 0 || core_add_permute(module) < 0 || core_add_column(module) < 0) return -1;
-    if (core_add_order(module) < 0 || core_add_gather(module) < 0) return -1;
-    if (core_add_program(module) < 0) return -1;
-    if (core_add_table(module) < 0 || core_add_text(module) < 0 || core_add_tokens(module) < 0 || core_add_clean(module) < 0)
-        return -1;
-    if (core_add_hashes(module) < 0) return -1;
-    if (core_add_bpe(module) < 0 || core_add_repeats(module) < 0) return -1;
-    return core_add_ring(module);
+    PyMethodDef *const functions[] = {core_permute_functions, core_order_functions, core_table_functions, core_text_functions,
+                                      core_tokens_functions,  core_clean_functions, core_hashes_functions};
+    int (*const add[])(PyObject *) = {core_add_map,     core_add_column, core_add_gather, core_add_program,
+                                      core_add_bpe,     core_add_repeats, core_add_ring};
+    for (size_t k = 0; k < sizeof functions / sizeof *functions; k++)
+        if (PyModule_AddFunctions(module, functions[k]) < 0) return -1;
+    for (size_t k = 0; k < sizeof add / sizeof *add; k++)
+        if (add[k](module) < 0) return -1;
+    return 0;
 }
 
 static PyModuleDef_Slot core_slots[] = {

@@ -90,12 +90,10 @@ static PyObject *samples_at(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef order_methods[] = {
+PyMethodDef core_order_functions[] = {
     {"samples", samples_at, METH_VARARGS, "samples(plan, positions, out): the sample at each position of an order."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_order(PyObject *module) { return PyModule_AddFunctions(module, order_methods); }
 
 /* ("sequential", n) | ("shuffled", n, seed) | ("block_shuffled", n, seed, block, window) */
 int core_order_init(Order *order, PyObject *plan) {
@@ -108,14 +106,8 @@ int core_order_init(Order *order, PyObject *plan) {
         PyErr_Format(PyExc_ValueError, "a plan of an order is %R", plan);
         return -1;
     }
-    order->n = n;
-    order->seed = seed;
-    order->block = block;
-    order->window = window;
-    order->all = core_sides(n);
-    order->full = core_sides(block * window);
-    order->rest = core_sides(n % (block * window) ? n % (block * window) : 1);
-    order->has_blocks = n / block > 0;
-    order->blocks = core_sides(order->has_blocks ? n / block : 1);
+    uint64_t blocks = n / block, rest = n % (block * window);
+    *order = (Order){order->kind, blocks > 0, n, seed, block, window, core_sides(n), core_sides(blocks ? blocks : 1),
+                     core_sides(block * window), core_sides(rest ? rest : 1)};
     return 0;
 }

@@ -135,9 +135,7 @@ static PyObject *permute(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef permute_methods[] = {
+PyMethodDef core_permute_functions[] = {
     {"permute", permute, METH_VARARGS, "permute(values, n, keys, is_backward): moves uint64 values below n in place."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_permute(PyObject *module) { return PyModule_AddFunctions(module, permute_methods); }

@@ -10,10 +10,7 @@
 
 PyTypeObject *Program_Type;
 
-static int beyond(Problem *problem, int64_t x, int64_t limit) {
-    *problem = (Problem){BEYOND, NULL, x, limit, 0};
-    return BEYOND;
-}
+static int beyond(Problem *problem, int64_t x, int64_t limit) { return (*problem = (Problem){BEYOND, NULL, x, limit, 0}).code; }
 
 static int64_t first_beyond(const int64_t *ends, int64_t count, int64_t x) {
     int64_t low = 0;
@@ -85,11 +82,7 @@ Work *core_work_new(Program *self, int may_fetch) {
     size_t size = (size_t)self->size, axes = (size_t)self->num_axes;
     Work *work = malloc(sizeof *work + size * (8 * (3 + 2 * axes) + 4 + 1) + 64);
     if (work == NULL) return NULL;
-    work->ahead = &self->ahead;
-    work->fetch = NULL;
-    work->may_fetch = may_fetch;
-    work->num_fetched = 0;
-    work->stop = NULL;
+    *work = (Work){.ahead = &self->ahead, .may_fetch = may_fetch};
     work->positions = (int64_t *)(work + 1);
     work->samples = work->positions + size;
     work->records = work->samples + size;
@@ -186,10 +179,7 @@ int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity
     problem->code = FINE;
     if (core_find(self, batch, work, problem)) return problem->code;
     if (measure(self, work, memory, values_at, capacity, used, problem)) return problem->code;
-    if (*used > capacity) {
-        *problem = (Problem){SPACE, NULL, *used, 0, 0};
-        return SPACE;
-    }
+    if (*used > capacity) return (*problem = (Problem){SPACE, NULL, *used, 0, 0}).code;
     Fetch *fetch = core_fetch_of(self, work);
     if (fetch != NULL) core_fetch_begin(fetch);
     copy_samples(self, values_at, memory, *used, work, fetch, problem);

@@ -6,16 +6,10 @@
 static int parts_init(Program *self, PyObject *parts) {
     self->num_parts = (int)PyTuple_Size(parts);
     self->gathers = calloc((size_t)self->num_parts + 1, sizeof *self->gathers);
-    if (self->gathers == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    if (self->gathers == NULL) return PyErr_NoMemory(), -1;
     for (int p = 0; p < self->num_parts; p++) {
         PyObject *part = PyTuple_GetItem(parts, p);
-        if (!PyObject_TypeCheck(part, Gather_Type)) {
-            PyErr_SetString(PyExc_TypeError, "parts are Gathers");
-            return -1;
-        }
+        if (!PyObject_TypeCheck(part, Gather_Type)) return PyErr_SetString(PyExc_TypeError, "parts are Gathers"), -1;
         self->gathers[p] = (Gather *)part;
         const Gather *first = self->gathers[0], *gather = self->gathers[p];
         int is_same = gather->num_fields == first->num_fields && gather->num_fields <= MAX_FIELDS;
@@ -25,10 +19,7 @@ static int parts_init(Program *self, PyObject *parts) {
             is_same = is_same && one->length == other->length;
             if (other->kind != RECORD && other->axis >= self->num_axes) self->num_axes = other->axis + 1;
         }
-        if (!is_same) {
-            PyErr_SetString(PyExc_ValueError, "parts deliver different fields");
-            return -1;
-        }
+        if (!is_same) return PyErr_SetString(PyExc_ValueError, "parts deliver different fields"), -1;
     }
     if (self->num_axes == 0) self->num_axes = 1;
     self->num_fields = self->num_parts ? self->gathers[0]->num_fields : 0;
@@ -84,10 +75,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return PyErr_Format(PyExc_ValueError, "a line is %R", line);
     Program *self = (Program *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
-    Py_INCREF(parts);
-    Py_INCREF(find_shard);
-    self->parts = parts;
-    self->find_shard = find_shard;
+    self->parts = Py_NewRef(parts);
+    self->find_shard = Py_NewRef(find_shard);
     self->start = start;
     self->stop = stop;
     self->batch = batch;
@@ -131,14 +120,10 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     long long batch;
     Py_buffer memory;
     if (!PyArg_ParseTuple(args, "Lw*", &batch, &memory)) return NULL;
-    if (!core_is_aligned(&memory, 8)) {
-        PyBuffer_Release(&memory);
-        return NULL;
-    }
-    if (batch < 0 || batch > self->most) {
-        PyBuffer_Release(&memory);
-        return core_raise("ConfigError", "batch %lld passes position 2^63 - 1, where every line ends", batch);
-    }
+    int is_inside = batch >= 0 && batch <= self->most, is_fine = is_inside && core_is_aligned(&memory, 8);
+    if (!is_fine) PyBuffer_Release(&memory);
+    if (!is_inside) return core_raise_problem(&(Problem){PASSED, NULL, batch, 0, 0});
+    if (!is_fine) return NULL;
     Problem problem = {0};
     int64_t used = 0;
     Work *work = core_work_new(self, 0);
@@ -191,11 +176,4 @@ static PyType_Slot program_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec program_spec = {
-    .name = "millrace._core.Program",
-    .basicsize = sizeof(Program),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = program_slots,
-};
-
-int core_add_program(PyObject *module) { return core_add_type(module, &program_spec, &Program_Type); }
+int core_add_program(PyObject *module) { return core_add_type(module, "millrace._core.Program", sizeof(Program), program_slots, &Program_Type); }

@@ -106,11 +106,4 @@ static PyType_Slot known_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec known_spec = {
-    .name = "millrace._core.KnownHashes",
-    .basicsize = sizeof(KnownHashes),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = known_slots,
-};
-
-int core_add_repeats(PyObject *module) { return core_add_type(module, &known_spec, NULL); }
+int core_add_repeats(PyObject *module) { return core_add_type(module, "millrace._core.KnownHashes", sizeof(KnownHashes), known_slots, NULL); }

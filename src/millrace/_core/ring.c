@@ -94,10 +94,7 @@ int core_renew(Ring *self, Slot *slot, int64_t bytes) {
         Py_DECREF(all);
     }
     if (owner == NULL) return -1;
-    if (PyObject_GetBuffer(owner, &slot->memory, PyBUF_WRITABLE) < 0) {
-        Py_DECREF(owner);
-        return -1;
-    }
+    if (PyObject_GetBuffer(owner, &slot->memory, PyBUF_WRITABLE) < 0) return Py_DECREF(owner), -1;
     int is_fine = core_is_aligned(&slot->memory, 8);
     if (is_fine && slot->memory.len < bytes)
         PyErr_Format(PyExc_ValueError, "a slot has %zd bytes, expected %lld", slot->memory.len, (long long)bytes), is_fine = 0;
@@ -110,12 +107,6 @@ int core_renew(Ring *self, Slot *slot, int64_t bytes) {
     slot->idle = Py_REFCNT(owner);
     if (bytes > self->most_bytes) self->most_bytes = bytes;
     return 0;
-}
-
-/* For the consumer to raise when it comes to the batch; what is not about the data, at once. Needs the GIL. */
-static void keep_error(Slot *slot, Work *work) {
-    PyObject **place = core_is_expected() ? &slot->error : &work->stop;
-    core_keep_error(place);
 }
 
 /* Makes the batch of a slot that is FILLING, with the GIL released in `state`; whatever went wrong is kept in it. */
@@ -141,7 +132,8 @@ void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
         if (code == SPACE && bytes > self->program->fixed_bytes) bytes += bytes / 4;
         if (code == SPACE && bytes < self->most_bytes) bytes = self->most_bytes;
         int status = code == MISSING ? core_give_missing(self->program, work) : core_renew(self, slot, bytes);
-        if (status) keep_error(slot, work);
+        /* For the consumer to raise when it comes to the batch; what is not about the data, at once. */
+        if (status) core_keep_error(core_is_expected() ? &slot->error : &work->stop);
         *state = PyEval_SaveThread();
         if (status) break;
     }
@@ -223,10 +215,8 @@ static PyObject *ring_counters(PyObject *object, PyObject *args) {
     long long batches = self->next_get, waited = self->fill_wait_ns, fill = self->fill_ns, bytes = self->bytes;
     long long seen = self->depth_seen, fetched = self->num_fetched;
     PyThread_release_lock(self->lock);
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i}", "batches", batches, "get_ns", (long long)self->get_ns,
-                         "fill_wait_ns", waited, "fill_ns", fill, "depth_seen", seen, "bytes", bytes, "fetched", fetched, "in_line",
-                         (long long)self->num_in_line, "waits", (long long)self->num_waits, "is_cold",
-                         __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED));
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "batches", batches, "fill_wait_ns", waited, "fill_ns", fill, "depth_seen",
+                         seen, "bytes", bytes, "fetched", fetched, "in_line", (long long)self->num_in_line);
 }
 
 static PyObject *ring_behind(PyObject *object, PyObject *args) {

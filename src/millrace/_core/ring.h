@@ -75,7 +75,7 @@ typedef struct {
     PyThread_type_lock lock, signal; /* of everything here; of the consumer */
     /* Of num_workers, those from num_hot on work only while the data is cold, when threads mostly wait. */
     int64_t count, next_ticket, next_get, most_bytes; /* count is -1 for endless */
-    int64_t get_ns, fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_waits, num_fetched;
+    int64_t fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_fetched;
     int64_t behind_ns; /* the loop waited for a GPU that had not caught up */
     Lanes lanes;
 } Ring;

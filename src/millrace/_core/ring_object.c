@@ -2,11 +2,6 @@
 #include "ring.h"
 
 #include <stdlib.h>
-#ifdef _WIN32
-#include <process.h>
-#else
-#include <unistd.h>
-#endif
 
 static PyThread_type_lock new_signal(void) {
     PyThread_type_lock lock = PyThread_allocate_lock();
@@ -28,10 +23,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         return PyErr_Format(PyExc_ValueError, "a ring of depth %d with %d slots and %d workers", depth, num_slots, num_workers);
     Ring *self = (Ring *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
-    Py_INCREF(program);
-    Py_INCREF(allocate);
-    self->program = (Program *)program;
-    self->allocate = allocate;
+    self->program = (Program *)Py_NewRef(program);
+    self->allocate = Py_NewRef(allocate);
     self->depth = depth;
     self->num_hot = num_workers;
     num_workers += num_more;
@@ -98,14 +91,7 @@ static PyType_Slot ring_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec ring_spec = {
-    .name = "millrace._core.Ring",
-    .basicsize = sizeof(Ring),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = ring_slots,
-};
-
 int core_add_ring(PyObject *module) {
     ring_slots[3].pfunc = core_ring_methods();
-    return core_add_type(module, &ring_spec, NULL);
+    return core_add_type(module, "millrace._core.Ring", sizeof(Ring), ring_slots, NULL);
 }

@@ -7,10 +7,7 @@
  * | ("locate", part, ends, firsts, stride, rows) | ("offsets", part, (offsets of each axis)). */
 static const int64_t *hold(Program *self, PyObject *object, int64_t *count) {
     Py_buffer *more = realloc(self->held, (size_t)(self->num_held + 1) * sizeof *more);
-    if (more == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
+    if (more == NULL) return PyErr_NoMemory(), NULL;
     self->held = more;
     const int64_t *numbers = core_int64s(object, &self->held[self->num_held], count);
     if (numbers != NULL) self->num_held++;
@@ -90,10 +87,7 @@ int core_steps_check(const Program *self) {
             for (int f = 0; f < gather->num_fields; f++)
                 is_fine &= gather->fields[f].axis == 0 && (gather->fields[f].kind != RECORD || step->kind == LOCATE);
         }
-        if (!is_fine) {
-            PyErr_Format(PyExc_ValueError, "step %d of a plan leads nowhere", k);
-            return -1;
-        }
+        if (!is_fine) return PyErr_Format(PyExc_ValueError, "step %d of a plan leads nowhere", k), -1;
     }
     return 0;
 }

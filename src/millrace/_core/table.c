@@ -224,11 +224,9 @@ done:
     return fits < 0 ? NULL : PyBool_FromLong(fits);
 }
 
-static PyMethodDef table_functions[] = {
+PyMethodDef core_table_functions[] = {
     {"rows_of", rows_of, METH_VARARGS, "Turns columns into rows; says whether all values are finite."},
     {"measure_rows", measure_rows, METH_VARARGS, "Count, mean, rest, squares, low and high of each column, of each span of rows; NaN left out."},
     {"scale_rows", scale_rows, METH_VARARGS, "(rows - center) / scale as float32; says whether all results are finite."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_table(PyObject *module) { return PyModule_AddFunctions(module, table_functions); }

@@ -45,7 +45,6 @@ static PyObject *hand_over(Ring *self, Slot *slot) {
 }
 
 static int wait_for_workers(Ring *self) {
-    self->num_waits++;
     Py_BEGIN_ALLOW_THREADS
     PyThread_acquire_lock_timed(self->signal, 1000000, 1);
     Py_END_ALLOW_THREADS
@@ -90,11 +89,9 @@ static PyObject *get(Ring *self, int may_block, void *stream) {
     }
     PyThread_release_lock(self->lock);
     core_wake(next);
-    int64_t spent = core_now() - began;
-    self->get_ns += spent;
     if (slot == NULL) Py_RETURN_NONE;
     /* It could not be made before the GPU had copied what lay there: the loop is far ahead of it, and waits for it. */
-    if (!was_ready && slot->landing > LATE_NS) self->behind_ns += spent;
+    if (!was_ready && slot->landing > LATE_NS) self->behind_ns += core_now() - began;
     if (!slot->problem.code && slot->error == NULL) core_use(&self->lanes, slot, stream, &slot->problem);
     return hand_over(self, slot);
 }

@@ -120,10 +120,8 @@ static PyObject *is_utf8(PyObject *module, PyObject *args) {
     return found;
 }
 
-static PyMethodDef text_functions[] = {
+PyMethodDef core_text_functions[] = {
     {"is_utf8", is_utf8, METH_VARARGS, "Whether text[first:last] is valid utf-8."},
     {"between_gaps", between_gaps, METH_O, "Where documents between empty lines start and end."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_text(PyObject *module) { return PyModule_AddFunctions(module, text_functions); }

@@ -91,11 +91,9 @@ free:
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-static PyMethodDef token_functions[] = {
+PyMethodDef core_tokens_functions[] = {
     {"copy_runs", copy_runs, METH_VARARGS, "(values, bytes of one, edges, out, bytes of one): copies the runs [first, last) one after the other; single bytes may become two."},
     {"measure", measure, METH_O, "Bytes and characters of every document, as int64."},
     {"join_with_zeros", join_with_zeros, METH_O, "Documents as one text with a zero byte after each, and their lengths with it, as int64."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_tokens(PyObject *module) { return PyModule_AddFunctions(module, token_functions); }

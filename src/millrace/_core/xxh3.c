@@ -163,9 +163,7 @@ static PyObject *hash_documents(PyObject *module, PyObject *given) {
     return found;
 }
 
-static PyMethodDef hash_functions[] = {
+PyMethodDef core_hashes_functions[] = {
     {"hash_documents", hash_documents, METH_O, "The xxh3_128 digests of documents, one after the other."},
     {NULL, NULL, 0, NULL},
 };
-
-int core_add_hashes(PyObject *module) { return PyModule_AddFunctions(module, hash_functions); }

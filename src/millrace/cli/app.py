@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from millrace.cli import (
-    demo,
-    doctor,
-    explain,
-    forecast,
-    gc,
-    generate,
-    head,
-    info,
-    prepare_table,
-    prepare_text,
-    train,
-    verify,
-    verify_resume,
-)  # fmt: skip
+from millrace.cli import prepare_table, prepare_text
 
+COMMANDS = (
+    "info",
+    "head",
+    "verify",
+    "gc",
+    "explain",
+    "verify-resume",
+    "train",
+    "generate",
+    "forecast",
+    "doctor",
+    "demo",
+)
 # Newer typer contains click, older typer imports it: reach click's classes through typer's names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 Abort: type[BaseException] = typer.Abort
@@ -37,8 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for command in (info, head, verify, gc, explain, verify_resume, train, generate, forecast, doctor, demo):
-    name = command.__name__.rsplit(".", 1)[1].replace("_", "-")
+for name in COMMANDS:
+    command = import_module(f"millrace.cli.{name.replace('-', '_')}")
     app.command(name, epilog=f"Example: {command.EXAMPLE}")(command.run)
 
 

@@ -12,13 +12,14 @@ NO_CORE = "not built, so numpy is used, which is slower; install a C compiler, t
 
 def run(as_json: options.Json = False) -> None:
     """Show versions, the C core, and the limits of this machine."""
-    from millrace.cli.printing import print_fields, print_json
+    from millrace.cli.printing import print_json, print_line
 
     facts = examine()
     if as_json:
         print_json(facts)
-    else:
-        print_fields([(name, "not installed" if value is None else str(value)) for name, value in facts.items()])
+        return
+    for name, value in facts.items():
+        print_line(f"{name.ljust(max(map(len, facts)))}  {'not installed' if value is None else value}")
 
 
 def examine() -> dict[str, Any]:

@@ -96,19 +96,14 @@ def explain_run(path: str, step: int) -> Any:
     for fingerprint, where in start["stores"].items():
         if where is None:
             raise StoreNotFound(f"the run {path} read a store in memory; only stores on disk can be explained")
-        stores[fingerprint] = open_pinned(where, fingerprint, open_store)
+        store = open_store(where)
+        is_same = store.fingerprint == fingerprint or store.manifest is None  # else rows were appended since
+        stores[fingerprint] = store if is_same else open_store(where, snapshot=fingerprint)
     view = from_spec(start["view"], stores, journal.arrays(path))
     end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
     found = describe(view, order_from_spec(start["order"]), position, end, step - 1)
     found |= {"sources": prepared_from(view), "stop": start["stop"]}
     return found
-
-
-def open_pinned(where: str, fingerprint: str, open_store: Any) -> Any:
-    """The snapshot that a run used, even after later appends."""
-    store = open_store(where)
-    is_same = store.fingerprint == fingerprint or store.manifest is None
-    return store if is_same else open_store(where, snapshot=fingerprint)
 
 
 def show(found: Any, step: int, most: int, as_json: bool) -> None:

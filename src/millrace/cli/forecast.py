@@ -6,23 +6,23 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from millrace.cli import training
+from millrace.cli import options
 from millrace.cli.printing import print_json, print_line
 
 EXAMPLE = "millrace forecast runs/lstm --out forecast.csv"
 
 
 def run(
-    path: training.RunFolder,
+    path: options.RunFolder,
     entity: Annotated[str | None, Option(help="Only this entity, by name or number.")] = None,
     target: Annotated[list[str] | None, Option(help="Only this target; repeatable.")] = None,
     windows: Annotated[int, Option(min=1, help="Picture: how many of the last horizons to draw.")] = 4,
     out: Annotated[
         str | None, Option(help="A table (.csv, .parquet) or a picture (.png).", show_default="RUN/forecast.png")
     ] = None,
-    checkpoint: training.Checkpoint = "latest",
-    store: training.MovedStore = None,
-    model: training.OwnModel = None,
+    checkpoint: options.Checkpoint = "latest",
+    store: options.MovedStore = None,
+    model: options.OwnModel = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text; no picture is drawn.")] = False,
 ) -> None:
     """Forecast the rows to come, or draw past forecasts.
@@ -38,14 +38,14 @@ def run(
     if out is not None and not is_table and Path(out).suffix not in (".png", ".svg", ".pdf", ".jpg"):
         raise ConfigError(f"--out {out}: expected a name that ends in .csv or .parquet (a table) or .png (a picture)")
     if entity is None and not is_table:
-        with training.training_extras():
+        with options.training_extras():
             from millrace.train.run_folder import existing_run
         existing_run(Path(path))
         raise ConfigError(
             "what to forecast? --out forecast.csv (or .parquet) for the rows to come of every entity; --entity NAME for a "
             "picture of one"
         )
-    trained = training.load_trained(path, checkpoint, model, store)
+    trained = options.load_trained(path, checkpoint, model, store)
     if out is not None and is_table:
         write_table(trained, Path(out), entity, target or [], as_json)
     else:

@@ -14,7 +14,6 @@ EXAMPLE = "millrace info prices/"
 KINDS = {"series": "series (a table)"}
 NOUNS = {"text": ("document", "token"), "series": ("entity", "row")}
 # Keys of meta that the sentences above the tables already say.
-# Keys of meta that the sentences above the tables already say.
 SAID = ("features", "target", "entity", "time", "cut_times", "report", "layout", "static_scaling")
 
 
@@ -37,7 +36,9 @@ def run(
 
 def describe(store: Any) -> dict[str, Any]:
     """Everything that ``info`` prints, as plain values."""
-    layout, manifest = store.layout, store.manifest
+    from millrace.store import times
+
+    layout, manifest, unit = store.layout, store.manifest, times.time_unit(store)
     return {
         "path": store.path,
         "layout": store.meta.get("layout", "millrace store"),
@@ -66,7 +67,9 @@ def describe(store: Any) -> dict[str, Any]:
         else {key: manifest.scaling[key] for key in ("method", "fit_on", "per_entity")},
         "splits": {name: _describe_split(store, name) for name in store.splits},
         "cuts": None if store.time_cuts is None else _describe_cuts(store),
-        "time": _describe_time(store),
+        "time": {"unit": unit and times.UNITS[unit], "zone": times.time_zone(store)}
+        if times.has_times(store)
+        else None,
         "tokenizer": None if manifest is None or manifest.tokenizer is None else manifest.tokenizer.get("name"),
         "meta": dict(store.meta),
     }
@@ -103,14 +106,6 @@ def _describe_cuts(store: Any) -> dict[str, Any]:
         values = np.array(times) if unit is None else np.array(times, np.int64).view(f"datetime64[{unit}]")
         begins = dict(zip(cuts.splits[1:], show_times(store, values), strict=True))
     return {"column": cuts.column, "gap": cuts.gap, "from": begins}
-
-
-def _describe_time(store: Any) -> dict[str, str | None] | None:
-    """The unit and zone of the column ``time``; None without times."""
-    from millrace.store.times import UNITS, has_times, time_unit, time_zone
-
-    unit = time_unit(store)
-    return {"unit": unit and UNITS[unit], "zone": time_zone(store)} if has_times(store) else None
 
 
 def _describe_split(store: Any, name: str) -> dict[str, Any]:

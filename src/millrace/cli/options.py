@@ -1,10 +1,14 @@
-"""Options that several commands share, and the view that some of them describe."""
+"""Options that several commands share, the view that some of them describe, and loading a trained model."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from typer import Argument, Option
+
+from millrace.errors import ConfigError
 
 Json = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 Layout = Annotated[str, Argument(help="A store, or a file of another tool such as train.bin.")]
@@ -20,6 +24,13 @@ Stride = Annotated[
 Lead = Annotated[int, Option(min=0, help="Series: rows between lookback and horizon.")]
 BatchSize = Annotated[int, Option(min=1, help="Samples of one step, over all ranks.")]
 Seed = Annotated[int, Option(min=0, help="Seed of the sample order.")]
+RunFolder = Annotated[str, Argument(metavar="RUN", help="The run folder, as given to millrace train --run.")]
+Checkpoint = Annotated[str, Option(help="Which checkpoint to use: latest or best.")]
+MovedStore = Annotated[str | None, Option(help="Path of the run's store, if it was moved.")]
+OwnModel = Annotated[
+    str | None,
+    Option(metavar="MODULE:CALLABLE", help="Your own model of the run, if you trust its code."),
+]
 
 
 def build_view(
@@ -32,7 +43,6 @@ def build_view(
     lead: int,
 ) -> Any:
     """The view that the options describe: Blocks with --length, Windows with --lookback, else whole records."""
-    from millrace.errors import ConfigError
     from millrace.store.open import open_store
     from millrace.view.blocks import Blocks
     from millrace.view.records import Records
@@ -55,3 +65,24 @@ def build_view(
         wanted = "--length 1024" if store.kind == "text" else "--lookback 64 --horizon 8"
         raise ConfigError(f"{path} is a {store.kind} store; say what a sample is, as in: {wanted}")
     return Records(part)
+
+
+@contextlib.contextmanager
+def training_extras() -> Iterator[None]:
+    """Around imports of the trainer: names the extra that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise ConfigError(f"this needs {error.name}: pip install 'millrace[torch]'") from error
+
+
+def load_trained(run: str, checkpoint: str, model: str | None, store: str | None) -> Any:
+    """The trained model of a run folder."""
+    from pathlib import Path
+
+    from millrace.train.open_run import load_model
+
+    with training_extras():
+        return load_model(Path(run), checkpoint, own=model, store=store)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from millrace.cli.prepare_text import count, is_given, refuse_two_splits
+from millrace.cli.prepare_text import count, given_options, prepare
+from millrace.cli.printing import plural, print_line, print_table, size
 
 EXAMPLE = "millrace prepare table prices/*.parquet --out prices --entity symbol --time date --target close --split time:2023-01-01"
 Names: TypeAlias = list[str] | None
@@ -113,48 +114,30 @@ def run(
 
     It makes two passes in constant memory; statistics see train rows only. If it is stopped, the same command continues.
     """
-    import msgspec
-
-    from millrace.cli.printing import print_json
-    from millrace.cli.table_progress import TableProgress
-    from millrace.errors import ConfigError
-    from millrace.prepare.advice import with_flags
+    from millrace.cli.prepare_progress import TableProgress
     from millrace.prepare.split_forms import TABLE_FORMS
     from millrace.prepare.table.options import TableOptions
     from millrace.prepare.table.table import prepare_table
 
-    if engine != "local":
-        raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
     if time is None and not append:
         raise typer.BadParameter("name the column with the times", param_hint="--time")
-    # Only what was written: for an append a default is no request.
-    options = (name for name in (*TableOptions.__struct_fields__, "split", "refit") if is_given(context, name))
-    given = {name: context.params[name] for name in options}
-    refuse_two_splits(given, TABLE_FORMS)
+    given = given_options(context, (*TableOptions.__struct_fields__, "refit"), TABLE_FORMS)
     for name, value in given.items():
         if isinstance(value, (list, tuple)):
             given[name] = read_policies(value) if name == "nulls" else read_names(value)
-    with TableProgress() as progress:
-        report = with_flags(prepare_table)(
-            sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
-            stall_s=stall, **given,
-        )  # fmt: skip
-    if as_json:
-        print_json(msgspec.to_builtins(report))
-    else:
+    report = prepare(context, prepare_table, TableProgress(), given)
+    if not as_json:
         show(report, out, lookback, horizon)
 
 
 def show(report: Any, out: str, lookback: int, horizon: int) -> None:
-    from millrace.cli.printing import print_line
-
     if not report.is_new:
         print_line(f"already complete: {report.path}, fingerprint {report.fingerprint}")
         return
     if report.added:
         print_line(
-            f"added {_counted(report.added['rows'], 'row')} to {_counted(report.added['entities'], 'entity')}, "
-            f"{_counted(report.added['new entities'], 'new entity')}"
+            f"added {plural(report.added['rows'], 'row')} to {plural(report.added['entities'], 'entity')}, "
+            f"{plural(report.added['new entities'], 'new entity')}"
         )
         _show_run(report)
         print_line("the store now has")
@@ -166,21 +149,14 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
         print_line("note: there is no validation split; --split tail:0.1 or --split time:TIME makes one")
     seconds = max(report.seconds, 1e-9)
     now = report.rows_read - report.rows_kept
-    before = f"; {_counted(report.rows_kept, 'row')} had been read before" if report.rows_kept else ""
+    before = f"; {plural(report.rows_kept, 'row')} had been read before" if report.rows_kept else ""
     print_line(f"read {now:,} rows in {seconds:.1f} s: {now / seconds:,.0f} rows/s{before}")
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
     print_line(f"next: millrace head {out}")
 
 
-def _counted(number: int, noun: str) -> str:
-    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"
-
-
 def _show_store(report: Any, lookback: int, horizon: int) -> None:
     """What the store holds."""
-    from millrace.cli.printing import print_line, print_table, size
-
     counts, short, longest = _windows(report, lookback, horizon)
     print_table(
         [
@@ -189,9 +165,9 @@ def _show_store(report: Any, lookback: int, horizon: int) -> None:
         ],
         indent="",
     )
-    too_short = f"; {_counted(short, 'entity')} {'is' if short == 1 else 'are'} shorter than a window" if short else ""
+    too_short = f"; {plural(short, 'entity')} {'is' if short == 1 else 'are'} shorter than a window" if short else ""
     print_line(
-        f"{_counted(report.entities, 'entity')} in {_counted(report.shards, 'shard')}, {size(report.bytes)}{too_short}"
+        f"{plural(report.entities, 'entity')} in {plural(report.shards, 'shard')}, {size(report.bytes)}{too_short}"
     )
     for note in _window_notes(counts, longest, lookback, horizon):
         print_line(f"note: {note}")
@@ -204,8 +180,6 @@ def _show_store(report: Any, lookback: int, horizon: int) -> None:
 
 def _show_run(report: Any) -> None:
     """What this run did."""
-    from millrace.cli.printing import print_line, size
-
     for reason, number in report.dropped.items():
         print_line(f"{'' if 'added' in reason else 'dropped, '}{reason}: {number:,}")
     for name, number in report.missing.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -118,57 +118,64 @@ def run(
     Cleans documents, drops repeated ones, tokenises the rest and writes shards. If it is interrupted, run the same command
     again: it continues.
     """
-    import msgspec
-
-    from millrace.cli.text_progress import TextProgress
-    from millrace.errors import ConfigError
-    from millrace.prepare.advice import with_flags
+    from millrace.cli.prepare_progress import TextProgress
     from millrace.prepare.split_forms import TEXT_FORMS
+    from millrace.prepare.text.options import ReadOptions, ShardOptions
     from millrace.prepare.text.text import prepare_text
 
-    if engine != "local":
-        raise ConfigError(f"--engine {engine}: this version prepares on one machine; leave it out, or give local")
-    options: dict[str, Any] = {
-        "tokenizer": tokenizer, "split": split, "shard_tokens": shard_tokens, "val": val, "test": test, "val_tail": val_tail,
-        "format_": format_, "document": document, "text_field": text_field, "mask_field": mask_field,
-        "no_normalize": no_normalize, "dedup": dedup, "dedup_unit": dedup_unit, "min_chars": min_chars,
-        "max_document": max_document, "long_documents": long_documents, "filter_": filter_, "on_error": on_error,
-        "max_ratio": max_ratio, "encoding": encoding, "html": html,
-    }  # fmt: skip
-    # An append reads options that are not given from its store, so defaults are not passed on.
-    given = {name.rstrip("_"): value for name, value in options.items() if is_given(context, name)}
-    refuse_two_splits(given, TEXT_FORMS)
+    names = {*ReadOptions.__struct_fields__, *ShardOptions.__struct_fields__, "no_normalize"}
+    given = given_options(context, names, TEXT_FORMS)
     if given.pop("no_normalize", False):
         given["normalize"] = False
     if no_dedup:
         given["dedup"] = "none"
-    with TextProgress() as progress:
-        report = with_flags(prepare_text)(
-            sources, out, workers=workers, append=append, restart=restart, exclude=exclude or (), progress=progress,
-            stall_s=stall, **given
-        )  # fmt: skip
-    if as_json:
-        print_json(msgspec.to_builtins(report))
-    else:
+    report = prepare(context, prepare_text, TextProgress(), given)
+    if not as_json:
         show(report, out, is_append=append)
 
 
-def refuse_two_splits(given: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
-    """Refuses ``--split`` beside one of the options it stands for."""
+def given_options(context: typer.Context, names: Collection[str], forms: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, of these names and ``split``, that the user gave: an append takes all others from its store."""
     from millrace.prepare.split_forms import older_options
 
+    asked = (name for name in context.params if name.rstrip("_") in (*names, "split"))
+    sources = {name: context.get_parameter_source(name) for name in asked}
+    given = {
+        name.rstrip("_"): context.params[name]
+        for name, source in sources.items()
+        if source and source.name != "DEFAULT"
+    }
     if given.get("split") is not None and (both := older_options(forms) & set(given)):
         flag = f"--{min(both).replace('_', '-')}"
         raise typer.BadParameter(f"{flag} says what val and test are, too; give one of them", param_hint="--split")
+    return given
 
 
-def is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+def prepare(context: typer.Context, function: Any, progress: Any, given: Mapping[str, Any]) -> Any:
+    """Runs a preparation with the options of its command; returns the report, and prints it for ``--json``."""
+    import msgspec
+
+    from millrace.errors import ConfigError
+    from millrace.prepare.advice import with_flags
+
+    asked = context.params
+    if asked["engine"] != "local":
+        raise ConfigError(
+            f"--engine {asked['engine']}: this version prepares on one machine; leave it out, or give local"
+        )
+    options = {name: asked[name] for name in ("workers", "append", "restart")} | {"exclude": asked["exclude"] or ()}
+    with progress:
+        report = with_flags(function)(
+            asked["sources"], asked["out"], **options, stall_s=asked["stall"], progress=progress, **given
+        )
+    if asked["as_json"]:
+        print_json(msgspec.to_builtins(report))
+    return report
 
 
 def show(report: Any, out: str, *, is_append: bool) -> None:
     from millrace.prepare.text.read.reader import REPLACED
+    from millrace.store.open import open_store
 
     if not report.is_new and not report.documents:
         dropped = ", ".join(f"{reason}: {number:,}" for reason, number in report.dropped.items())
@@ -181,7 +188,7 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         print_line("added:")
     print_table(_splits(report.documents, report.tokens, report.shards), indent="")
     if is_append:
-        whole = _totals(report.path)
+        whole = open_store(report.path).meta["report"]
         print_line("the store now holds:")
         print_table(_splits(whole["documents"], whole["tokens"], whole["shards"]), indent="")
     if report.cut:
@@ -206,11 +213,3 @@ def _splits(documents: dict[str, int], tokens: dict[str, int], shards: dict[str,
     """The rows of a table of counts by split."""
     rows = [(split, *(f"{counts.get(split, 0):,}" for counts in (documents, tokens, shards))) for split in documents]
     return [("split", "documents", "tokens", "shards"), *rows]
-
-
-def _totals(path: str) -> dict[str, dict[str, int]]:
-    """What all runs put into a store."""
-    from millrace.store.open import open_store
-
-    found: dict[str, dict[str, int]] = open_store(path).meta["report"]
-    return found

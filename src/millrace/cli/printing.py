@@ -101,12 +101,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
 
 
-def print_fields(fields: Sequence[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in fields)
-    for name, value in fields:
-        print_line(f"{name.ljust(width)}  {value}")
-
-
 def size(num_bytes: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

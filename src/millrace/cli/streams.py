@@ -36,22 +36,26 @@ class _Output(io.FileIO):
             raise OutputFailed(why) from error
 
 
-class _Notes(io.FileIO):
+class _Notes(_Output):
     """Standard error: what cannot be written is dropped."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError as error:
-            raise ReaderGone("the reader of the output has gone") from error
-        except OSError:
+        except OutputFailed:
             return memoryview(data).nbytes
 
 
 def prepare() -> None:
     """Opens streams that the caller closed, and replaces output and error by the classes above."""
     for number in (0, 1, 2):
-        _open_closed(number)
+        try:
+            os.fstat(number)
+        except OSError:  # on /dev/null: otherwise the next file would get its number, and its output
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
     sys.stdout = _stream(sys.stdout, _Output, 1)
     sys.stderr = _stream(sys.stderr, _Notes, 2)
 
@@ -59,17 +63,6 @@ def prepare() -> None:
 def send_errors_to(fd: int) -> None:
     """Sends what Python writes to standard error to this descriptor. Libraries in C still write to number 2."""
     sys.stderr = _stream(sys.stderr, _Notes, fd)
-
-
-def _open_closed(number: int) -> None:
-    """Opens a closed stream on /dev/null. Otherwise the next file would get its number, and its output."""
-    try:
-        os.fstat(number)
-    except OSError:
-        null = os.open(os.devnull, os.O_RDWR)
-        if null != number:
-            os.dup2(null, number)
-            os.close(null)
 
 
 def _stream(stream: TextIO | None, kind: type[io.FileIO], number: int) -> TextIO:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from millrace.cli import training
+from millrace.cli import options
 from millrace.cli.printing import print_json, print_line, same_command
 
 EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_steps=200"
@@ -79,12 +79,12 @@ def run(
     is_first = os.environ.get("RANK", "0") == "0"
     try:
         settings = load_config(config, changes or [], given)
-        with training.training_extras():
+        with options.training_extras():
             from millrace.train import dist
             from millrace.train.trainer import train
         if ranks is not None and ranks > 1 and not launch.is_rank():
-            options = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
-            again = ["train", config, *(str(part) for option in options if option[1] is not None for part in option)]
+            flags = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
+            again = ["train", config, *(str(part) for flag in flags if flag[1] is not None for part in flag)]
             again += [part for change in changes or [] for part in ("--set", change)]
             sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
         has_started, dist.held = True, []

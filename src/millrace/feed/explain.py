@@ -125,7 +125,9 @@ def _parts(view: View, spans: Spans, records: Int64s) -> list[dict[str, Any]]:
     if isinstance(view, Windows):
         ranges = {"input": (starts, starts + view.lookback), "target": (stops - view.horizon, stops)}
     found: list[dict[str, Any]] = [{} for _ in range(len(spans))]
-    names = _entities(store, records)
+    column = store.layout.columns.get("name")  # without names, an entity is the number of its record
+    entities = store.columns["name"][records] if column is not None and column.axis is None else records
+    names = [str(name) for name in np.asarray(entities).tolist()]
     for name, (first, stop) in ranges.items():
         times = _first_and_last(store, first, stop)
         for k, row in enumerate(found):
@@ -133,13 +135,6 @@ def _parts(view: View, spans: Spans, records: Int64s) -> list[dict[str, Any]]:
             part = {"rows": (int(first[k]), int(stop[k])), **({"times": times[k]} if times[k] else {})}
             row.update({name: part} if name else part)
     return found
-
-
-def _entities(store: Any, records: Int64s) -> list[str]:
-    """The names of the entities, or the numbers of their records if the store has no names."""
-    column = store.layout.columns.get("name")
-    names = store.columns["name"][records] if column is not None and column.axis is None else records
-    return [str(name) for name in np.asarray(names).tolist()]
 
 
 def _first_and_last(store: Any, starts: Int64s, stops: Int64s) -> list[tuple[Any, Any] | None]:

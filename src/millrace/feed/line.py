@@ -9,8 +9,7 @@ import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
-from millrace.order.orders import MAX_POSITION, Order
-from millrace.order.share import share
+from millrace.order.orders import MAX_POSITION, Order, share
 from millrace.ragged import Array, Int64s
 from millrace.view.view import View
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.errors import ConfigError
 from millrace.feed.batch import check_names, check_rename
 from millrace.feed.line import LAST
-from millrace.order.orders import MAX_POSITION, Order, Sequential
-from millrace.order.share import share
+from millrace.order.orders import MAX_POSITION, Order, Sequential, share
 from millrace.ragged import as_integer
 from millrace.view.view import View
 

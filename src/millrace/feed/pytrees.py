@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from millrace.errors import ConfigError
@@ -26,21 +26,14 @@ class Outline:
     def __repr__(self) -> str:
         return f"Outline({', '.join(self.names)})"
 
-    def batch(self, leaves: Sequence[Any], is_traced: Callable[[Any], bool]) -> Batch:
-        """The batch of these leaves; without marks if they stand for any batch, or have another number of rows."""
-        traced = any(is_traced(part) for leaf in leaves for part in _parts(leaf))
-        keeps = not traced and (not _has_arrays(leaves) or num_rows(leaves) == num_marked(self.marks))
+    def batch(self, leaves: Sequence[Any], traced: type | tuple[type, ...]) -> Batch:
+        """The batch of these leaves; without marks if they are ``traced`` (any batch), or have another number of rows."""
+        parts = [part for leaf in leaves for part in (arrays_of(leaf)[0] if isinstance(leaf, Ragged) else [leaf])]
+        has_arrays = any(getattr(part, "ndim", None) is not None for part in parts)  # else shapes, shardings, ...
+        is_same = not has_arrays or num_rows(leaves) == num_marked(self.marks)
+        keeps = is_same and not any(isinstance(part, traced) for part in parts)
         marks: dict[str, Any] = self.marks if keeps else dict.fromkeys(MARKS)
         return with_marks(dict(zip(self.names, leaves, strict=True)), marks)
-
-
-def _has_arrays(leaves: Sequence[Any]) -> bool:
-    """False if leaves are something else: shapes, shardings, whatever a function makes of arrays."""
-    return any(getattr(part, "ndim", None) is not None for leaf in leaves for part in _parts(leaf))
-
-
-def _parts(leaf: Any) -> tuple[Any, ...]:
-    return (leaf.values, leaf.offsets) if isinstance(leaf, Ragged) else (leaf,)
 
 
 def columns_of(batch: Batch) -> tuple[list[Any], Outline]:
@@ -49,10 +42,6 @@ def columns_of(batch: Batch) -> tuple[list[Any], Outline]:
 
 def arrays_of(ragged: Ragged) -> tuple[list[Any], None]:
     return [ragged.values, ragged.offsets], None
-
-
-def ragged_of(arrays: Sequence[Any]) -> Ragged:
-    return Ragged.trusted(*arrays)
 
 
 def _refuse_stacking(batches: Any, *, collate_fn_map: Any = None) -> Any:
@@ -75,9 +64,6 @@ def torch_pytrees() -> None:
 
     default_collate_fn_map[Batch] = _refuse_stacking
 
-    def is_traced(leaf: Any) -> bool:
-        return isinstance(leaf, (FakeTensor, Proxy))
-
     def with_keys(batch: Batch) -> tuple[list[tuple[Any, Any]], Outline]:
         return [(_pytree.MappingKey(name), value) for name, value in dict.items(batch)], Outline(batch)
 
@@ -88,9 +74,9 @@ def torch_pytrees() -> None:
     _pytree.register_pytree_node(
         Batch,
         columns_of,
-        lambda leaves, outline: outline.batch(list(leaves), is_traced),
+        lambda leaves, outline: outline.batch(list(leaves), (FakeTensor, Proxy)),
         flatten_with_keys_fn=with_keys,
     )
     _pytree.register_pytree_node(
-        Ragged, arrays_of, lambda arrays, _: ragged_of(list(arrays)), flatten_with_keys_fn=ragged_with_keys
+        Ragged, arrays_of, lambda arrays, _: Ragged.trusted(*arrays), flatten_with_keys_fn=ragged_with_keys
     )

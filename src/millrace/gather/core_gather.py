@@ -82,7 +82,10 @@ class Native:
         described = [_describe(f, columns[f.column], names.index(f.column), axes) for f in fields if not f.is_text]
         if None in described:
             return None
-        tables = {name: core.Column(as_int64s(columns[name].starts), _row_bytes(columns[name])) for name in names}
+        tables = {}
+        for name, column in ((name, columns[name]) for name in names):
+            row_bytes = int(np.prod(column.shape[1:], dtype=np.int64)) * int(column.dtype.itemsize)
+            tables[name] = core.Column(as_int64s(column.starts), row_bytes)
         return cls(columns, fields, core.Gather(tuple(tables.values()), tuple(described)), tables)
 
     def give(self, name: str, shard: int, whole: Array | None) -> bool:
@@ -137,7 +140,3 @@ class Native:
 
 def _axes(fields: Sequence[Field]) -> list[str]:
     return list(dict.fromkeys(field.axis for field in fields if field.axis is not None))
-
-
-def _row_bytes(column: Any) -> int:
-    return int(np.prod(column.shape[1:], dtype=np.int64)) * int(column.dtype.itemsize)

@@ -108,8 +108,11 @@ class Located:
             arrays = self._reference.fill(first, last, allocate)
         if len(arrays) == len(self._fields):
             return arrays
-        texts = {field.name: self._text(field.column, first, last) for field in self._fields if field.is_text}
-        return {field.name: (texts if field.is_text else arrays)[field.name] for field in self._fields}
+        assert self._records is not None
+        for name, column in ((field.name, field.column) for field in self._fields if field.is_text):
+            rows = self._texts[column].fill(first, last)[column]
+            arrays[name] = self._columns[column].decoded(rows, self._records[first:last])
+        return {field.name: arrays[field.name] for field in self._fields}
 
     def is_cold(self) -> bool | None:
         """Whether rows are asked for ahead of the copy; None where numpy copies."""
@@ -125,8 +128,3 @@ class Located:
             spans = {field.column: Spans(*self._columns[field.column].spans(self._records))}
             found[field.column] = Located(sources, rows, spans, None)
         return found
-
-    def _text(self, name: str, first: int, last: int) -> Array:
-        assert self._records is not None
-        rows = self._texts[name].fill(first, last)[name]
-        return self._columns[name].decoded(rows, self._records[first:last])  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ class Reference:
                 check_inside(spans.starts, spans.stops, int(column.starts[-1]))
                 _check_lengths(spans, field)
                 items = column if dense.items is None else ItemColumn(column, dense.items)
-                known[key] = ColumnSpans(items, *_cut(spans, dense.first, dense.length))
+                known[key] = ColumnSpans(items, *_pieces(spans, dense.first, dense.length))
             dense.rows = known[key]
             found[field.name] = dense
         return found
@@ -139,16 +139,10 @@ def _check_lengths(spans: Spans, field: Field) -> None:
         raise ConfigError(f"sample {short[0]} has {rows} rows for {field.name!r}, not {needed}; its view is wrong")
 
 
-def _cut(spans: Spans, first: int, length: int) -> tuple[Int64s, Int64s, Int64s | None]:
+def _pieces(spans: Spans, first: int, length: int) -> tuple[Int64s, Int64s, Int64s | None]:
     """Rows [first, first + length) of every sample's span: starts, stops, and the pieces of each sample."""
     if spans.offsets is None:
         return spans.starts + first, spans.starts + (first + length), None
-    return _pieces(spans, first, length)
-
-
-def _pieces(spans: Spans, first: int, length: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Rows [first, first + length) of samples made of several pieces: cut pieces and how many each sample has."""
-    assert spans.offsets is not None
     sizes = spans.stops - spans.starts
     ends = np.cumsum(sizes)
     sample_of = np.repeat(np.arange(len(spans)), np.diff(spans.offsets))

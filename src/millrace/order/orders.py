@@ -16,7 +16,7 @@ import numpy.typing as npt
 from millrace.errors import ConfigError
 from millrace.native import core
 from millrace.order.hashing import round_keys
-from millrace.order.permute import num_rounds, permute, unpermute
+from millrace.order.permute import num_rounds, permute
 from millrace.ragged import Int64s, as_int64s, as_integer
 
 MAX_POSITION = (1 << 63) - 1
@@ -128,7 +128,7 @@ class Shuffled(Order):
         return _by_stream(inside, epochs, self.n, int(self.seed or 0), 0)
 
     def _backward(self, samples: Int64s, epoch: int) -> Int64s:
-        return _by_stream(samples, np.full(len(samples), epoch), self.n, int(self.seed or 0), 0, unpermute)
+        return _by_stream(samples, np.full(len(samples), epoch), self.n, int(self.seed or 0), 0, backward=True)
 
     def plan(self) -> tuple[Any, ...] | None:
         return ("shuffled", self.n, self.seed) if type(self) is Shuffled else None
@@ -137,8 +137,8 @@ class Shuffled(Order):
         return {"order": "shuffled", "n": self.n, "seed": self.seed}
 
 
-def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int, move: Any = permute) -> Int64s:
-    """Moves values of [0, n) by ``permute`` or ``unpermute``, each by the keys of its own stream."""
+def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int, *, backward: bool = False) -> Int64s:
+    """Moves values of [0, n), or moves them back, each by the keys of its own stream."""
     if len(inside) == 0:
         return inside
     values, rounds = inside.astype(np.uint64), num_rounds(n)
@@ -147,8 +147,7 @@ def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int, mo
     else:
         distinct, which = np.unique(streams, return_inverse=True)
         keys = round_keys(seed, lane, distinct, rounds)[which]
-    moved: Int64s = move(values, n, keys).astype(np.int64)
-    return moved
+    return permute(values, n, keys, backward=backward).astype(np.int64)
 
 
 class BlockShuffled(Order):
@@ -171,12 +170,7 @@ class BlockShuffled(Order):
 
     def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
         windows, places = np.divmod(inside, np.int64(self._size))
-        streams = self._window_streams(windows, epochs)
-        mixed = np.empty_like(places)
-        short = windows == self.n // self._size  # the last window, if it is not full
-        for mask, size in ((~short, self._size), (short, self.n % self._size)):
-            if size and mask.any():
-                mixed[mask] = _by_stream(places[mask], streams[mask], size, int(self.seed or 0), 2)
+        mixed = self._within(windows, places, epochs, backward=False)
         slots, offsets = np.divmod(mixed, np.int64(self.block))
         slots += windows * self.window
         blocks = slots.copy()
@@ -184,24 +178,25 @@ class BlockShuffled(Order):
         blocks[movable] = _by_stream(slots[movable], epochs[movable], max(self._full, 1), int(self.seed or 0), 1)
         return blocks * self.block + offsets
 
-    def _window_streams(self, windows: Int64s, epochs: Int64s) -> Int64s:
-        """One stream number for each (epoch, window)."""
-        return epochs * np.int64(-(-self.n // self._size)) + windows
+    def _within(self, windows: Int64s, places: Int64s, epochs: Int64s, *, backward: bool) -> Int64s:
+        """Moves places within their windows, or back; each (epoch, window) has a stream of its own."""
+        streams = epochs * np.int64(-(-self.n // self._size)) + windows
+        moved = np.empty_like(places)
+        short = windows == self.n // self._size  # the last window, if it is not full
+        for mask, size in ((~short, self._size), (short, self.n % self._size)):
+            if size and mask.any():
+                own = places[mask], streams[mask], size, int(self.seed or 0)
+                moved[mask] = _by_stream(*own, 2, backward=backward)
+        return moved
 
     def _backward(self, samples: Int64s, epoch: int) -> Int64s:
         blocks, offsets = np.divmod(samples, np.int64(self.block))
         slots = blocks.copy()
         movable = blocks < self._full
         epochs, seed = np.full(len(samples), epoch, np.int64), int(self.seed or 0)
-        slots[movable] = _by_stream(blocks[movable], epochs[movable], max(self._full, 1), seed, 1, unpermute)
+        slots[movable] = _by_stream(blocks[movable], epochs[movable], max(self._full, 1), seed, 1, backward=True)
         windows, inner = np.divmod(slots, np.int64(self.window))
-        mixed = inner * self.block + offsets
-        streams = self._window_streams(windows, epochs)
-        places = np.empty_like(mixed)
-        short = windows == self.n // self._size
-        for mask, size in ((~short, self._size), (short, self.n % self._size)):
-            if size and mask.any():
-                places[mask] = _by_stream(mixed[mask], streams[mask], size, seed, 2, unpermute)
+        places = self._within(windows, inner * self.block + offsets, epochs, backward=True)
         positions: Int64s = windows * self._size + places
         return positions
 
@@ -224,3 +219,16 @@ def order_from_spec(spec: Mapping[str, Any]) -> Order:
         return kinds[kind](options.pop("n"), **options)
     except (TypeError, KeyError) as error:
         raise ConfigError(f"the spec of a {kind} order is {dict(spec)}: {error}") from error
+
+
+def share(batch: int, rank: int, world: int) -> tuple[int, int]:
+    """The contiguous part [first, last) of a global batch that rank ``rank`` of ``world`` takes.
+
+    >>> [share(10, rank, 4) for rank in range(4)]
+    [(0, 2), (2, 5), (5, 7), (7, 10)]
+    """
+    if world < 1 or not 0 <= rank < world:
+        raise ConfigError(f"rank={rank} of world={world}; expected 0 <= rank < world")
+    if batch < world:
+        raise ConfigError(f"batch={batch} is smaller than world={world}; every rank needs a sample: raise batch")
+    return rank * batch // world, (rank + 1) * batch // world

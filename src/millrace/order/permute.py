@@ -1,7 +1,7 @@
 """A keyed permutation of [0, n) computed on the fly: a Feistel network on a x b >= n with cycle walking.
 
-Exact for every n up to 2^63 - 1, in constant memory. ``permute`` and ``unpermute``, its inverse, choose the C core where it
-is there, else ``numpy_permute``: both give the same numbers.
+Exact for every n up to 2^63 - 1, in constant memory. ``permute`` chooses the C core where it is there, else
+``numpy_permute``: both give the same numbers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,8 @@ def sides(n: int) -> tuple[int, int]:
     return a, b + (a % 2 and b % 2)
 
 
-def permute(values: UInt64s, n: int, keys: UInt32s) -> UInt64s:
-    """Where each value goes; ``keys`` is (rounds,) for all or (len(values), rounds)."""
-    return _permute(values, n, keys, backward=False)
-
-
-def unpermute(values: UInt64s, n: int, keys: UInt32s) -> UInt64s:
-    """Where each value came from."""
-    return _permute(values, n, keys, backward=True)
-
-
-def _permute(values: UInt64s, n: int, keys: UInt32s, *, backward: bool) -> UInt64s:
+def permute(values: UInt64s, n: int, keys: UInt32s, *, backward: bool = False) -> UInt64s:
+    """Where each value goes, or came from; ``keys`` is (rounds,) for all or (len(values), rounds)."""
     if core is None:
         return numpy_permute(values, n, keys, backward=backward)
     moved = np.array(values, np.uint64)
@@ -69,17 +60,12 @@ def _step(values: UInt64s, n: int, keys: UInt32s, backward: bool) -> UInt64s:
     rounds = range(keys.shape[-1])
     for r in reversed(rounds) if backward else rounds:
         half, other, size = (left, right, np.uint64(a)) if r % 2 == 0 else (right, left, np.uint64(b))
-        hashed = _hash(other, keys[..., r], int(size))
+        # A number below `size` from the other half and the round's key: 32-bit hash, multiply, shift.
+        hashed = mix32s(other.astype(np.uint32) ^ keys[..., r]).astype(np.uint64)
+        hashed *= size
+        hashed >>= np.uint64(32)
         half += size - hashed if backward else hashed
         np.subtract(half, size, out=half, where=half >= size)
     left *= np.uint64(b)
     left += right
     return left
-
-
-def _hash(half: UInt64s, key: UInt32s, size: int) -> UInt64s:
-    """A number below ``size`` from the other half and the round's key: 32-bit hash, multiply, shift."""
-    hashed = mix32s(half.astype(np.uint32) ^ key).astype(np.uint64)
-    hashed *= np.uint64(size)
-    hashed >>= np.uint64(32)
-    return hashed

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -39,21 +38,7 @@ class Product(NamedTuple):
     files: Mapping[str, bytes | Iterable[bytes]] = NOTHING  # beside the manifest
 
 
-class Tally:
-    """Counts finished parts for progress: ``done`` of ``total``, and ``facts``. Kinds may count something else."""
-
-    def __init__(self, total: int) -> None:
-        self.done, self.total, self.facts = 0, total, dict[str, int]()
-
-    def add(self, number: int, part: Any) -> None:
-        """The part of this task is finished."""
-        self.done += 1
-
-    def move(self, number: int, counts: Mapping[str, int]) -> None:
-        """The part of this task is not finished, and has come so far."""
-
-
-class Kind(ABC):
+class Kind(Protocol):
     """What one kind of data gives to ``Run``, in the order in which it is asked for.
 
     A kind is made for one ``Run``, and remembers what it learns on the way.
@@ -69,16 +54,13 @@ class Kind(ABC):
     apart: bool = False  # whether ``make_part`` runs code of the user's, which may crash its process
     surveys_late: bool = False  # whether ``survey`` needs the lock
 
-    @abstractmethod
     def survey(self) -> None:
         """Finds the sources, and refuses those that cannot be used."""
 
     @property
-    @abstractmethod
     def plan(self) -> dict[str, Any]:
         """All that decides what is in the store; ``provenance.json`` keeps it."""
 
-    @abstractmethod
     def earlier(self, line: int) -> Earlier:
         """What the first run (0) or the last one (-1) of the finished store said."""
 
@@ -88,7 +70,7 @@ class Kind(ABC):
 
     def extend(self, base: Base) -> None:
         """Opens the store that is appended to."""
-        raise NotImplementedError
+        return
 
     @property
     def part_plan(self) -> dict[str, Any]:
@@ -97,33 +79,29 @@ class Kind(ABC):
 
     def allow(self, old: Any, new: Any) -> Any:
         """The old plan with those changes of the new one that leave finished parts as they are."""
-        return old
 
     def change(self, old: Any, new: Any) -> Sequence[str]:
         """Notes a plan that has changed; returns the names of what is void now, besides the shards."""
-        return ()
 
     def begin(self) -> None:
         """Whatever comes before the parts."""
-        return
 
-    @abstractmethod
     def part_tasks(self) -> Sequence[Any]:
         """A task for each part, with its ``key``; the parts in order are the whole input."""
 
-    @abstractmethod
     def estimate(self) -> tuple[int, int]:
         """Bytes on disk that the run likely needs, and needs in any case."""
 
     def tally(self, tasks: Sequence[Any], finished: Mapping[int, Any]) -> Any:
-        """A ``Tally``, or what has its attributes."""
-        return Tally(len(tasks) - len(finished))
+        """Counts parts for progress: ``done`` of ``total``, and ``facts``.
+
+        ``add(number, part)`` takes a finished part, ``move(number, counts)`` says how far another has come.
+        """
 
     def meanwhile(self) -> Callable[[], None] | None:
         """A check to run while the first parts are made."""
         return None
 
-    @abstractmethod
     def settle(self, parts: list[Any]) -> Sequence[Any] | None:
         """Decides what needs all parts, and returns the tasks of the shards; None: nothing is to be added."""
 
@@ -137,9 +115,7 @@ class Kind(ABC):
 
     def end_shard(self, task: Any) -> Mapping[str, Any]:
         """A shard is in the journal; returns facts for progress."""
-        return {}
 
-    @abstractmethod
     def product(self) -> Product:
         """What the store and the report say, once all shards are written."""
 

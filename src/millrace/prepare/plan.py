@@ -107,7 +107,10 @@ def check_plan(
     """
     plain = json.loads(json.dumps(plan))
     if path.exists():
-        old = _read_plan(path)
+        try:
+            old = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (OSError, ValueError, RecursionError) as error:
+            raise damaged(path, str(error)) from error
         if old == plain:
             return
         if old.get("version") != plain.get("version"):
@@ -129,16 +132,6 @@ def check_plan(
     with platform.writing(path):
         platform.write_file(path, json.dumps(plain, indent=1).encode(), mode=0o644)
         platform.sync_dir(path.parent)
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    try:
-        plan = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from error
-    if not isinstance(plan, dict):
-        raise damaged(path, f"it holds a {type(plan).__name__}")
-    return plan
 
 
 def damaged(path: Path, why: str) -> ConfigError:

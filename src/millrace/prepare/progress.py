@@ -1,6 +1,6 @@
 """Progress of a preparation that Python calls: one line on stderr where a person reads it, else nothing.
 
-The commands have progress bars of their own (``cli/text_progress.py``).
+The commands have progress bars of their own (``cli/prepare_progress.py``).
 """
 
 from __future__ import annotations

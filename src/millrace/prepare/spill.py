@@ -1,7 +1,8 @@
-"""A file of a part: written as its contents come, mapped when it is read."""
+"""Files of an unfinished store: those of a part, written as they come and mapped when read; and small results."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from millrace.store import platform
 BUFFER_BYTES = 1 << 20
 REVISED = 1 << 14  # items that are changed in one go
 SMALL_BYTES = 1 << 16  # from here on a copy costs more than a call
+DIGEST_BYTES = 16  # before each small result
 
 
 class Spill:
@@ -56,16 +58,15 @@ class Spill:
             platform.write(self._fd, bytes(self._waiting), self._path)
             self._waiting.clear()
 
-    def revise(self, start: int, stop: int, dtype: np.dtype[Any], change: Callable[[Array, int], None]) -> None:
-        """Changes items [start, stop) that were written, by ``change(items, number of the first)``, some at a time."""
+    def revise(self, start: int, stop: int, dtype: np.dtype[Any], values: Callable[[int, int], Any]) -> None:
+        """Replaces items [start, stop) that were written, some at a time, by ``values(number of the first, count)``."""
         self._flush()
         self._is_revised = True
         with open(self._path, "r+b", buffering=0) as file:
             for first in range(start, stop, REVISED):
-                file.seek(first * dtype.itemsize)
                 count = min(stop, first + REVISED) - first
-                items = np.frombuffer(bytearray(file.read(count * dtype.itemsize)), dtype)
-                change(items, first)
+                items = np.empty(count, dtype)
+                items[:] = values(first, count)
                 file.seek(first * dtype.itemsize)
                 platform.write(file.fileno(), items.data, self._path)
 
@@ -82,13 +83,10 @@ class Spill:
             self._fd = -1
 
 
-def file_hash(path: Path) -> str:
-    """The hash of a file, as ``Spill.hash``."""
-    found = xxhash.xxh3_64()
+def file_hash(path: Path, kind: Any = xxhash.xxh3_64) -> str:
+    """The hash of a file, as ``Spill.hash``, or another ``kind``."""
     with open(path, "rb") as file:
-        while block := file.read(BUFFER_BYTES):
-            found.update(block)
-    return found.hexdigest()
+        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def mapped(path: Path, dtype: Any) -> Array:
@@ -98,3 +96,22 @@ def mapped(path: Path, dtype: Any) -> Array:
         return platform.map_file(fd, os.fstat(fd).st_size).view(dtype)
     finally:
         os.close(fd)
+
+
+def write_result(path: Path, data: bytes) -> None:
+    """Keeps a small result for a later attempt, behind its digest: a damaged one counts as absent."""
+    with platform.writing(path):
+        if path.is_dir():
+            platform.remove(path)
+        aside = platform.attempt_name(path)
+        platform.write_file(aside, xxhash.xxh3_128_digest(data) + data, mode=0o644)
+        platform.rename(aside, path)
+
+
+def read_result(path: Path) -> bytes | None:
+    try:
+        both = path.read_bytes()
+    except OSError:
+        return None
+    digest, data = both[:DIGEST_BYTES], both[DIGEST_BYTES:]
+    return data if xxhash.xxh3_128_digest(data) == digest else None

@@ -181,9 +181,9 @@ class Scaling:
 
     def _checked(self, values: Array, features: Sequence[str]) -> Array:
         if values.ndim == 0 or values.shape[-1] != len(features):
-            raise ConfigError(
-                f"values have shape {values.shape}; expected (..., {len(features)}), the last axis being {_few(features)}"
-            )
+            more = f" and {len(features) - 8} more" if len(features) > 8 else ""
+            axis = f"(..., {len(features)}), the last axis being {', '.join(features[:8])}{more}"
+            raise ConfigError(f"values have shape {values.shape}; expected {axis}")
         return values
 
     def _refuse_overflow(self, rows: Array, stored: Array, scaled: Float64s) -> None:
@@ -252,10 +252,6 @@ def _numbers(where: str, key: str, values: Any, features: Sequence[str]) -> Floa
         if type(value) not in (int, float) or not abs(value) <= 1.7976931348623157e308:
             raise _corrupt(where, f"{key} of feature {feature!r} is {value!r:.40}, expected a finite number")
     return np.array(values, np.float64)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _corrupt(where: str, problem: str) -> StoreCorrupt:

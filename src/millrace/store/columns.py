@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.ragged import Array, Int64s
+from millrace.ragged import Array, Int64s, as_indices
 from millrace.store.layout import bfloat16_values
 from millrace.store.shards import Shards
 
@@ -102,7 +102,7 @@ class ColumnArray:
     def spans(self, starts: Int64s, stops: Int64s) -> list[Array]:
         """Many spans: the reading of all begins before the first is waited for."""
         edges = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        asked = [self._ask(*own) for own in edges]
+        asked = [self._ask(*edge) for edge in edges]
         return [self.span(*edges[k]) if rows is None else self._values(rows) for k, rows in enumerate(asked)]
 
     def _ask(self, start: int, stop: int) -> Array | None:
@@ -209,12 +209,4 @@ def rows_of(key: Any, length: int) -> Int64s:
         if rows.shape != (length,):
             raise IndexError(f"a mask of shape {rows.shape} for {length} rows")
         return np.flatnonzero(rows)
-    if rows.size == 0:
-        return np.zeros(0, np.int64)
-    if rows.dtype.kind not in "iu" or rows.ndim != 1:
-        raise IndexError(f"index of {rows.dtype} and shape {rows.shape}; expected integers, a slice, or a 1-D array")
-    low, high = int(rows.min()), int(rows.max())
-    if low < -length or high >= length:
-        raise IndexError(f"row {low if low < -length else high} is out of range; the column has {length}")
-    rows = rows.astype(np.int64)
-    return np.where(rows < 0, rows + length, rows)
+    return as_indices(rows, length, "row", "the column", "integers, a slice, or a 1-D array")

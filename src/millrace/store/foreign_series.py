@@ -17,7 +17,7 @@ from millrace.errors import ConfigError
 from millrace.identity import canonical
 from millrace.ragged import Int64s
 from millrace.store import foreign_files as files
-from millrace.store.foreign_files import Foreign, MappedFile, Shard, corrupt
+from millrace.store.foreign_files import Foreign, Shard, corrupt
 from millrace.store.layout import Column
 
 DATA = "all_features.mmap"
@@ -35,7 +35,13 @@ def read_series(folder: str, given: str | None) -> Foreign:
     features = _features(where, body)
     data = files.map_file(os.path.join(folder, DATA))
     files.check_given(given, "float32", data.path)
-    rows = _num_rows(data, len(features))
+    rows, rest = divmod(data.num_bytes, 4 * len(features))
+    if rest:
+        raise corrupt(
+            data.path, f"{data.num_bytes} bytes, expected a multiple of {4 * len(features)} ({len(features)} float32 features)",
+            "copy the file again, or correct the features in metadata.json",
+            column="values", expected=f"a multiple of {4 * len(features)}", found=data.num_bytes,
+        )  # fmt: skip
     names, offsets = _entities(where, body, rows)
     scaler, target = _scaler(folder, features), _target(where, body)
     scaling = None if scaler is None else {
@@ -54,17 +60,6 @@ def read_series(folder: str, given: str | None) -> Foreign:
         meta={key: value for key, value in meta.items() if value is not None},
         identity=lambda: canonical([features, names, offsets.tolist(), scaler]).encode(),
     )  # fmt: skip
-
-
-def _num_rows(data: MappedFile, num_features: int) -> int:
-    rows, rest = divmod(data.num_bytes, 4 * num_features)
-    if rest:
-        raise corrupt(
-            data.path, f"{data.num_bytes} bytes, expected a multiple of {4 * num_features} ({num_features} float32 features)",
-            "copy the file again, or correct the features in metadata.json",
-            column="values", expected=f"a multiple of {4 * num_features}", found=data.num_bytes,
-        )  # fmt: skip
-    return rows
 
 
 def _features(where: str, body: dict[str, Any]) -> list[str]:

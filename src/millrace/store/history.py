@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,16 +56,12 @@ def source_files(path: str, fingerprint: str) -> list[str]:
 
 def _commits(path: str) -> list[Mapping[str, Any]]:
     """One entry for each commit, oldest first; nothing where the file is missing or damaged."""
+    found: list[Mapping[str, Any]] = []
     with contextlib.suppress(OSError, StoreError):
-        return list(_objects(Folder(path).side_file(NAME)))
-    return []
-
-
-def _objects(data: bytes) -> Iterator[Mapping[str, Any]]:
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(value := json.loads(line), Mapping):
-                yield value
+        for line in Folder(path).side_file(NAME).splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                found += [value] if isinstance(value := json.loads(line), Mapping) else []
+    return found
 
 
 def _sources(line: Mapping[str, Any]) -> tuple[str, ...]:

@@ -180,6 +180,9 @@ class Layout:
         self.axes = (*self.row_axes, *strings)  # a string column is an axis of bytes
         self.primary = self.axes[0]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self.columns,)
+
     @cached_property
     def files(self) -> tuple[File, ...]:
         names = ["offsets.i64", *(f"offsets.{axis}.i64" for axis in self.axes[1:])]

@@ -73,7 +73,8 @@ class Lease:
             others = self._others()
             if not all(self._is_dead(path) for path in others):
                 return False
-            path = self._folder / _name(max(map(_number, others), default=-1) + 1)
+            number = max((int(other.suffix[1:] or 0) for other in others), default=-1) + 1
+            path = self._folder / (f"lease.{number}" if number else "lease")
             with contextlib.suppress(FileExistsError):  # another one was faster
                 self._make(path)
                 others = [other for other in self._others() if other != path]
@@ -134,9 +135,15 @@ class Lease:
             return 0.0  # nobody knows: it may be alive
 
     def _beat(self) -> None:
+        """Touches the lease by a write: the file system gives that its own time. A time that is set may be this host's."""
         while not self._stop.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):
-                _touch(self._path)
+                assert self._path is not None
+                fd = os.open(self._path, os.O_WRONLY | platform.O_NOFOLLOW | platform.O_BINARY)
+                try:
+                    os.write(fd, b"{")  # as it begins
+                finally:
+                    os.close(fd)
 
     def stop(self) -> None:
         """Ends the heartbeat, so that the folder can be renamed; the lease stays for another minute."""
@@ -150,24 +157,6 @@ class Lease:
         _unlink((folder or self._folder) / self._path.name)
 
 
-def _touch(path: Path | None) -> None:
-    """By a write, to which the file system gives its own time; a time that is set may be that of this host."""
-    assert path is not None
-    fd = os.open(path, os.O_WRONLY | platform.O_NOFOLLOW | platform.O_BINARY)
-    try:
-        os.write(fd, b"{")  # as it begins
-    finally:
-        os.close(fd)
-
-
 def _unlink(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         platform.remove(path)
-
-
-def _name(number: int) -> str:
-    return f"lease.{number}" if number else "lease"
-
-
-def _number(path: Path) -> int:
-    return int(path.suffix[1:] or 0)

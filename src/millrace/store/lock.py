@@ -6,6 +6,7 @@ Where there is no flock (Windows, some network file systems) a lease stands in (
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -81,11 +82,12 @@ class FolderLock:
                 raise self._locked() from None
             return None
         # Its last holder may have renamed or removed the folder, and another writer made a new one of this name.
-        if not _is_still(fd, self._folder):
-            os.close(fd)
-            return False
-        self._fd = fd
-        return True
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(self._folder)):
+                self._fd = fd
+                return True
+        os.close(fd)
+        return False
 
     def _locked(self) -> StoreLocked:
         try:
@@ -129,13 +131,6 @@ class FolderLock:
         if self._fd is not None:
             os.close(self._fd)
         self._fd = self._lease = None
-
-
-def _is_still(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _forget_locks() -> None:

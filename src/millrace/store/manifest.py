@@ -225,12 +225,8 @@ def check_table(manifest: Manifest, data: bytes, path: str) -> Array:
     layout = manifest.layout
     width, shards = 3 + len(layout.axes), manifest.totals.shards
     if not 0 <= shards <= MAX_SHARDS or len(data) != 8 * width * shards:
-        raise corrupt(
-            path,
-            f"{len(data)} bytes for {shards} shards of {width} numbers",
-            expected=8 * width * shards,
-            found=len(data),
-        )
+        problem = f"{len(data)} bytes for {shards} shards of {width} numbers"
+        raise corrupt(path, problem, expected=8 * width * shards, found=len(data))
     if (actual := digest(data)) != manifest.shards.hash:
         raise corrupt(path, "its hash is not the one in the manifest", expected=manifest.shards.hash, found=actual)
     table = np.frombuffer(data, "<u8").reshape(shards, width)

@@ -6,6 +6,7 @@ Small data needs no files; foreign layouts (foreign.py) are also this, over mapp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,33 +60,27 @@ def array_store(
     reopen: tuple[Callable[..., Store], tuple[Any, ...]] | None = None,
 ) -> Store:
     """A store over arrays in storage dtypes; each shard is (name, arrays in the order of ``layout.files``)."""
-    arrays = [[_read_only(array) for array in files] for _, files in shards]
-    counts = np.array([_counts(layout, files) for files in arrays], np.int64).reshape(-1, 1 + len(layout.axes))
+    arrays = [[array.view() for array in files] for _, files in shards]
+    for array in (array for files in arrays for array in files):
+        array.flags.writeable = False
+    rows = [[len(files[0]) - 1, *(int(files[k][-1]) for k in range(len(layout.axes)))] for files in arrays]
+    counts = np.array(rows, np.int64).reshape(-1, 1 + len(layout.axes))
     own = split_of if split_of is not None else [0] * len(shards)
     columns = {name: repr(column) for name, column in layout.columns.items()}
     identity = {"version": VERSION, "kind": kind, "columns": columns, "splits": list(splits), "cuts": repr(cuts)}
-    options = {"kind": kind, "meta": dict(meta or {}), "splits": splits, "split_of": split_of, "cuts": cuts}
+    options: dict[str, Any] = {
+        "kind": kind,
+        "meta": dict(meta or {}),
+        "splits": splits,
+        "split_of": split_of,
+        "cuts": cuts,
+    }
     return Store(
         layout=layout, counts=counts, shards=ArrayShards(arrays), name_of=lambda shard: shards[shard][0], kind=kind,
         meta=meta or {}, splits=splits, split_of=np.array(own, np.int64), cuts=cuts, path=path,
-        reopen=reopen or (_rebuild, (layout.columns, shards, options)),
+        reopen=reopen or (partial(array_store, **options), (layout, shards)),
         fingerprint=fingerprint or (lambda: _fingerprint(identity, np.column_stack((own, counts)), arrays)),
     )  # fmt: skip
-
-
-def _rebuild(columns: dict[str, Column], shards: list[tuple[str, list[Array]]], options: dict[str, Any]) -> Store:
-    return array_store(Layout(columns), shards, **options)
-
-
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _counts(layout: Layout, files: list[Array]) -> list[int]:
-    records = len(files[0]) - 1
-    return [records, *(int(files[k][-1]) for k in range(len(layout.axes)))]
 
 
 def _fingerprint(identity: dict[str, Any], shards: Int64s, arrays: list[list[Array]]) -> str:

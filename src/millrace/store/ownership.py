@@ -80,12 +80,15 @@ def is_ours(folder: Path) -> bool:
 
 def _shows_ours(folder: Path, names: set[str]) -> bool:
     if all(is_lease(name) or name == f"{OWNER}.tmp" for name in names):  # what is there before owner.json
-        return all(_is_begun(_small(folder / name)) for name in names)
+        starts = [_small(folder / name) for name in names]
+        return all(data.startswith(_START) or _START.startswith(data) for data in starts)
     if OWNER in names and _is_owner(_small(folder / OWNER)):
         return True
     if JOURNAL in names and _is_journal(folder / JOURNAL):
         return True
-    return "store.json" in names and _is_unnamed(folder)
+    with contextlib.suppress(OSError):
+        return "store.json" in names and int(os.lstat(folder / "store.json").st_mtime) == _UNNAMED_S
+    return False
 
 
 def is_lease(name: str) -> bool:
@@ -99,11 +102,6 @@ def _is_owner(data: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(owner, dict) and owner.keys() >= _FIELDS
-
-
-def _is_begun(data: bytes) -> bool:
-    """Whether data is the beginning of a file that says who writes here."""
-    return data.startswith(_START) or _START.startswith(data)
 
 
 def _is_journal(path: Path) -> bool:
@@ -121,12 +119,6 @@ def _small(path: Path) -> bytes:
         return read_plain(str(path), _MAX_OWNER_BYTES)
     except StoreError:
         return b"?"
-
-
-def _is_unnamed(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return int(os.lstat(folder / "store.json").st_mtime) == _UNNAMED_S
-    return False
 
 
 def mark_unnamed(folder: Path) -> None:

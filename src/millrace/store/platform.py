@@ -32,10 +32,11 @@ O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 O_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 REMOVERS = 4  # threads
 HAS_DIR_FD = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
-# A map from mmap.mmap holds a descriptor before Python 3.13; ours and the newer ones hold none.
 HAS_CORE = hasattr(_core, "Map")  # a folder of C sources alone is not the core
+# A map from mmap.mmap holds a descriptor before Python 3.13; ours and the newer ones hold none.
 MAPS_HOLD_DESCRIPTORS = not HAS_CORE and sys.version_info < (3, 13)
 
+_seek_lock = threading.Lock()
 before_write: Callable[[str, str], None] | None = None
 """Called as (operation, path) before each change of the disk; only ``millrace.testing`` sets it."""
 
@@ -82,33 +83,25 @@ def write(fd: int, data: memoryview | bytes, path: str | Path) -> None:
     """Writes all of ``data`` with write(2): a full disk is then an error, where through a map it is a SIGBUS."""
     _step("write", path)
     view = memoryview(data).cast("B")
-    with _named(path):
-        while len(view):
-            try:
-                view = view[os.write(fd, view) :]
-            except OSError as error:
-                error.offset = os.lseek(fd, 0, os.SEEK_CUR)  # type: ignore[attr-defined]
-                raise
+    while len(view):
+        try:
+            view = view[os.write(fd, view) :]
+        except OSError as error:
+            error.filename = str(path)  # the call knows only a descriptor
+            error.offset = os.lseek(fd, 0, os.SEEK_CUR)  # type: ignore[attr-defined]
+            raise
 
 
 def sync(fd: int, path: str | Path) -> None:
     _step("fsync", path)
-    with _named(path):
-        os.fsync(fd)
-
-
-@contextlib.contextmanager
-def _named(path: str | Path) -> Iterator[None]:
-    """Calls that take a descriptor know no path: their errors get it here."""
     try:
-        yield
+        os.fsync(fd)
     except OSError as error:
-        error.filename = str(path)
+        error.filename = str(path)  # the call knows only a descriptor
         raise
 
 
 def truncate(path: str | Path) -> None:
-    """Gives back the room of a file that is read no more; its name stays."""
     _step("truncate", path)
     os.truncate(path, 0)
 
@@ -116,13 +109,12 @@ def truncate(path: str | Path) -> None:
 def sync_dir(path: str | Path) -> None:
     """Makes the names in a folder durable."""
     _step("fsync", path)
-    if not O_DIRECTORY:
-        return  # Windows has no such call
-    fd = os.open(path, os.O_RDONLY | O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    if O_DIRECTORY:  # Windows has no such call
+        fd = os.open(path, os.O_RDONLY | O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def rename(source: str | Path, target: str | Path) -> None:
@@ -213,18 +205,16 @@ def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.ui
     """
     if length == 0:
         return np.frombuffer(b"", np.uint8)
-    if hasattr(_core, "Map"):
+    if HAS_CORE:
         return np.frombuffer(cast(bytes, _core.Map(fd, length, random)), np.uint8)
-    options: dict[str, Any] = {} if sys.version_info < (3, 13) else {"trackfd": False}
-    area = mmap.mmap(fd, length, access=mmap.ACCESS_READ, **options)
+    area = mmap.mmap(fd, length, access=mmap.ACCESS_READ, **({"trackfd": False} if sys.version_info >= (3, 13) else {}))
     if random and hasattr(area, "madvise"):
         area.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(area, np.uint8)
 
 
 def num_maps() -> int:
-    """How many maps of the core this process holds."""
-    return _core.num_maps() if HAS_CORE else 0
+    return _core.num_maps() if HAS_CORE else 0  # those of this process
 
 
 def random_twin(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -257,11 +247,9 @@ def pread_now(fd: int, length: int, offset: int) -> bytes | None:
     if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
         return None
     data = bytearray(length)
-    try:
+    with contextlib.suppress(OSError):  # not in memory, or a file system that does not know
         if os.preadv(fd, [data], offset, os.RWF_NOWAIT) == length:
             return bytes(data)
-    except OSError:  # not in memory, or a file system that does not know
-        pass
     os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
     return None
 
@@ -282,15 +270,12 @@ def pread_into(fd: int, buffer: memoryview, offset: int) -> int:
     return done
 
 
-if hasattr(os, "pread"):
-    _pread = os.pread
-else:
-    _seek_lock = threading.Lock()
-
-    def _pread(fd: int, length: int, offset: int) -> bytes:
-        with _seek_lock:
-            os.lseek(fd, offset, os.SEEK_SET)
-            return os.read(fd, length)
+def _pread(fd: int, length: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(fd, length, offset)
+    with _seek_lock:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, length)
 
 
 def read_past_cache(fd: int) -> bool:

@@ -10,11 +10,12 @@ import os
 import stat
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from millrace.errors import StoreCorrupt, corrupt
+from millrace.errors import StoreCorrupt, StoreError, corrupt
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
@@ -41,17 +42,14 @@ def read_store(
     shards = DiskShards(folder, manifest, table, counts, may_map=not safe_read)
     folder.check_folder("shards")
     if check or counts.shape[0] * len(shards.layout.files) <= MAX_CHECKED_FILES:
-        shards.check_all()
+        for shard in range(len(table)):
+            shards.check(shard)
+    reopen = partial(read_store, safe_read=safe_read), (folder.path, manifest.fingerprint)
     return Store(
         layout=shards.layout, counts=counts, shards=shards, name_of=shards.name, kind=manifest.kind,
         meta=manifest.meta, splits=manifest.splits, split_of=table[:, 0].astype(np.int64), cuts=manifest.cuts, path=folder.path,
-        fingerprint=manifest.fingerprint, reopen=(_reopen, (folder.path, manifest.fingerprint, safe_read)), manifest=manifest,
-        folder=folder,
+        fingerprint=manifest.fingerprint, reopen=reopen, manifest=manifest, folder=folder,
     )  # fmt: skip
-
-
-def _reopen(path: str, snapshot: str, safe_read: bool = False) -> Store:
-    return read_store(path, snapshot, safe_read=safe_read)
 
 
 def read_base(out: Path) -> Base:
@@ -93,10 +91,6 @@ class DiskShards:
     def records(self, shard: int) -> int:
         return int(self._table[shard, 2])
 
-    def check_all(self) -> None:
-        for shard in range(len(self._table)):
-            self.check(shard)
-
     def check(self, shard: int) -> None:
         """Compares the sizes of a shard's files with the manifest, before any of them is mapped."""
         if self._checked[shard]:
@@ -113,15 +107,18 @@ class DiskShards:
                     raise self._corrupt(shard, name, wanted, "not a plain file")
                 if status.st_size != expected:
                     raise self._corrupt(shard, name, wanted, f"{status.st_size} bytes")
-        except FileNotFoundError as error:
-            self._folder.check_snapshot(self._snapshot)
-            raise self._corrupt(shard, name, wanted, "nothing") from error
         except OSError as error:
-            raise unreadable(self._path(shard, name), error) from error
+            raise self._refused(shard, name, wanted, error) from error
         self._checked[shard] = 1
 
     def _path(self, shard: int, name: str) -> str:
         return os.path.join(self._folder.path, "shards", self.name(shard), name)
+
+    def _refused(self, shard: int, name: str, wanted: str, error: OSError) -> StoreError:
+        if not isinstance(error, FileNotFoundError):
+            return unreadable(self._path(shard, name), error)
+        self._folder.check_snapshot(self._snapshot)
+        return self._corrupt(shard, name, wanted, "nothing")
 
     def _corrupt(self, shard: int, name: str, expected: str, found: str) -> StoreCorrupt:
         column = next((file.column for file in self.layout.files if file.name == name), None)
@@ -140,11 +137,8 @@ class DiskShards:
         name, expected = self.layout.files[file].name, int(self._bytes[shard, file])
         try:
             fd = self._folder.open(f"shards/{self.name(shard)}/{name}")
-        except FileNotFoundError as error:
-            self._folder.check_snapshot(self._snapshot)
-            raise self._corrupt(shard, name, f"{expected} bytes", "nothing") from error
         except OSError as error:
-            raise unreadable(self._path(shard, name), error) from error
+            raise self._refused(shard, name, f"{expected} bytes", error) from error
         size = os.fstat(fd).st_size
         if size != expected:
             os.close(fd)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ import xxhash
 from millrace.errors import ConfigError, StoreError
 from millrace.ragged import Array, Int64s, as_offsets
 from millrace.store import platform
-from millrace.store.blocks import check_blocks
 from millrace.store.layout import BLOCK_BYTES, Column, File, Layout, num_blocks
 from millrace.store.plain_file import open_file
 
 BUFFER_BYTES = 1 << 20  # small appends are joined to writes of about this size
 SYNC_AHEAD_BYTES = 16 << 20  # ask the kernel to start writing after this many, so that fsync finds little to do
+_local = threading.local()
 
 
 class ShardEntry(msgspec.Struct, frozen=True):
@@ -59,6 +60,28 @@ def is_whole(shards: Path, entry: ShardEntry, layout: Layout) -> bool:
     except StoreError:
         return False
     return True
+
+
+def check_blocks(fd: int, num_bytes: int, hashes: Iterable[int]) -> Iterator[tuple[int, int, str | None]]:
+    """Reads a file again, block by block: the bytes [first, last) of each, and what is wrong with them."""
+    if not hasattr(_local, "buffer"):
+        _local.buffer = memoryview(bytearray(BLOCK_BYTES))  # one for each thread
+    for block, expected in enumerate(hashes):
+        first = block * BLOCK_BYTES
+        part = _local.buffer[: min(BLOCK_BYTES, num_bytes - first)]
+        yield first, first + len(part), _problem(fd, part, first, expected)
+
+
+def _problem(fd: int, buffer: memoryview, first: int, expected: int) -> str | None:
+    try:
+        length = platform.pread_into(fd, buffer, first)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if length != len(buffer):
+        return f"ends after {first + length:,} bytes"
+    if xxhash.xxh3_64_intdigest(buffer) != expected:
+        return "changed since it was written; copy this shard again or prepare the store again"
+    return None
 
 
 class ShardWriter:
@@ -221,17 +244,13 @@ class ColumnFile:
         if self._block_bytes == BLOCK_BYTES:
             self._close_block()
         if self._written - self._flushed >= SYNC_AHEAD_BYTES:
-            self._start_writeback()
+            with contextlib.suppress(OSError, AttributeError):  # a hint, so that the disk works meanwhile; fsync counts
+                os.posix_fadvise(self._fd, self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
+            self._flushed = self._written
 
     def _close_block(self) -> None:
         self._hashes.append(self._block.hexdigest())
         self._block, self._block_bytes = xxhash.xxh3_64(), 0
-
-    def _start_writeback(self) -> None:
-        """Lets the disk work while the next rows are made; only a hint, fsync is what counts."""
-        with contextlib.suppress(OSError, AttributeError):
-            os.posix_fadvise(self._fd, self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
-        self._flushed = self._written
 
     def finish(self) -> list[str]:
         if self._pending:

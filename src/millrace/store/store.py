@@ -111,17 +111,15 @@ class Store:
 
     def _column(self, name: str) -> ColumnArray | StringColumn | DictionaryColumn:
         column = self.layout.columns[name]
-        array = self._array(self.layout.file_of[name], decode=column.dtype == "bfloat16")
+        file = self.layout.file_of[name]
+        spec = self.layout.files[file]
+        starts, decode = self._starts[:, spec.counter], column.dtype == "bfloat16"
+        array = ColumnArray(self._shards, self._ids, file, starts, spec.dtype, spec.tail, decode=decode)
         if column.dtype == "string":
             return StringColumn(name, array, lambda: self.axis_offsets(name))
         if column.dtype == "dictionary":
             return DictionaryColumn(name, array, column.values or ())
         return array
-
-    def _array(self, file: int, *, decode: bool = False) -> ColumnArray:
-        spec = self.layout.files[file]
-        starts = self._starts[:, spec.counter]
-        return ColumnArray(self._shards, self._ids, file, starts, spec.dtype, spec.tail, decode=decode)
 
     @property
     def offsets(self) -> Int64s:
@@ -245,7 +243,7 @@ class Store:
         part.__dict__.update({key: value for key, value in self.__dict__.items() if key not in _CACHED})
         part.split_name = name
         part._fingerprint = lambda: digest("split", self.fingerprint, name)
-        part._reopen = (_reopen_split, (self, name))
+        part._reopen = (Store.split, (self, name))
         if self.time_cuts is None:
             mine = np.flatnonzero(self._split_of == self._splits.index(name))
             part._ids, part._counts, part._split_of = self._ids[mine], self._counts[mine], self._split_of[mine]
@@ -284,7 +282,3 @@ class Store:
 
 
 _CACHED = ("columns", "tokenizer", "_scaling", "_offsets", "_starts", "cuts", "fingerprint")
-
-
-def _reopen_split(parent: Store, name: str) -> Store:
-    return parent.split(name)

@@ -57,10 +57,6 @@ def show_times(store: Any, times: Array) -> list[Any]:
     """Times as people and JSON read them: ISO dates, with Z where they are UTC; plain numbers stay."""
     if times.dtype.kind != "M":
         return times.tolist()  # type: ignore[no-any-return]
-    is_utc = time_zone(store) is not None
-    return [_without_zeros(text) + "Z" * is_utc for text in np.datetime_as_string(times).tolist()]
-
-
-def _without_zeros(text: str) -> str:
-    """``2024-01-01T09:30:00.000000000`` is ``2024-01-01T09:30:00``: a fraction of nothing says nothing."""
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    texts: list[str] = np.datetime_as_string(times).tolist()
+    texts = [text.rstrip("0").rstrip(".") if "." in text else text for text in texts]  # 09:30:00.000 is 09:30:00
+    return [text + "Z" * (time_zone(store) is not None) for text in texts]

@@ -51,7 +51,9 @@ class Normaliser:
                 array = self.cast(name, value)
                 arrays[name] = array[None] if column.per == "record" else array
                 self._check_shape(name, arrays[name])
-            self._count(lengths, name, len(arrays[name]))
+            axis, rows = self.layout.column_axis(name), len(arrays[name])
+            if axis is not None and lengths.setdefault(axis, rows) != rows:
+                raise ConfigError(f"column {name!r} has {rows} rows in this record, others of {axis!r} {lengths[axis]}")
         return arrays, lengths
 
     def records(self, columns: Mapping[str, Any], offsets: Any) -> tuple[dict[str, Array], dict[str, Int64s]]:
@@ -69,8 +71,11 @@ class Normaliser:
         arrays: dict[str, Array] = {}
         for name, column in self.layout.columns.items():
             if column.dtype == "string":
-                arrays[name], checked[name] = _utf8_many(columns[name], name)
-                found, expected = len(checked[name]) - 1, records
+                texts = columns[name].tolist() if isinstance(columns[name], np.ndarray) else columns[name]
+                parts = [_utf8(text, name) for text in texts]
+                arrays[name] = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+                checked[name] = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+                found, expected = len(parts), records
             else:
                 arrays[name] = self.cast(name, columns[name])
                 self._check_shape(name, arrays[name])
@@ -96,11 +101,6 @@ class Normaliser:
             per = "record" if column.per == "record" else "row"
             found = "a single value" if array.ndim == 0 else f"shape {array.shape[1:]}"
             raise ConfigError(f"column {name!r} got {found} per {per}; expected an array with {column.shape} each")
-
-    def _count(self, lengths: dict[str, int], name: str, rows: int) -> None:
-        axis = self.layout.column_axis(name)
-        if axis is not None and lengths.setdefault(axis, rows) != rows:
-            raise ConfigError(f"column {name!r} has {rows} rows in this record, others of {axis!r} {lengths[axis]}")
 
     def cast(self, name: str, value: Any) -> Array:
         """The value in its storage dtype, refused where it does not fit."""
@@ -201,9 +201,3 @@ def _utf8(value: Any, name: str) -> Array:
         return np.frombuffer(value.encode(), np.uint8)
     except UnicodeEncodeError as error:
         raise ConfigError(f"column {name!r} got {value!r}, which is not valid text: {error.reason}") from error
-
-
-def _utf8_many(values: Any, name: str) -> tuple[Array, Int64s]:
-    parts = [_utf8(value, name) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
-    lengths = np.array([0, *(len(part) for part in parts)], np.int64)
-    return (np.concatenate(parts) if parts else np.zeros(0, np.uint8)), np.cumsum(lengths)

@@ -20,11 +20,11 @@ from millrace.native import num_cores
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import strict_json
-from millrace.store.blocks import check_blocks
 from millrace.store.folder import Folder
 from millrace.store.layout import num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
+from millrace.store.shard import check_blocks
 from millrace.store.verify_side_files import Damage, check_side_files, noting
 
 
@@ -134,20 +134,16 @@ def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
         return [Damage(path, f"expected {error.expected}, found {error.found}", shards.name(file.shard))]
     except StoreError as error:  # the system refuses to open it
         return [Damage(path, str(error), shards.name(file.shard))]
+    damage = []
     try:
-        return [
-            Damage(path, problem, shards.name(file.shard), block, (first, last), _records(file, first, last))
-            for block, (first, last, problem) in enumerate(_read(fd, file, step))
-            if problem is not None
-        ]
+        for block, (first, last, problem) in enumerate(check_blocks(fd, file.num_bytes, file.hashes.tolist())):
+            if problem is not None:
+                records = _records(file, first, last)
+                damage.append(Damage(path, problem, shards.name(file.shard), block, (first, last), records))
+            step(last - first)
     finally:
         os.close(fd)
-
-
-def _read(fd: int, file: _File, step: Callable[[int], None]) -> Iterator[tuple[int, int, str | None]]:
-    for first, last, problem in check_blocks(fd, file.num_bytes, file.hashes.tolist()):
-        yield first, last, problem
-        step(last - first)
+    return damage
 
 
 def _records(file: _File, first: int, last: int) -> tuple[int, int] | None:

@@ -55,7 +55,10 @@ def check_side_files(folder: Folder, snapshots: Sequence[Manifest]) -> list[Dama
     hashes = dict.fromkeys(str(one.tokenizer["hash"]) for one in snapshots if one.tokenizer is not None)
     for expected in hashes:  # one: an append keeps the tokenizer of its store
         with noting(damage, folder.path):
-            _check_tokenizer(folder, expected)
+            actual = digest(folder.side_file(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES))
+            if actual != expected:
+                problem = f"not the tokenizer of this store (hash {actual}, expected {expected})"
+                raise corrupt(os.path.join(folder.path, manifests.TOKENIZER_FILE), problem, "copy it again")
     runs: list[dict[str, Any]] = []
     with noting(damage, folder.path):
         runs = _read_provenance(folder)
@@ -63,13 +66,6 @@ def check_side_files(folder: Folder, snapshots: Sequence[Manifest]) -> list[Dama
     with noting(damage, folder.path):
         _check_quarantine(folder, mine[-1].get("quarantine_bytes", 0) if mine else 0)
     return damage
-
-
-def _check_tokenizer(folder: Folder, expected: str) -> None:
-    actual = digest(folder.side_file(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES))
-    if actual != expected:
-        problem = f"not the tokenizer of this store (hash {actual}, expected {expected})"
-        raise corrupt(os.path.join(folder.path, manifests.TOKENIZER_FILE), problem, "copy it again")
 
 
 def _read_provenance(folder: Folder) -> list[dict[str, Any]]:

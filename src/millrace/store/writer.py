@@ -99,7 +99,9 @@ class StoreWriter:
             if append:
                 self._base = read_base(out)  # under the lock: what another append committed is in it
                 self._describe(append_fields(fields, self._base.manifest, out))
-            self._partial.begin(self._plan(), self._values.layout, self._base, resume=resume)
+            declared = {name: repr(column) for name, column in self._fields["columns"].items()}
+            plan = {"kind": self._fields["kind"], "columns": declared, "shard_bytes": shard_bytes}
+            self._partial.begin(plan, self._values.layout, self._base, resume=resume)
             if append:
                 sweep(out, spare=self._partial.entries)
         except BaseException:
@@ -126,10 +128,6 @@ class StoreWriter:
         old = {} if self._base is None else self._base.manifest.columns
         self._values = Normaliser(layout, {name: entry.values or () for name, entry in old.items()})
         self._fields = fields
-
-    def _plan(self) -> dict[str, Any]:
-        columns = {name: repr(column) for name, column in self._fields["columns"].items()}
-        return {"kind": self._fields["kind"], "columns": columns, "shard_bytes": self._shard_bytes}
 
     def append(self, record: Mapping[str, Any], split: str = "train") -> None:
         """Adds one record: arrays of (rows, ...) for row columns, one value for record columns."""

@@ -27,13 +27,9 @@ def tree_digest(path: str | os.PathLike[str]) -> dict[str, str]:
             elif os.path.isdir(full):
                 found[f"{relative}/"] = "folder"
             elif relative != "provenance.json":
-                found[relative] = _sha256(full)
+                with open(full, "rb") as file:
+                    found[relative] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def assert_same_store(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> None:

@@ -11,12 +11,15 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -132,3 +135,24 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
+
+
+class NotPossibleHere(RuntimeError):
+    """The machine or the user cannot do what a fault tool needs; tests turn it into a skip with this reason."""
+
+
+@contextlib.contextmanager
+def small_disk(num_bytes: int) -> Iterator[Path]:
+    """A folder on a small tmpfs, for what a simulated ENOSPC cannot show; needs root, to mount it."""
+    if os.name != "posix" or os.geteuid() != 0:
+        raise NotPossibleHere("small_disk mounts a tmpfs, which needs root")
+    with tempfile.TemporaryDirectory(prefix="small-disk-") as folder:
+        options = ["-t", "tmpfs", "-o", f"size={num_bytes},mode=755", "millrace-small-disk", folder]
+        mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            raise NotPossibleHere(f"mount is refused here, even to root: {mounted.stderr.strip()}")
+        try:
+            yield Path(folder)
+        finally:
+            # Lazily: a map that is still alive must not keep the test from ending.
+            subprocess.run(["umount", "--lazy", folder], check=True)

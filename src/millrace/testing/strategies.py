@@ -77,7 +77,9 @@ def values(column: Column, count: int) -> st.SearchStrategy[Array]:
         return arrays_of.arrays(np.bool_, shape)
     bits = arrays_of.arrays(_BITS[size], shape, elements=_patterns(column.dtype, 8 * size))
     if column.dtype == "bfloat16":
-        return bits.map(lambda found: bfloat16_values(_quiet(found)))
+        # It is written from float32, whose signalling NaNs become quiet ones by the format's rule.
+        quiet = bits.map(lambda found: np.where((found & 0x7FFF) > 0x7F80, found | 0x40, found).astype(np.uint16))
+        return quiet.map(bfloat16_values)
     return bits.map(lambda found: found.view(column.storage))
 
 
@@ -90,11 +92,6 @@ def _patterns(dtype: str, width: int) -> st.SearchStrategy[int]:
         infinity = ((1 << exponents[dtype]) - 1) << fraction
         special |= {infinity, infinity | 1 << (width - 1), infinity | 1, infinity | 1 << (fraction - 1) | 5}
     return st.one_of(st.sampled_from(sorted(special)), st.integers(0, top))
-
-
-def _quiet(bits: Array) -> Array:
-    """bfloat16 is written from float32, whose signalling NaNs become quiet ones by the format's rule."""
-    return np.where((bits & 0x7FFF) > 0x7F80, bits | 0x40, bits).astype(np.uint16)
 
 
 def _texts_array(element: st.SearchStrategy[str], shape: tuple[int, ...]) -> st.SearchStrategy[Array]:

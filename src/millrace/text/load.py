@@ -65,23 +65,23 @@ def tokenizer_from_file(data: bytes, name: str) -> Tokenizer:
     if kind is None:
         return HuggingFaceTokenizer(data, name)
     try:
-        return _own(kind, body, name)
+        if kind == "bytes":
+            return BytesTokenizer()
+        if kind == "char":
+            return CharTokenizer(body["characters"])
+        if kind == "tiktoken":
+            return TiktokenTokenizer(
+                body["name"], body["pattern"], _ranks(body["ranks"].encode(), name), body["special"]
+            )
+        if kind == "sentencepiece":
+            return _sentencepiece(base64.b64decode(body["model"]), body["name"])
+        raise ConfigError(
+            f"tokenizer {name} is of the kind {kind!r}, which this version does not know; upgrade millrace"
+        )
     except MillraceError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"tokenizer {name} is not what millrace writes ({error!r}); copy it again") from error
-
-
-def _own(kind: str, body: dict[str, Any], name: str) -> Tokenizer:
-    if kind == "bytes":
-        return BytesTokenizer()
-    if kind == "char":
-        return CharTokenizer(body["characters"])
-    if kind == "tiktoken":
-        return TiktokenTokenizer(body["name"], body["pattern"], _ranks(body["ranks"].encode(), name), body["special"])
-    if kind == "sentencepiece":
-        return _sentencepiece(base64.b64decode(body["model"]), body["name"])
-    raise ConfigError(f"tokenizer {name} is of the kind {kind!r}, which this version does not know; upgrade millrace")
 
 
 def stored_tokenizer(folder: Folder, described: dict[str, Any]) -> Tokenizer:
@@ -136,15 +136,8 @@ def gpt2() -> Tokenizer:
 def _gpt2_json(vocabulary: str, lines: str) -> str:
     """The ``tokenizer.json`` of a JSON vocabulary and lines of merges, in a tenth of the time of ``json.dumps``."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    end = {
-        "id": 50256,
-        "content": "<|endoftext|>",
-        "special": True,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-    }
+    end: dict[str, Any] = {"id": 50256, "content": "<|endoftext|>", "special": True}
+    end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     body = {
         "version": "1.0",
         "added_tokens": [end],

@@ -64,11 +64,5 @@ class TiktokenTokenizer(Tokenizer):
             f"{base64.b64encode(token).decode()} {rank}"
             for token, rank in sorted(self._ranks.items(), key=lambda item: item[1])
         )
-        body = {
-            "millrace_tokenizer": "tiktoken",
-            "name": self.name,
-            "pattern": self._pattern,
-            "special": self._special,
-            "ranks": lines,
-        }
-        return json.dumps(body).encode()
+        body = {"millrace_tokenizer": "tiktoken", "name": self.name, "pattern": self._pattern}
+        return json.dumps({**body, "special": self._special, "ranks": lines}).encode()

@@ -140,9 +140,7 @@ def rank_encoder(body: Mapping[str, Any]) -> RankEncoder | None:
     ids = [vocabulary[character] for character, _ in sorted(alphabet.items(), key=lambda item: item[1])]
     pairs = [merge if isinstance(merge, (list, tuple)) else merge.split(" ") for merge in model["merges"]]
     tokens = [left + right for left, right in pairs]
-    if not set("".join(tokens)) <= alphabet.keys():
-        return None
-    if not set(tokens) <= vocabulary.keys():
+    if not set("".join(tokens)) <= alphabet.keys() or not set(tokens) <= vocabulary.keys():
         return None
     # All are translated at once by a table: one by one takes several times as long.
     data = "".join(tokens).translate({ord(character): byte for character, byte in alphabet.items()}).encode("latin-1")

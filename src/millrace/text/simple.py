@@ -51,12 +51,6 @@ class BytesTokenizer(Tokenizer):
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         return _space(Documents.of(documents))
 
-    def encode_with_ends(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
-        spaced, lengths = self.encode_spaced(documents)
-        tokens = spaced.astype(self.dtype)
-        tokens[np.cumsum(lengths) - 1] = self.end
-        return tokens, lengths
-
     def encode_sections(self, document: bytes) -> Iterator[SectionIds]:
         for start, stop in _sections(document):
             yield SectionIds(start, stop, np.frombuffer(document[start:stop], np.uint8))

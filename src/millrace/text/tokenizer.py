@@ -1,7 +1,6 @@
 """``Tokenizer``: many documents in, one array of ids out, and back again.
 
-Fast encoders are fast because they take many documents at once. Preparation stores what
-``encode_with_ends`` gives.
+Fast encoders are fast because they take many documents at once. Preparation stores what ``encode_with_ends`` gives.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Tokenizer(ABC):
     def encode_spaced(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """Ids in as few bytes as they need, with the end after each document: what a part stores.
 
-        Where ids have fewer bytes than in a store, a 0 holds the place of the end. The next call may
-        overwrite the ids.
+        Where ids have fewer bytes than in a store, a 0 holds the place of the end. The next call may overwrite the ids.
         """
         return self.encode_with_ends(documents)
 
@@ -78,11 +76,8 @@ class Tokenizer(ABC):
 
     def _encode_long(self, documents: Sequence[bytes]) -> tuple[Array, Int64s]:
         """The same ids as ``encode_documents``, by sections."""
-        return join_ids([self._encode_one(document) for document in documents])
-
-    def _encode_one(self, document: bytes) -> tuple[Array, Int64s]:
-        ids = np.concatenate([section.ids for section in self.encode_sections(document)])
-        return ids, np.array([len(ids)], np.int64)
+        each = [np.concatenate([part.ids for part in self.encode_sections(document)]) for document in documents]
+        return np.concatenate(each), np.array(list(map(len, each)), np.int64)
 
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
         """The bytes [start, stop) of a document that each of its ids stands for."""
@@ -132,14 +127,8 @@ class Tokenizer(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Its entry in the manifest."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "vocab_size": self.vocab_size,
-            "end": self.end,
-            "file": "tokenizer.json",
-            "hash": digest(self.to_file()),
-        }
+        fields = {name: getattr(self, name) for name in ("kind", "name", "vocab_size", "end")}
+        return {**fields, "file": "tokenizer.json", "hash": digest(self.to_file())}
 
 
 def join_ids(parts: Sequence[tuple[Array, Int64s]]) -> tuple[Array, Int64s]:

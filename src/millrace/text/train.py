@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from millrace.errors import ConfigError
 from millrace.text.bpe import HuggingFaceTokenizer
@@ -34,12 +35,8 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> HuggingFaceTokeniz
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    options: Any = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **options)
     backend.train_from_iterator(_texts(documents), trainer=trainer)
     # A document that names the end-of-document token must not end there.
     return HuggingFaceTokenizer(backend.to_str().encode(), f"train:{vocab_size}", plain_special=True)

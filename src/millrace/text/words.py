@@ -1,7 +1,6 @@
 """The words of a byte-level tokenizer's splitting pattern, and the ids of very long words.
 
-Used only where a long document has no space to cut it at: a language without spaces, a run of one
-character.
+Used only where a long document has no space to cut it at: a language without spaces, a run of one character.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ LETTERS_AND_CASE = (
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-KNOWN = frozenset(
-    (
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",  # gpt2
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-        ENGLISH % r"\p{N}{1,3}",  # cl100k, Llama 3
-        ENGLISH % r"\p{N}",  # Qwen 2
-        LETTERS_AND_CASE,  # o200k
-    )
-)
+KNOWN = {
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",  # gpt2
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    ENGLISH % r"\p{N}{1,3}",  # cl100k, Llama 3
+    ENGLISH % r"\p{N}",  # Qwen 2
+    LETTERS_AND_CASE,  # o200k
+}
 
 
 class Words:

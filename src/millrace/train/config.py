@@ -30,7 +30,9 @@ def load_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), data: Mapping[str, str] | None = None
 ) -> Config:
     """The configuration of a TOML file or preset, changed by ``key=value`` overrides and by ``data`` for its section."""
-    name = _file(os.fspath(path))
+    name = os.fspath(path)
+    if name.removesuffix(".toml") in presets() and not os.path.isfile(name):  # a file that exists comes first
+        name = str(PRESETS / f"{name.removesuffix('.toml')}.toml")
     try:
         with open(name, "rb") as file:
             values = tomllib.load(file)
@@ -57,12 +59,6 @@ def load_config(
 def presets() -> list[str]:
     """The names of the configurations that come with millrace."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
-
-
-def _file(name: str) -> str:
-    """The path of a configuration. A file that exists is preferred to a preset of the same name."""
-    is_preset = name.removesuffix(".toml") in presets() and not os.path.isfile(name)
-    return str(PRESETS / f"{name.removesuffix('.toml')}.toml") if is_preset else name
 
 
 def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> Config:

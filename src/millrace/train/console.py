@@ -6,33 +6,27 @@ import os
 import shutil
 import sys
 import time
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from millrace.prepare.progress import is_watched
 
 BLINK_S = 0.1  # least time between two notes: nobody reads faster
 
 
-class Console(Protocol):
+class Console:
+    """Prints nothing, as it is: for ranks other than the first, and for programs without a terminal."""
+
     def say(self, text: str) -> None:
-        """Prints a line that stays."""
+        """A line that stays."""
 
     def show(self, text: str) -> None:
-        """Prints the progress line; on a terminal it replaces the one before."""
+        """The progress line; on a terminal it replaces the one before."""
 
     def note(self, text: str) -> None:
-        """Prints progress within a step: only on a terminal, and only now and then."""
+        """Progress within a step: only on a terminal, and only now and then."""
 
 
-class Silent:
-    """Prints nothing: for ranks other than the first, and for programs without a terminal."""
-
-    def say(self, text: str) -> None: ...
-
-    show = note = say
-
-
-class StreamConsole:
+class StreamConsole(Console):
     """Writes to a stream. If it is no terminal, every progress line stays."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -70,4 +64,4 @@ class StreamConsole:
 
 def console_for_python() -> Console:
     """The console of a call from Python: stderr if a person reads it, else nothing."""
-    return StreamConsole(sys.stderr) if is_watched(sys.stderr) else Silent()
+    return StreamConsole(sys.stderr) if is_watched(sys.stderr) else Console()

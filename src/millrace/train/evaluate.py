@@ -62,11 +62,6 @@ def num_batches(config: Config, samples: int, batch: int) -> int:
     return min(whole, max(1, int(between * asked.max_share))) if asked.max_share else whole
 
 
-def evaluation_order(samples: int, is_whole: bool) -> Order:
-    """All samples in their order, or some spread over the split: the same ones in every evaluation and run."""
-    return Sequential(samples) if is_whole else Shuffled(samples, seed=0)
-
-
 def evaluate(
     view: View,
     stepper: Stepper,
@@ -80,7 +75,8 @@ def evaluate(
     config, world, model = stepper.config, stepper.world, stepper.model
     batch = max(config.train.batch, world.size)
     count = num_batches(config, len(view), batch)
-    order = evaluation_order(len(view), is_whole=count * batch >= len(view))
+    # All samples in their order, or some spread over the split: the same ones in every evaluation and run.
+    order: Order = Sequential(len(view)) if count * batch >= len(view) else Shuffled(len(view), seed=0)
     feed = Feed(
         view, batch=batch, order=order, epochs=1, rank=world.rank, world=world.size, device=str(world.device)
     )  # fmt: skip

@@ -20,13 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from millrace.errors import ConfigError
-from millrace.train.signals import CAUGHT
+from millrace.train.signals import catch
 
 MARK = "MILLRACE_LAUNCHER"  # in the environment of a rank: the launcher's process id
 ERRORS = "MILLRACE_ERRORS"  # likewise: the descriptor of the launcher's standard error
@@ -70,10 +69,17 @@ def launch(arguments: Sequence[str], ranks: int, run: Path) -> int:
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
     processes: Ranks = []
+    received: list[int] = []
+
+    def forward(number: int) -> None:
+        received.append(number)
+        for process in processes:
+            process.send_signal(number)
+
     with contextlib.ExitStack() as stack:
         # Files without a name: a killed launcher leaves none behind.
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
-        received = stack.enter_context(_forwarded(processes))
+        stack.enter_context(catch(forward))
         for rank, log in enumerate(logs):
             own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, "-m", "millrace", *arguments]
@@ -89,24 +95,6 @@ def launch(arguments: Sequence[str], ranks: int, run: Path) -> int:
         _keep_logs(logs, run)
     _report(codes, arguments, run)
     return next((1 if code == LOST else code for code in codes if code > 0), 1 if any(codes) else 0)
-
-
-@contextlib.contextmanager
-def _forwarded(processes: Ranks) -> Iterator[list[int]]:
-    """Passes SIGINT and SIGTERM on to the ranks within the block; the list holds those that came."""
-    received: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for process in processes:
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in CAUGHT}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait(processes: Ranks, received: list[int]) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from millrace.errors import TrainError
 from millrace.feed.explain import describe
@@ -43,7 +44,9 @@ class Losses:
         if not self._steps:
             return []
         losses: list[float] = self._world.add(torch.stack([loss for loss, _ in self._steps]).double()).tolist()
-        norms: list[float] = torch.stack([_whole(norm) for _, norm in self._steps]).tolist()
+        # With shards, a rank has only the norm of its own.
+        whole: list[Any] = [norm.full_tensor() if isinstance(norm, DTensor) else norm for _, norm in self._steps]
+        norms: list[float] = torch.stack(whole).tolist()
         self._steps.clear()
         may_overflow = self._precision.scaler.is_enabled()  # such a step was skipped
         for behind, loss, norm in zip(range(len(losses), 0, -1), losses, norms, strict=True):
@@ -68,12 +71,6 @@ class Losses:
         checkpoint = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint yet"
         explain = f"all of them: millrace explain {self._run} --step {step}"
         return TrainError(f"{what}; {description}; {explain}; {checkpoint}", step=step, samples=samples)
-
-
-def _whole(norm: Any) -> Tensor:
-    """The norm over all shards, if a rank has only its own."""
-    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return whole
 
 
 def describe_samples(view: View, order: Order, first: int, last: int) -> tuple[list[int], str]:

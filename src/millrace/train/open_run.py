@@ -72,11 +72,8 @@ class TrainedModel:
         """Forecasts the rows after the last one of an entity, in the units of the source.
 
         Without ``store`` it is the one of the training. Another one must have the same features and scaling, such as the
-        same store after an append. ``entity`` is a name or a record number.
-
-            model = mr.open_run("runs/heat").model()
-            forecast = model.predict(mr.open_store("sensors"), "s3")
-            forecast.times, forecast.values    # (horizon,), (horizon, targets); forecast.targets names the columns
+        same store after an append. ``entity`` is a name or a record number. The result has ``times`` (horizon,), ``values``
+        (horizon, targets) and the names of the ``targets``.
         """
         from millrace.train.prediction import predict
 
@@ -86,10 +83,10 @@ class TrainedModel:
 def load_model(
     run: Path, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None
 ) -> TrainedModel:
-    """The model of a run at its ``latest`` or ``best`` checkpoint, on the CPU, whole even if it was saved in shards.
+    """What ``TrainingRun.model`` returns, whole even if it was saved in shards.
 
     A run folder may come from somebody else. So a ``module:callable`` model, which is code, is only called if ``own``
-    names it. ``store`` is the path of the store, if it was moved.
+    names it.
     """
     from millrace.errors import ConfigError
     from millrace.train import data, model_state

@@ -21,14 +21,11 @@ def build_optimizer(model: nn.Module, options: Options) -> Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     if options.name == "adamw":
-        return AdamW(groups, lr=options.lr, betas=options.betas, fused=_can_fuse(parameters))
+        can_fuse = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+        return AdamW(groups, lr=options.lr, betas=options.betas, fused=can_fuse)
     if options.name == "adafactor":
         return Adafactor(groups, lr=options.lr)
     return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
-
-
-def _can_fuse(parameters: list[nn.Parameter]) -> bool:
-    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
 
 
 def learning_rate(step: int, config: Config) -> float:

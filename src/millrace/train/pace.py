@@ -24,7 +24,8 @@ class Pace:
 
     def __init__(self, model: nn.Module, world: World, last: int, batch: int) -> None:
         self._model, self._device, self._last, self._batch = model, world.device, last, batch
-        self._peak = _peak_flops(world.device)
+        name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+        self._peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
         self.restart()
 
     def restart(self) -> None:
@@ -120,17 +121,8 @@ def memory_by_part(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)]
     gradients = [p.grad for p in parameters if p.grad is not None]
     parts: dict[str, list[Any]] = {"parameters": parameters, "gradients": gradients, "optimizer": state}
-    return {name: sum(map(_num_bytes, tensors)) for name, tensors in parts.items()}
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    local: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return int(local.numel() * local.element_size())
-
-
-def _peak_flops(device: torch.device) -> float | None:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    local = {name: [t.to_local() if isinstance(t, DTensor) else t for t in tensors] for name, tensors in parts.items()}
+    return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in local.items()}
 
 
 def _gpu_facts(device: torch.device) -> dict[str, float]:

@@ -89,7 +89,8 @@ def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say:
             f"{key} was {_shown(old)} in the run {folder} and is {_shown(new)} now; a run cannot change it: set it back, or "
             "start another with --run"
         )
-    if _is_input_edited(before, config):
+    now = input_hash(config.data.input)
+    if now is not None and before.input_hash is not None and now != before.input_hash:
         say(f"note: {config.data.input} has changed since the run began; the run goes on with what it held then")
     if before.threads != torch.get_num_threads():
         say(
@@ -159,11 +160,6 @@ def input_changes(before: Run, config: Config) -> list[Change]:
     is_elsewhere = not old.input or os.path.realpath(old.input) != os.path.realpath(new.input)
     is_other = is_elsewhere and before.input_hash != (input_hash(new.input) or "gone")
     return [("data.input", old.input, new.input)] if is_other else []
-
-
-def _is_input_edited(before: Run, config: Config) -> bool:
-    now = input_hash(config.data.input)
-    return now is not None and before.input_hash is not None and now != before.input_hash
 
 
 def input_hash(name: str) -> str | None:

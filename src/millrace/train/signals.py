@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterator
 
-CAUGHT = (signal.SIGTERM, signal.SIGINT)
+
+@contextlib.contextmanager
+def catch(note: Callable[[int], None]) -> Iterator[None]:
+    """Calls ``note`` with the number of each SIGTERM and SIGINT within the block."""
+    is_main = threading.current_thread() is threading.main_thread()  # Python sets handlers only there
+    caught = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.signal(number, lambda own, _: note(own)) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Signals:
-    """Within the block, ``received`` is the number of the signal that asked to stop, or 0."""
+    """``received`` is the number of the signal that asked to stop, or 0."""
 
-    def __init__(self) -> None:
-        self.received = 0
-        self._before: dict[int, Any] = {}
+    received = 0
 
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
-            self._before = {number: signal.signal(number, self._note) for number in CAUGHT}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def note(self, number: int) -> None:
         if self.received:
             raise KeyboardInterrupt
         self.received = number

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from millrace.errors import ConfigError, TrainError
 from millrace.feed.batch import Batch
-from millrace.order.share import share
+from millrace.order.orders import share
 from millrace.train.dist import World
 from millrace.train.optimizers import learning_rate, set_learning_rate
 from millrace.train.out_of_memory import is_out_of_memory, memory_for

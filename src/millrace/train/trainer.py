@@ -20,13 +20,12 @@ from millrace.errors import MillraceError
 from millrace.feed.feed import Feed
 from millrace.store import platform
 from millrace.train import data, model_state, run_folder
-from millrace.train.board import Board
 from millrace.train.checkpoint import Checkpoints, State, name_of
-from millrace.train.console import Console, Silent, console_for_python
+from millrace.train.console import Console, console_for_python
 from millrace.train.dist import World, end_world, is_reported_elsewhere, rank_errors, start_world
 from millrace.train.evaluate import evaluate
 from millrace.train.losses import Losses
-from millrace.train.metrics import Metrics
+from millrace.train.metrics import Board, Metrics
 from millrace.train.optimizers import build_optimizer
 from millrace.train.out_of_memory import memory_for
 from millrace.train.pace import Pace, memory_by_part
@@ -35,7 +34,7 @@ from millrace.train.precision import Precision
 from millrace.train.saver import Saver
 from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
-from millrace.train.signals import Signals
+from millrace.train.signals import Signals, catch
 from millrace.train.start_checks import check_batch_memory, start_warnings
 from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
@@ -44,7 +43,7 @@ from millrace.train.threads import set_threads
 def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0.
 
-    Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Silent()`` prints nothing.
+    Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Console()`` prints nothing.
     """
     console = console_for_python() if console is None else console
     world = start_world(config.train.device, config.train.timeout_s)
@@ -68,7 +67,7 @@ class Trainer:
         self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None
     ) -> None:
         self.config, self.folder, self.world = config, folder, world
-        self._console = console if console is not None and world.is_first else Silent()
+        self._console = console if console is not None and world.is_first else Console()
         begun = run_folder.read_run(folder)
         set_threads(config.train.threads, begun.threads if begun else None)
         if config.train.deterministic:
@@ -150,7 +149,7 @@ class Trainer:
         self._introduce()
         last, pace = self.config.train.max_steps, self._pace
         saved_at = time.monotonic()
-        with self.feed, self._signals:
+        with self.feed, catch(self._signals.note):
             stopped_by = self.evaluate() if self._owes_evaluation() else 0
             batches: Any = iter(self.feed) if self.step < last and not stopped_by else iter(())
             pace.restart()
@@ -161,7 +160,8 @@ class Trainer:
                     batch = self.precision.to_device(next(batches))
                 pace.wait_ends(batch, batches.behind_s)
                 self._losses.add(*self.stepper.step(batch, self.step))
-                received, is_due = self.world.largest([float(self._signals.received), self._minutes_due(saved_at)])
+                is_late = 0 < 60 * self.config.checkpoint.every_minutes <= time.monotonic() - saved_at
+                received, is_due = self.world.largest([float(self._signals.received), float(is_late)])
                 stopped_by = int(received)
                 self._report_step()
                 saves = bool(is_due or stopped_by or self._every(self.config.checkpoint.every) or self.step == last)
@@ -176,11 +176,6 @@ class Trainer:
                         stopped_by = self.evaluate()
             self._finish(stopped_by)
         return stopped_by
-
-    def _minutes_due(self, saved_at: float) -> float:
-        """1.0 if a checkpoint is due by the clock."""
-        minutes = self.config.checkpoint.every_minutes
-        return float(bool(minutes) and time.monotonic() - saved_at >= 60 * minutes)
 
     def _every(self, steps: int) -> bool:
         return bool(steps) and self.step % steps == 0
@@ -217,12 +212,15 @@ class Trainer:
         self._losses.look(self.step, self._saved_step)  # an infinite loss is reported for its own step
         remedy = "set train.micro_batch or a smaller one"
         with memory_for(f"in the evaluation after step {self.step}", remedy, step=self.step):
-            result = evaluate(self.val_view, self.stepper, self._signal, self._note_evaluation)
+            result = evaluate(
+                self.val_view, self.stepper, self._signal,
+                lambda done, of: self._console.note(f"step {self.step:,}: evaluation, batch {done + 1:,}/{of:,}"),
+            )  # fmt: skip
         if result is None:
             return self._signal()
         if result.val_loss is None:
             self._console.say(f"warning: step {self.step:,}: no val_loss, it is not finite: {result.problem}")
-        elif self._is_best(result.val_loss):
+        elif self.world.largest([float(self._best is None or result.val_loss < self._best)])[0]:
             self._best = result.val_loss
             self.save()
             self._saver.note_best(self.step, result.val_loss)
@@ -231,16 +229,9 @@ class Trainer:
             self._console.say(f"step {self.step:,}: {result.line(len(self.val_view))}")
         return 0
 
-    def _note_evaluation(self, done: int, of: int) -> None:
-        self._console.note(f"step {self.step:,}: evaluation, batch {done + 1:,}/{of:,}")
-
     def _signal(self) -> int:
         """The signal that any rank received, the same on all ranks."""
         return int(self.world.largest([float(self._signals.received)])[0])
-
-    def _is_best(self, val_loss: float) -> bool:
-        is_best = self._best is None or val_loss < self._best
-        return bool(self.world.largest([float(is_best)])[0])
 
     def save(self) -> None:
         """Saves model, optimiser, scaler and cursor of this step. Looks at the losses first: NaN is never saved."""

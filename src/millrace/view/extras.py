@@ -65,13 +65,14 @@ def extra_fields(store: StoreLike, include: Sequence[str], places: Places) -> di
             field = _of_rows(store, name, name, places.x, tail=1)
             found[name] = (field, meta_names(store, name))
         else:
-            found[name] = (_of_record(store, name), meta_names(store, name))
+            _check_there(store, name, per_row=False)
+            found[name] = (column_field(store, name), meta_names(store, name))
     return found
 
 
 def _of_rows(store: StoreLike, column: str, key: str, part: Field, *, tail: int) -> Field:
     """The rows of a part of the window (lookback or horizon) of another row column."""
-    _check_there(store, column, column, per_row=True)
+    _check_there(store, column, per_row=True)
     field = column_field(store, column, key=key, first=part.first, length=part.length)
     if field.axis != part.axis:
         raise ConfigError(
@@ -91,11 +92,6 @@ def _mask(store: StoreLike, key: str, part: Field) -> Field:
     if (store.layout.columns["mask"].shape or (1,)) != (values or (1,)):
         raise ConfigError(f"column 'mask' has shape {field.tail} per row, {part.column!r} {values}; both need the same")
     return replace(field, tail=part.tail, items=part.items)
-
-
-def _of_record(store: StoreLike, column: str) -> Field:
-    _check_there(store, column, column, per_row=False)
-    return column_field(store, column)
 
 
 def _known_future(store: StoreLike, places: Places) -> dict[str, tuple[Field, Sequence[str]]]:
@@ -126,11 +122,11 @@ def _known_future(store: StoreLike, places: Places) -> dict[str, tuple[Field, Se
     return found
 
 
-def _check_there(store: StoreLike, extra: str, column: str, *, per_row: bool) -> None:
+def _check_there(store: StoreLike, column: str, *, per_row: bool) -> None:
     known = store.layout.columns
     if column not in known or (known[column].axis is not None) != per_row:
         there = [name for name, found in known.items() if (found.axis is not None) == per_row]
         kind = "row" if per_row else "record"
         raise ConfigError(
-            f"include={extra!r} needs a {kind} column {column!r}; the store has {', '.join(there) or f'no {kind} columns'}"
+            f"include={column!r} needs a {kind} column {column!r}; the store has {', '.join(there) or f'no {kind} columns'}"
         )

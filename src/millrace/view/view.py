@@ -6,6 +6,7 @@ the shards, ready to be gathered. A view of one's own gives ``__len__``, ``spans
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from millrace.errors import ConfigError, did_you_mean
 from millrace.gather.gather import Field, Located, Sources
 from millrace.identity import canonical, digest
 from millrace.lazy import cached_property
-from millrace.ragged import Int64s, Spans
+from millrace.ragged import Int64s, Spans, as_indices
 
 # What is delivered for what is stored: frameworks compute in these. Everything else stays as it is.
 _WIDER = {"uint16": "int64", "uint32": "int64", "float16": "float32", "bfloat16": "float32", "dictionary": "int32"}
@@ -120,45 +121,22 @@ class View(ABC):
 
     def _checked(self, samples: npt.ArrayLike) -> Int64s:
         """Sample numbers as int64, negative ones from the end, refused outside the view."""
-        array, length = np.asarray(samples), len(self)
-        if array.shape == (0,):
-            return np.zeros(0, np.int64)  # an empty list has no type of its own
-        if array.dtype.kind not in "iu" or array.ndim != 1:
-            raise IndexError(
-                f"samples are {array.dtype} of shape {array.shape}; expected 1-D integers (Subset takes masks)"
-            )
-        low, high = int(array.min()), int(array.max())  # before the cast, which wraps large uint64
-        if low < -length or high >= length:
-            raise IndexError(f"sample {low if low < -length else high} is out of range; the view has {length}")
-        array = array.astype(np.int64)
-        return np.where(array < 0, array + length, array) if low < 0 else array
+        return as_indices(samples, len(self), "sample", "the view", "1-D integers (Subset takes masks)")
 
     def unused_rows(self) -> int | None:
         """Rows of the store (or of its split) that no sample covers; None where the view does not know."""
         return None
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{field.name} {field.dtype}{_shape(field)}" for field in self.fields)
-        sizes = [_num_bytes(field) for field in self.fields]
-        each = "ragged" if None in sizes else f"{sum(size or 0 for size in sizes):,} bytes each"
+        shapes = [", ".join("any" if n is None else str(n) for n in field.shape) for field in self.fields]
+        each_field = zip(self.fields, shapes, strict=True)
+        fields = ", ".join(f"{own.name} {own.dtype}" + (f"({shape})" if shape else "") for own, shape in each_field)
+        is_ragged = any(field.is_text or None in field.shape for field in self.fields)
+        sizes = [math.prod(n or 0 for n in field.shape) * field.dtype.itemsize for field in self.fields]
+        each = "ragged" if is_ragged else f"{sum(sizes):,} bytes each"
         unused = self.unused_rows()
         never = "" if unused is None else f"; {unused:,} rows never delivered"
         return f"<{type(self).__name__}: {len(self):,} samples; {fields}; {each}{never}>"
-
-
-def _shape(field: Field) -> str:
-    return "(" + ", ".join("any" if n is None else str(n) for n in field.shape) + ")" if field.shape else ""
-
-
-def _num_bytes(field: Field) -> int | None:
-    if field.is_text:
-        return None
-    size = field.dtype.itemsize
-    for n in field.shape:
-        if n is None:
-            return None
-        size *= n
-    return size
 
 
 def source(column: Any, field: Field) -> Any:

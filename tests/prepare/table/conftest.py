@@ -25,7 +25,7 @@ from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import millrace as mr
 from millrace.prepare.table.read import chunks, part, sources
-from millrace.prepare.table.settle import clean, fit, index
+from millrace.prepare.table.settle import clean, fit, index, index_files
 from millrace.prepare.table.write import shards
 from millrace.scaling import scaler
 
@@ -370,7 +370,7 @@ class Twin:
     ) -> Iterator[None]:
         """Everything that is cut by size is cut into small pieces."""
         with pytest.MonkeyPatch.context() as patch:
-            for module in (index, clean, fit):
+            for module in (index, index_files, clean, fit):
                 patch.setattr(module, "slice_rows", lambda features: slices)
             patch.setattr(part, "SORT_BYTES", 96 * chunk_rows)
             patch.setattr(chunks, "CHUNK_ROWS", (batch_rows, batch_rows))

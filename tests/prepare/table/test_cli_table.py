@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import millrace as mr
-from millrace.cli import run, text_progress
+from millrace.cli import prepare_progress, run
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_help_names_every_option_and_ends_with_an_example(capsys):
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(source, out, capsys, monkeypatch):
-    monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(prepare_progress, "EVERY_S", 0.0)
     assert prepare(source, out) == 0
     lines = capsys.readouterr().err.splitlines()
     assert re.match(

@@ -47,10 +47,11 @@ def test_columns_that_are_mostly_missing_are_named_with_their_share(tmp_path):
 @pytest.mark.parametrize("small", [False, True])
 def test_irregular_times_are_counted(tmp_path, monkeypatch, small):
     """Entities looked at together or one by one, in slices too."""
-    from millrace.prepare.table.settle import index
+    from millrace.prepare.table.settle import index, index_files
 
     if small:
         monkeypatch.setattr(index, "slice_rows", lambda features: 7)
+        monkeypatch.setattr(index_files, "slice_rows", lambda features: 7)
     table = frame().drop(index=[20, 21, 40])
     assert notes(table, tmp_path) == [
         "irregular times: the most common step is 1h, but 3 of 95 steps are others (gaps, or extra rows), and a window "

@@ -15,7 +15,7 @@ import termios
 import pytest
 
 import millrace as mr
-from millrace.cli import run, text_progress
+from millrace.cli import prepare_progress, run
 from millrace.cli.prepare_text import count, modern
 
 
@@ -162,7 +162,7 @@ def test_an_error_is_one_line_and_exit_code_1(arguments, said, source, out, caps
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(source, out, capsys, monkeypatch):
-    monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(prepare_progress, "EVERY_S", 0.0)
     assert prepare(source, "--out", out, "--tokenizer", "bytes") == 0
     lines = capsys.readouterr().err.splitlines()
     read = next(line for line in lines if line.startswith("read: 100"))
@@ -198,17 +198,17 @@ def test_a_terminal_shows_what_fits_its_width_and_always_bar_share_and_time_left
 
 
 def test_a_start_without_a_rate_shows_none(capsys, monkeypatch):
-    monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(prepare_progress, "EVERY_S", 0.0)
     counts = {"files": 0, "all_files": 3, "bytes": 0, "tokens": 0, "documents": 0, "repeats": 0}
-    text_progress.TextProgress()("read", 0, 1000, counts)
+    prepare_progress.TextProgress()("read", 0, 1000, counts)
     assert re.fullmatch(r"read: 0%, 0 of 3 files, \S+ .iB memory\n", capsys.readouterr().err)
 
 
 def test_the_rate_of_a_stage_counts_from_its_beginning(capsys, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(text_progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(text_progress, "EVERY_S", 0.0)
-    progress = text_progress.TextProgress()
+    monkeypatch.setattr(prepare_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(prepare_progress, "EVERY_S", 0.0)
+    progress = prepare_progress.TextProgress()
     now[0] += 50  # in which a vocabulary was learnt
     counts = {"files": 0, "all_files": 1, "tokens": 0, "documents": 0, "repeats": 0}
     progress("read", 30_000_000, 100_000_000, {**counts, "bytes": 30_000_000, "begins": True})  # by an earlier run
@@ -221,8 +221,8 @@ def test_the_rate_of_a_stage_counts_from_its_beginning(capsys, monkeypatch):
 
 
 def test_a_shorter_fact_stands_for_one_that_does_not_fit():
-    assert text_progress.fit_facts(["files", "12 MB/s", "a long one", "3 %"], 20) == "files, 12 MB/s, 3 %"
-    assert [text_progress.thousands(n) for n in (0, 999, 1000, 12_345, 3_400_000, 5e9)] == [
+    assert prepare_progress.fit_facts(["files", "12 MB/s", "a long one", "3 %"], 20) == "files, 12 MB/s, 3 %"
+    assert [prepare_progress.thousands(n) for n in (0, 999, 1000, 12_345, 3_400_000, 5e9)] == [
         "0", "999", "1.0K", "12.3K", "3.4M", "5.0G",
     ]  # fmt: skip
 

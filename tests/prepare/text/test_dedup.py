@@ -8,9 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.prepare.text.dedup import known_hashes
 from millrace.prepare.text.dedup import repeats as dedup
-from millrace.prepare.text.dedup.near import BANDS, band_hashes
+from millrace.prepare.text.dedup.near import BANDS, bands, signatures
 from millrace.testing import tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0}
@@ -57,7 +56,7 @@ def source(tmp_path):
 
 @pytest.mark.parametrize(("max_seen", "entries"), [(1 << 20, 1 << 20), (3, 50)])
 def test_the_first_occurrence_in_source_order_stays(source, tmp_path, tools, monkeypatch, max_seen, entries):
-    monkeypatch.setattr(known_hashes, "MAX_HASHES", max_seen)
+    monkeypatch.setattr(dedup, "MAX_HASHES", max_seen)
     monkeypatch.setattr(dedup, "PARTITION_ENTRIES", entries)
     report = mr.prepare_text(source, tmp_path / "out", part_bytes=700, workers=1, **OPTIONS)
     found = tools.records(mr.open_store(tmp_path / "out"))
@@ -109,9 +108,9 @@ def test_documents_with_half_their_words_in_common_stay(tmp_path):
 
 def test_bands_are_the_same_in_every_process_and_for_short_documents(tools):
     texts = [b"", b"one", b"one two three four five", " ".join(words(1)).encode()]
-    found = band_hashes(texts)
+    found = bands(signatures(texts))
     assert found.shape == (4, BANDS)
-    script = f"from millrace.prepare.text.dedup.near import band_hashes; print(band_hashes({texts!r}).tolist())"
+    script = f"from millrace.prepare.text.dedup.near import *; print(bands(signatures({texts!r})).tolist())"
     import subprocess
     import sys
 

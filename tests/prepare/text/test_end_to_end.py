@@ -201,7 +201,7 @@ def test_where_the_fast_encoder_differs_the_slow_one_makes_the_parts(corpus, tmp
         wrong.setenv("MILLRACE_BPE", "tiktoken")
         wrong.setattr(RankEncoder, "encode_documents", lambda self, d: (right(self, d)[0] ^ 1, right(self, d)[1]))
         with monkeypatch.context() as unchecked:
-            unchecked.setattr(prepare, "check_encoder", lambda *_: None)
+            unchecked.setattr(prepare.vocabulary, "check_encoder", lambda *_: None)
             unchecked.setattr(prepare, "notes_after", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 prepared("out", workers=1)

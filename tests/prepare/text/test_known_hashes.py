@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 
 from millrace.native import core
-from millrace.prepare.text.dedup import known_hashes
-from millrace.prepare.text.dedup.known_hashes import HashSet, KnownHashes
+from millrace.prepare.text.dedup import repeats
+from millrace.prepare.text.dedup.repeats import HashSet, KnownHashes
 
 KINDS = [HashSet, *([core.KnownHashes] if core else [])]
 
@@ -37,7 +37,7 @@ def test_many_are_kept():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_some_number_on_nothing_is_kept(monkeypatch, kind):
-    monkeypatch.setattr(known_hashes, "MAX_HASHES", 3)
+    monkeypatch.setattr(repeats, "MAX_HASHES", 3)
     found = KnownHashes(kind)
     one, two = b"".join(bytes([k]) * 16 for k in range(3)), bytes([9]) * 16
     assert found.are_new(one) == bytes([1, 1, 1])

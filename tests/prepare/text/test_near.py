@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.prepare.text.clean import long_documents as long
 from millrace.prepare.text.dedup import near
-from millrace.prepare.text.dedup.near import band_hashes, shingles
+from millrace.prepare.text.dedup.near import bands, shingles, signatures
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "été", "12", "of", "wool"]
 
@@ -66,5 +66,5 @@ def test_near_duplicates_are_found_in_text_without_spaces(tmp_path, alphabet):
 def test_texts_of_few_letters_without_spaces_are_not_all_alike():
     """Of four letters there are few short shingles: those of 30 differ."""
     letters = np.frombuffer(b"ACGT", np.uint8)[np.random.default_rng(0).integers(0, 4, (6, 50_000))]
-    bands = band_hashes([row.tobytes() for row in letters])
-    assert all(len(set(column)) == len(bands) for column in bands.T.tolist())
+    found = bands(signatures([row.tobytes() for row in letters]))
+    assert all(len(set(column)) == len(found) for column in found.T.tolist())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.prepare.text.plan import VERSION
+from millrace.prepare.text.recipe import VERSION
 from millrace.prepare.text.tokens import vocabulary
 from millrace.testing import tree_digest
 

@@ -213,7 +213,7 @@ def test_a_disk_that_cannot_hold_it_is_refused_before_anything_is_read(tmp_path)
 
 
 def test_the_command_warns_of_a_disk_that_may_be_too_small(tmp_path, monkeypatch, capsys):
-    from millrace.cli.text_progress import TextProgress
+    from millrace.cli.prepare_progress import TextProgress
 
     progress = TextProgress()
     progress("room", 10 << 30, 20 << 30, {})

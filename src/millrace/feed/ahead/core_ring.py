@@ -79,12 +79,6 @@ class CoreRing:
             thread.start()
             self._threads.append(thread)
 
-    def _start_more(self) -> None:
-        """Starts the threads that only cold data needs."""
-        count, self._num_more = self._num_more, 0
-        with contextlib.suppress(RuntimeError):  # no thread can be started: it works without
-            self._start(count)
-
     def take(self, batch: int, wait: bool = True) -> Batch | None:
         slot = self.take_slot(wait)
         return None if slot is None else self.memory.batch(slot)
@@ -94,8 +88,10 @@ class CoreRing:
 
         The ring of a device also needs the loop's stream, and the slots that the loop has let go.
         """
-        if self._num_more and self._program.is_cold():
-            self._start_more()
+        if self._num_more and self._program.is_cold():  # only cold data needs more threads
+            count, self._num_more = self._num_more, 0
+            with contextlib.suppress(RuntimeError):  # no thread can be started: it works without
+                self._start(count)
         found = self._ring.get(wait, *on_device)
         return None if found is None else found[0]
 

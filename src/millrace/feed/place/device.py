@@ -53,7 +53,7 @@ class DeviceMemory:
         self.address: int = self.memory.data_ptr()
         self.let_go = gpu.event()
         gpu.mark_new(self.let_go)
-        self._streams: set[int] = set()  # that use it since it was last let go
+        self.streams: set[int] = set()  # that use it since it was last let go
         self._recorded: set[int] = set()  # streams that torch's allocator knows of
         self.columns = [] if layout is None else _columns_of_each(layout, self.memory, group)
         self._storage, self._count = self.memory.untyped_storage(), torch._C._storage_Use_Count
@@ -62,20 +62,16 @@ class DeviceMemory:
 
     def use_on(self, gpu: Any, stream: int) -> None:
         """Notes that a loop on this stream gets a batch in it, also for torch if the stream is not the memory's own."""
-        self._streams.add(stream)
+        self.streams.add(stream)
         if stream != gpu.home and stream not in self._recorded:
             gpu.record_use(self.memory, stream)
             self._recorded.add(stream)
 
     def leave(self, gpu: Any, stream: int) -> None:
         """Makes this stream wait for what the other streams did with the memory."""
-        for other in self._streams - {stream}:
+        for other in self.streams - {stream}:
             gpu.follow(stream, other, self.let_go)
-        self._streams.clear()
-
-    def was_elsewhere(self, stream: int) -> bool:
-        """Whether another stream got a batch in it too."""
-        return not self._streams <= {stream}
+        self.streams.clear()
 
     @property
     def is_held(self) -> bool:
@@ -129,7 +125,7 @@ class DeviceSlots:
             if there.is_held:
                 held.append((number, there))
             elif on_device[number] is there:  # a slot that was held for too long has other memory by now
-                with self._gpu if there.was_elsewhere(stream) else contextlib.nullcontext():
+                with contextlib.nullcontext() if there.streams <= {stream} else self._gpu:
                     there.leave(self._gpu, stream)
                 let_go.append(number)
         self._slots = held

@@ -22,10 +22,11 @@ from typing import Any
 from millrace import errors
 from millrace.errors import MillraceError, SourceError, StoreError
 from millrace.prepare.engines import listening
-from millrace.prepare.engines.engine import Engine, Function, Moved, check_count, run_here
+from millrace.prepare.engines.engine import Engine, Function, Moved
 from millrace.prepare.engines.spawning import quiet_start
 
 RETRIES = 2
+PLAIN = (str, int, float, type(None))  # attributes of an error that come back from a worker
 STALL_S = 1800.0  # seconds without progress after which a worker counts as hung
 
 
@@ -67,16 +68,17 @@ class Workers(Engine):
     """
 
     def __init__(self, count: int, stall_s: float = 0) -> None:
-        self._count, self._stall_s = check_count(count), stall_s
+        super().__init__(count)
+        self._stall_s = stall_s
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
 
     def start(self, function: Function, num_tasks: int, *, apart: bool = False) -> bool:
         """As ``Engine.start``; later runs get no more workers either: to start one costs more than a small task."""
         self._count = max(1, min(self._count, num_tasks))
-        return self._start(function, num_tasks, apart)
+        return self._begin(function, num_tasks, apart)
 
-    def _start(self, function: Function, num_tasks: int, apart: bool) -> bool:
+    def _begin(self, function: Function, num_tasks: int, apart: bool) -> bool:
         if num_tasks == 0 or (not apart and min(self._count, num_tasks) == 1):
             return False
         while len(self._workers) < min(self._count, num_tasks):
@@ -87,24 +89,6 @@ class Workers(Engine):
         for worker in self._workers:
             with contextlib.suppress(OSError):  # it has died: the next task finds out
                 worker.pipe.send((function, task, False))
-
-    def run(
-        self,
-        function: Function,
-        tasks: Sequence[Any],
-        *,
-        apart: bool = False,
-        moved: Moved | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Iterator[tuple[int, Any]]:
-        if not self._start(function, len(tasks), apart):
-            yield from run_here(function, tasks, moved, meanwhile)
-            return
-        try:
-            yield from self._run(function, tasks, moved or (lambda number, counts: None), meanwhile)
-        except BaseException:
-            self.close()  # nobody waits for the other tasks
-            raise
 
     def _run(
         self, function: Function, tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
@@ -122,7 +106,9 @@ class Workers(Engine):
                 try:
                     outcome, result = worker.pipe.recv()
                 except (EOFError, OSError):
-                    self._replace(worker, function)
+                    worker.process.join(timeout=5)
+                    worker.pipe.close()
+                    self._workers[self._workers.index(worker)] = _Worker(self._context, function)
                     tries[number] += 1
                     if tries[number] > RETRIES:
                         raise _died(worker, tasks[number]) from None
@@ -164,11 +150,6 @@ class Workers(Engine):
             if self._stall_s and worker.silent_s >= self._stall_s:
                 raise _stalled(tasks[worker.task or 0], self._stall_s)
         return ready
-
-    def _replace(self, worker: _Worker, function: Function) -> None:
-        worker.process.join(timeout=5)
-        worker.pipe.close()
-        self._workers[self._workers.index(worker)] = _Worker(self._context, function)
 
     def stop(self) -> None:
         for worker in self._workers:
@@ -235,7 +216,7 @@ def _serve(pipe: Connection, parent: int, function: Function) -> None:
             with listening(report):
                 reply: tuple[str, Any] = ("result", function(task))
         except MillraceError as error:
-            context = {name: value for name, value in error._context.items() if _is_plain(value)}
+            context = {name: value for name, value in error._context.items() if isinstance(value, PLAIN)}
             reply = ("error", (type(error).__name__, str(error), context))
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             text = "".join(traceback.format_exception(error))
@@ -262,10 +243,6 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="millrace-parent").start()
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float))
 
 
 def _error(described: tuple[str, str, dict[str, Any]]) -> Exception:

@@ -9,27 +9,18 @@ from queue import SimpleQueue
 from typing import Any
 
 from millrace.prepare.engines import listening
-from millrace.prepare.engines.engine import Engine, Function, Moved, check_count, run_here
+from millrace.prepare.engines.engine import Engine, Function, Moved
 
 
 class Threads(Engine):
     """Up to ``count`` threads. They start at once, where a process imports everything again."""
 
-    def __init__(self, count: int) -> None:
-        self._count = check_count(count)
+    def _begin(self, function: Function, num_tasks: int, apart: bool) -> bool:
+        return self._count > 1 and num_tasks > 1
 
-    def run(
-        self,
-        function: Function,
-        tasks: Sequence[Any],
-        *,
-        apart: bool = False,
-        moved: Moved | None = None,
-        meanwhile: Callable[[], None] | None = None,
+    def _run(
+        self, function: Function, tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
     ) -> Iterator[tuple[int, Any]]:
-        if self._count == 1 or len(tasks) < 2:
-            yield from run_here(function, tasks, moved, meanwhile)
-            return
         replies: SimpleQueue[tuple[int, Mapping[str, int] | Future[Any]]] = SimpleQueue()
 
         def reply(number: int, said: Mapping[str, int] | Future[Any]) -> None:
@@ -51,10 +42,7 @@ class Threads(Engine):
                 if isinstance(said, Future):
                     left -= 1
                     yield number, said.result()
-                elif moved is not None:
+                else:
                     moved(number, said)
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def close(self) -> None:
-        """Threads have ended with their run."""

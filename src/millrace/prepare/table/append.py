@@ -21,13 +21,11 @@ from millrace.prepare.run import Run
 from millrace.prepare.table.options import TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone
 from millrace.prepare.table.read.sources import Inputs, Survey
-from millrace.prepare.table.recipe import read_run
-from millrace.prepare.table.report import TableReport, merge_reports
+from millrace.prepare.table.report import TableReport, merge_reports, read_run
 from millrace.prepare.table.settle.clean import calendar_names
 from millrace.prepare.table.settle.index import Index, build_index
 from millrace.prepare.table.settle.index_files import save_index
-from millrace.prepare.table.settle.measure import Fitted
-from millrace.prepare.table.settle.refit import check_refit, refit_scaling
+from millrace.prepare.table.settle.measure import Fitted, check_refit, refit_scaling
 from millrace.prepare.table.settle.splits import SPLITS
 from millrace.prepare.table.table import Table
 from millrace.prepare.table.write import shards

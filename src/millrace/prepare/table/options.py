@@ -165,13 +165,6 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
         return parse_policy(self.nulls.get(column, self.nulls.get("*", "ffill")), column)
 
 
-def make_options(given: Mapping[str, Any]) -> TableOptions:
-    """Options from keyword arguments, checked."""
-    options = parse_options(given)
-    options.check()
-    return options
-
-
 def parse_options(given: Mapping[str, Any]) -> TableOptions:
     """Options from keyword arguments: a name alone stands for a list of one."""
     unknown = set(given) - set(TableOptions.__struct_fields__)

@@ -1,12 +1,20 @@
-"""The report of a preparation of a table."""
+"""The report of a preparation of a table, and those in ``provenance.json``: a line for the first run and each append."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from millrace.errors import ConfigError, StoreError
+from millrace.prepare.kind import Earlier
+from millrace.prepare.plan import PlanForm
+from millrace.prepare.table.options import TableOptions
+from millrace.store.plain_file import read_plain
 
 COUNTS = ("nulls", "infinite", "filled", "leading")  # in the report of a column, these add up over appends
 
@@ -58,3 +66,27 @@ def merge_reports(before: Mapping[str, Any], report: Mapping[str, Any]) -> tuple
     }
     del whole["added"], whole["rewritten"]
     return appended, whole
+
+
+class _Plan(PlanForm):
+    options: TableOptions  # type: ignore[assignment]
+
+
+def read_run(out: Path, line: int, remedy: str) -> Earlier:
+    """The run of line number ``line``, -1 for the last. A line that ``prepare table`` did not write is refused."""
+    path = out / "provenance.json"
+    try:
+        lines = read_plain(str(path)).splitlines()
+    except StoreError as error:
+        raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from error
+    try:
+        run = json.loads(lines[line] if lines else "")
+        if isinstance(run, dict) and "plan" not in run:
+            raise ConfigError(f"{out} was not made by prepare table; {remedy}")
+        msgspec.convert(run["plan"], _Plan)
+        given = {"path": str(out), "fingerprint": run["fingerprint"], "is_new": False, "seconds": 0.0}
+        return Earlier(run["fingerprint"], run["plan"], msgspec.convert({**run["report"], **given}, TableReport))
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({type(error).__name__}: {error}); {remedy}") from error

@@ -15,23 +15,21 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.advice import in_python
 from millrace.prepare.engines.local import STALL_S
-from millrace.prepare.kind import Earlier, Kind, Product, Tally
+from millrace.prepare.kind import Earlier, Kind, Product
 from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TABLE_FORMS, expand_split
-from millrace.prepare.table.options import READING, TableOptions, make_options
+from millrace.prepare.table.options import READING, TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone, PartTask, prepare_part
 from millrace.prepare.table.read.parts import finished_part, part_tasks
-from millrace.prepare.table.read.sources import Inputs, find_tables, survey
-from millrace.prepare.table.recipe import read_run
-from millrace.prepare.table.report import TableReport
+from millrace.prepare.table.read.sources import Inputs, Survey, find_tables, survey
+from millrace.prepare.table.report import TableReport, read_run
 from millrace.prepare.table.settle.clean import grid_step, local_times
 from millrace.prepare.table.settle.index import Index, build_index
 from millrace.prepare.table.settle.index_files import close_index, save_index
 from millrace.prepare.table.settle.measure import Fitted, Measuring, scale_static, train_first
-from millrace.prepare.table.settle.splits import check_splits
-from millrace.prepare.table.space import estimate
+from millrace.prepare.table.settle.splits import REMEDIES
 from millrace.prepare.table.write import shards
 from millrace.prepare.table.write.assemble import make_meta, make_report, shard_tasks, split_rows
 from millrace.store import platform
@@ -39,6 +37,8 @@ from millrace.store.manifest import Cuts
 
 SCRATCH = ("index", "fit")
 PLAN_VERSION = 1
+CELL_BYTES = 8  # of a number in a CSV file with its separator, about
+EXPANSION = 4  # of compressed CSV files, about
 
 
 @in_python(TableOptions, refit=False)
@@ -71,14 +71,22 @@ def prepare_table(
         return append_table(run, inputs, options)
     if options.pop("refit", False):
         raise ConfigError("--refit is for --append; a new store is always fitted on its own rows")
-    return run.make(Table(run, inputs, make_options(options)))  # type: ignore[no-any-return]
+    parsed = parse_options(options)
+    parsed.check()
+    return run.make(Table(run, inputs, parsed))  # type: ignore[no-any-return]
 
 
-class RowTally(Tally):
-    """Counts the rows that this run reads, too."""
+class RowTally:
+    """Counts the parts and rows that this run reads."""
+
+    def __init__(self, total: int) -> None:
+        self.done, self.total, self.facts = 0, total, dict[str, int]()
+
+    def move(self, number: int, counts: Mapping[str, int]) -> None:
+        """Parts of a table report no counts."""
 
     def add(self, number: int, part: PartDone) -> None:
-        super().add(number, part)
+        self.done += 1
         self.facts["rows"] = self.facts.get("rows", 0) + part.rows_read
 
 
@@ -165,7 +173,7 @@ class Table(Kind):
         self._index = train_first(index, self._fitted, schema.role)
         if self._index.categories != index.categories:
             save_index(self._folder, self._index)
-        self.columns = shards.layout_columns(options, schema, has_mask=shards.needs_mask(options, schema))
+        self.columns = shards.layout_columns(options, schema)
         numbers = self._index.static[:, : len(schema.role.static)]
         static, self._static_scaling = scale_static(numbers, self._fitted.is_train, options.scale)
         self._tasks = shard_tasks(
@@ -183,7 +191,10 @@ class Table(Kind):
                 f"no entity has --min-rows {self._options.min_rows} rows left; the longest of {len(index.names)} was read "
                 f"with {int(index.rows.max())} (dropped, {gone}): ask for fewer, or fill nulls rather than drop them"
             )
-        check_splits(self._options, split_rows(self._options, fitted))
+        for split, rows in split_rows(self._options, fitted).items():
+            if rows == 0:
+                remedy = REMEDIES[self._options.split_by]
+                raise ConfigError(f"split {split!r} would be empty; {remedy}; what was read is kept")
 
     def has_shard(self, task: shards.ShardTask) -> bool:
         return shards.has_counts(task, self._run.out)
@@ -192,10 +203,9 @@ class Table(Kind):
         return {"rows": sum(entity.rows for entity in task.entities)}
 
     def _report(self) -> dict[str, Any]:
-        filled, count = shards.filled_cells(self._tasks), len(self._tasks)
         return make_report(
-            self._options, self._found, self._index, self._parts, self._fitted, filled, count, self.columns
-        )  # fmt: skip
+            self._options, self._found, self._index, self._parts, self._fitted, self._tasks, self.columns
+        )
 
     def product(self) -> Product:
         options, fitted, report = self._options, self._fitted, self._report()
@@ -210,3 +220,20 @@ class Table(Kind):
 
     def close(self) -> None:
         close_index()
+
+
+def estimate(found: Survey, options: TableOptions) -> tuple[int, int]:
+    """Bytes of disk that are likely needed, and that are needed for certain: every row as it was read, and as it is stored."""
+    schema, role = found.schema, found.schema.role
+    columns = shards.layout_columns(options, schema)
+    stored = sum(column.item_bytes for column in columns.values() if column.axis is not None)
+    read = np.dtype(schema.raw_dtype).itemsize * len(role.features) + 8 + 4 * len(role.categorical)
+    used = [found.sources[number] for number in sorted({unit.source for part in found.parts for unit in part})]
+    texts = [source.file for source in used if source.format == "csv"]
+    text = sum(file.size * (EXPANSION if file.path.lower().endswith((".gz", ".zst")) else 1) for file in texts)
+    likely = (found.num_rows + text // (CELL_BYTES * len(role.needed))) * (read + stored)
+    keeps_all = (
+        not options.where and options.transform is None and options.on_error == "stop" and options.min_rows == 1
+        and options.duplicates == "error" and not any(options.policy(name)[0] == "drop" for name in role.features)
+    )  # fmt: skip
+    return likely, found.num_rows * (read + stored) if keeps_all else 0

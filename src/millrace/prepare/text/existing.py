@@ -9,7 +9,7 @@ from typing import Any
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part import QUARANTINE
 from millrace.prepare.text.recipe import CUT, NAMES, OPTIONS, check_is_text, read_runs
-from millrace.prepare.text.shards.columns import LINES, check_continues
+from millrace.prepare.text.shards.columns import check_continues
 from millrace.ragged import Array
 from millrace.store.folder import Folder
 from millrace.store.layout import Column
@@ -53,22 +53,12 @@ class Existing:
     def sources(self) -> Column:
         return self.manifest.layout.columns["source"]
 
-    @property
-    def num_lines(self) -> int:
-        return self.manifest.totals.rows.get(LINES, 0)
-
     def tokenizer(self) -> Tokenizer:
         assert self.manifest.tokenizer is not None
         return stored_tokenizer(Folder(self._out), self.manifest.tokenizer)
 
     def documents(self, column: str) -> Iterator[Array]:
-        """What documents are compared by, piece by piece: column ``hash``, or ``bands`` if it has them."""
+        """What documents are compared by, piece by piece: ``hash``, ``bands`` if it has them, or ``line`` for lines."""
         found: Any = open_store(self._out).columns[column]
         for _, piece in found.pieces():
-            yield piece
-
-    def lines(self) -> Iterator[Array]:
-        """Hashes of its lines, piece by piece."""
-        column: Any = open_store(self._out).columns["line"]
-        for _, piece in column.pieces():
             yield piece

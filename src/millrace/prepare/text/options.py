@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError
-from millrace.prepare.text.part_files import file_of
 
 MIN_CUT = 4  # bytes of a piece: the longest character has as many
 EARLIER = {"encoding": "utf-8", "html": "raw"}  # in stores that are older than these options
@@ -101,9 +100,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def part_files(self) -> tuple[str, ...]:
         """The files of every part."""
-        names = ["tokens.bin", *map(file_of, ("hash", "source", "offset", "length"))]
-        names += [file_of("size")] if self.dedups_documents else []
-        names += [file_of("goes_on")] if self.cuts_documents else []
+        names = ["tokens.bin", "hash.bin", "source.bin", "offset.bin", "length.bin"]
+        names += ["size.bin"] if self.dedups_documents else []
+        names += ["goes_on.bin"] if self.cuts_documents else []
         names += ["signatures.bin"] if self.dedup == "near" else []
         names += ["lines.bin", "line_counts.bin"] if self.dedup_unit == "line" else []
         return (*names, *(["mask.bin"] if self.mask_field is not None else []))

@@ -11,14 +11,13 @@ import numpy as np
 
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
-from millrace.prepare.parts import make_part, part_folder
-from millrace.prepare.spill import Spill, file_hash, mapped
+from millrace.prepare.parts import make_part
+from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.clean.cut_documents import CutDocument
 from millrace.prepare.text.clean.masks import end_counts, hash_masked, token_mask
-from millrace.prepare.text.dedup.known_hashes import KnownHashes
 from millrace.prepare.text.dedup.lines import HASH_BYTES, RepeatedLines
+from millrace.prepare.text.dedup.repeats import KnownHashes
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.part_files import file_of
 from millrace.prepare.text.read.reader import DocumentReader
 from millrace.prepare.text.read.sources import Part, SliceId, Source, slice_id
 from millrace.prepare.text.tokens.worker_tokenizer import tokenizer_of
@@ -66,25 +65,8 @@ class PartDone(msgspec.Struct, frozen=True):
 
 
 def prepare_part(task: PartTask) -> PartDone:
-    """Makes one part, unless it is there already."""
-
-    def make(folder: Path) -> PartDone:
-        with contextlib.closing(PartMaker(task, folder)) as maker:
-            return maker.run()
-
-    return make_part(task.folder, task.key, PartDone, make)
-
-
-def is_intact(folder: str | Path, done: PartDone) -> bool:
-    """Whether the files of a part hold what was written; files that were reclaimed are empty."""
-    place = part_folder(folder, done.key)
-    paths = [(place / name, expected) for name, expected in done.hashes.items()]
-    return all(not path.stat().st_size or file_hash(path) == expected for path, expected in paths)
-
-
-def renumber(done: PartDone, part: Part) -> PartDone:
-    """A finished part with its number in this run."""
-    return msgspec.structs.replace(done, number=part.number, first_source=part.first_source)
+    """Makes one part, unless it is there."""
+    return make_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run())
 
 
 class PartMaker:
@@ -115,23 +97,24 @@ class PartMaker:
         return RepeatedLines(repeats, is_clean=self._options.normalize, dropped=self._dropped)
 
     def run(self) -> PartDone:
-        for name in self._options.part_files:
-            self._spill(name)
-        for number, documents in self._reader.chunks(self._task.part, self._task.sources):
-            self._add(number, documents)
-        self._finish_cut()
-        if self._lines is not None:
-            self._lines.finish()
-        sizes = {name: spill.finish() for name, spill in self._spills.items()}
-        hashes = {name: spill.hash for name, spill in self._spills.items()}
-        dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
-        part, sources = self._task.part, self._task.sources
-        without = tuple(number - part.first_source for number in self._reader.without)
-        slices = tuple(slice_id(source, piece) for piece, source in zip(part.slices, sources, strict=True))
-        return PartDone(
-            part.number, part.first_source, self._task.key, self._num_documents, self._num_tokens,
-            self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, hashes, slices,
-        )  # fmt: skip
+        with contextlib.closing(self):
+            for name in self._options.part_files:
+                self._spill(name)
+            for number, documents in self._reader.chunks(self._task.part, self._task.sources):
+                self._add(number, documents)
+            self._finish_cut()
+            if self._lines is not None:
+                self._lines.finish()
+            sizes = {name: spill.finish() for name, spill in self._spills.items()}
+            hashes = {name: spill.hash for name, spill in self._spills.items()}
+            dropped = {reason: count for reason, count in sorted(self._dropped.items()) if count}
+            part, sources = self._task.part, self._task.sources
+            without = tuple(number - part.first_source for number in self._reader.without)
+            slices = tuple(slice_id(source, piece) for piece, source in zip(part.slices, sources, strict=True))
+            return PartDone(
+                part.number, part.first_source, self._task.key, self._num_documents, self._num_tokens,
+                self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, hashes, slices,
+            )  # fmt: skip
 
     def close(self) -> None:
         for spill in self._spills.values():
@@ -164,7 +147,7 @@ class PartMaker:
     def _finish_cut(self) -> None:
         if self._cut is not None:
             signatures = self._spill("signatures.bin") if self._options.dedup == "near" else None
-            columns = self._spill(file_of("hash")), self._spill(file_of("goes_on"))
+            columns = self._spill("hash.bin"), self._spill("goes_on.bin")
             self._num_pieces += self._cut.finish(self._num_documents, *columns, signatures)
             self._cut = None
 
@@ -224,14 +207,14 @@ class PartMaker:
     def _store_columns(self, number: int, documents: Documents, hashes: bytes, lengths: Int64s) -> None:
         """Stores everything but tokens and masks."""
         num_bytes, characters = measure(documents)
-        self._spill(file_of("hash")).write_bytes(hashes)
-        self._spill(file_of("source")).write(np.full(len(documents), number - self._task.part.first_source, "<i4"))
-        self._spill(file_of("offset")).write(documents.offsets.astype("<i8", copy=False))
-        self._spill(file_of("length")).write(lengths)
+        self._spill("hash.bin").write_bytes(hashes)
+        self._spill("source.bin").write(np.full(len(documents), number - self._task.part.first_source, "<i4"))
+        self._spill("offset.bin").write(documents.offsets.astype("<i8", copy=False))
+        self._spill("length.bin").write(lengths)
         if self._options.dedups_documents:
-            self._spill(file_of("size")).write(np.column_stack((num_bytes, characters)))
+            self._spill("size.bin").write(np.column_stack((num_bytes, characters)))
         if self._options.cuts_documents:
-            self._spill(file_of("goes_on")).write(np.zeros(len(documents), bool))
+            self._spill("goes_on.bin").write(np.zeros(len(documents), bool))
         self._num_documents += len(documents)
         self._num_tokens += int(lengths.sum())
         self._num_characters += int(characters.sum())

@@ -20,12 +20,8 @@ COLUMNS = {
 }
 
 
-def file_of(column: str) -> str:
-    return f"{column}.bin"
-
-
 def part_column(folder: str | Path, key: str, column: str) -> Array:
     """A column of all documents of a part."""
     dtype = COLUMNS[column]
-    values = mapped(part_folder(folder, key) / file_of(column), dtype.base)
+    values = mapped(part_folder(folder, key) / f"{column}.bin", dtype.base)
     return values.reshape(-1, *dtype.shape)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from millrace.identity import canonical, digest
-from millrace.prepare.parts import read_done
+from millrace.prepare.parts import part_folder, read_done
 from millrace.prepare.run import Run
+from millrace.prepare.spill import file_hash
 from millrace.prepare.text.dedup.line_scan import scan_part, with_repeats
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions
-from millrace.prepare.text.part import PartDone, PartTask, is_intact, renumber
+from millrace.prepare.text.part import PartDone, PartTask
 from millrace.prepare.text.read.sources import Part, SliceId, Source, slice_id
 from millrace.prepare.text.shards import reclaim
 from millrace.store import platform
@@ -28,8 +31,12 @@ def finished_slices(folder: Path) -> list[tuple[SliceId, ...]]:
 def find_part(task: PartTask) -> PartDone | None:
     """A part that an earlier run finished, as it stands in the plan of this one; None where it is damaged."""
     done = read_done(task.folder, task.key, PartDone, reclaim.FILES)
-    is_whole = done is not None and done.key == task.key and is_intact(task.folder, done)
-    return renumber(done, task.part) if done is not None and is_whole else None
+    if done is None or done.key != task.key:
+        return None
+    files = {part_folder(task.folder, done.key) / name: expected for name, expected in done.hashes.items()}
+    if any(path.stat().st_size and file_hash(path) != expected for path, expected in files.items()):
+        return None  # only files that were reclaimed are empty
+    return msgspec.structs.replace(done, number=task.part.number, first_source=task.part.first_source)
 
 
 def part_tasks(
@@ -56,7 +63,4 @@ def without_repeats(run: Run, tasks: list[PartTask], existing: Existing | None) 
         counts[number] = count
         run.progress("lines", finished, len(tasks), {"lines": sum(counts)})
     with platform.writing(run.folder):
-        if existing is None:
-            return with_repeats(run.folder, tasks, counts, (), 0, "")
-        known, base = existing.lines(), existing.manifest.fingerprint
-        return with_repeats(run.folder, tasks, counts, known, existing.num_lines, base)
+        return with_repeats(run.folder, tasks, counts, existing)

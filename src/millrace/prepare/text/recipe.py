@@ -1,4 +1,6 @@
-"""How the documents of a store were made: in the ``meta`` of its manifest; earlier versions used ``provenance.json``.
+"""The plan of a preparation: what it reads and how; and how the documents of a store were made.
+
+That is in the ``meta`` of its manifest; earlier versions used ``provenance.json``.
 
 An append makes documents in the same way. The store decides every option that says what a document is or where it
 goes; another value is refused.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ import msgspec
 
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.prepare.functions import source_digest
-from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions
+from millrace.prepare.plan import make_plan
+from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions, relax_options
+from millrace.prepare.text.read.sources import Source
+from millrace.prepare.text.tokens.vocabulary import file_identity
 from millrace.store.manifest import Manifest
 from millrace.store.plain_file import read_plain
 from millrace.store.reader import read_base
@@ -25,12 +30,34 @@ from millrace.text.load import tokenizer_by_name
 # An append must have the first. The second are defaults for it: its files may name their fields otherwise.
 FIXED = ("document", "html", "normalize", "min_chars", "filter", "dedup", "dedup_unit", "val", "test", "val_tail")
 TAKEN = ("format", "text_field", "mask_field")
-CUT = (
-    "max_document",
-    "long_documents",
-)  # fixed if documents were cut, or if some that the store has whole would now be cut
+# These are fixed if documents were cut, or if some that the store has whole would now be cut.
+CUT = ("max_document", "long_documents")
 OPTIONS, NAMES, FILTER = "options", "names", "filter source"  # in the meta of a manifest
 FROM_ROOT = "from root"  # sources are named from the folder that they share; in earlier versions, as they were given
+VERSION = 5  # of what parts hold: a run of another version cannot use them
+SOURCES = ("sources", "order", "appended to")  # keys of a plan that may change while finished parts stay
+
+
+def part_plan(reading: ReadOptions, sources: Sequence[Source], base: str | None = None) -> dict[str, Any]:
+    """What parts are made of. Where lines are compared with those of a store, parts depend on its snapshot ``base``."""
+    more = {"tokenizer": file_identity(reading.tokenizer)}
+    if base is not None and reading.dedup_unit == "line":
+        more["appended to"] = base
+    return make_plan(VERSION, reading, sources, {"filter": reading.filter}, **more)
+
+
+def allow_changes(old: Any, new: Any, sources: Sequence[Source]) -> Any:
+    """The old plan with those changes of the new one that leave finished parts as they are."""
+    has_records = any(source.format != "text" for source in sources)
+    options = relax_options(old["options"], new["options"], has_records=has_records)
+    # Parts belong to their sources: those of unchanged ones stay, whichever others come and go.
+    return {**old, "options": options, **{name: new[name] for name in SOURCES if name in new}}
+
+
+def store_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan without what a finished store does not depend on: how its parts were cut and kept."""
+    options = {name: value for name, value in plan.get("options", {}).items() if name != "part_bytes"}
+    return {name: value for name, value in plan.items() if name != "version"} | {"options": {**EARLIER, **options}}
 
 
 def options_for_meta(reading: ReadOptions, cutting: ShardOptions) -> dict[str, Any]:

@@ -150,9 +150,9 @@ def summary(
     }
 
 
-def existing_report(out: Path, fingerprint: str, report: Mapping[str, Any], notes: Sequence[str] = ()) -> TextReport:
+def existing_report(out: Path, fingerprint: str, report: Mapping[str, Any]) -> TextReport:
     """The report of a store that is there already, from the ``report`` in its provenance."""
-    known = {"path": str(out), "fingerprint": fingerprint, "is_new": False, "seconds": 0.0, "notes": list(notes)}
+    known = {"path": str(out), "fingerprint": fingerprint, "is_new": False, "seconds": 0.0, "notes": []}
     try:
         encoder = report.get("encoder", report.get("engine", ""))  # its name in older stores
         return msgspec.convert({**report, **known, "encoder": encoder}, TextReport)

@@ -21,41 +21,36 @@ from millrace.prepare.plan import check_plan, differences, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TEXT_FORMS, expand_split
+from millrace.prepare.text import recipe
 from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, split_options
 from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, prepare_part
 from millrace.prepare.text.parts import find_part, finished_slices, part_tasks, without_repeats
-from millrace.prepare.text.plan import allow_changes, part_plan, store_plan
 from millrace.prepare.text.read.headers import check_headers
 from millrace.prepare.text.read.names import names_in_store
-from millrace.prepare.text.read.sources import STDIN, cut_parts, find_sources
+from millrace.prepare.text.read.sources import STDIN, Source, cut_parts, find_sources
 from millrace.prepare.text.read.spool import read_through, spool
-from millrace.prepare.text.recipe import changed_filter, options_for_meta, options_of_append, read_runs
 from millrace.prepare.text.report import Tally, TextReport, add_reports, existing_report, summary
 from millrace.prepare.text.shards import shards as sharding
 from millrace.prepare.text.shards.assignment import SPLITS, Assignment
 from millrace.prepare.text.shards.columns import store_columns
 from millrace.prepare.text.shards.quarantine import Quarantine
 from millrace.prepare.text.shards.reclaim import Reclaim
-from millrace.prepare.text.space import estimate
-from millrace.prepare.text.tokens.vocabulary import (
-    SEAL,
-    check_encoder,
-    choose_tokenizer,
-    is_whole,
-    seal_of,
-    vocabulary_note,
-)
+from millrace.prepare.text.tokens import vocabulary
 from millrace.prepare.text.tokens.worker_tokenizer import load_early, set_tokenizer, write_outline
 from millrace.store import platform
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
-    *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", SEAL),
+    *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", vocabulary.SEAL),
     *("merges.bin", "names.bin", "name_ends.bin", "alone"),
 )
+IN_HAND = 4  # shards that are written while their parts are still there
+EXPANSION = 3  # of a compressed file, about
+TOKEN_BYTES = 3  # of text for a token of a vocabulary, at least on most corpora
+LINE_BYTES = 50  # of text in a line, about; 16 bytes of hash are kept of each, in three places
 
 
 @in_python(ReadOptions, ShardOptions)
@@ -79,7 +74,7 @@ def prepare_text(
     """
     options = expand_split({**options, "split": split}, TEXT_FORMS)
     target = Path(os.path.realpath(out))
-    reading, cutting = split_options(options_of_append(target, options) if append else options)
+    reading, cutting = split_options(recipe.options_of_append(target, options) if append else options)
     run = Run(
         target, SCRATCH, append=append, restart=restart, workers=workers, stall_s=stall_s, progress=progress,
     )  # fmt: skip
@@ -127,35 +122,33 @@ class Text(Kind):
 
     @property
     def plan(self) -> dict[str, Any]:
-        return {**part_plan(self._reading, self._sources), "shards": msgspec.to_builtins(self._cutting)}
+        return {**recipe.part_plan(self._reading, self._sources), "shards": msgspec.to_builtins(self._cutting)}
 
     @property
     def part_plan(self) -> dict[str, Any]:
-        return part_plan(self._reading, self._sources, self._existing)
+        base = None if self._existing is None else self._existing.manifest.fingerprint
+        return recipe.part_plan(self._reading, self._sources, base)
 
     def earlier(self, line: int) -> Earlier:
-        found = read_runs(self._run.out)
+        found = recipe.read_runs(self._run.out)
         if not found:
             return Earlier(None, {}, None)
         made, fingerprint = found[line], found[line].get("fingerprint")
-        return Earlier(
-            fingerprint,
-            made.get("plan") or {},
-            existing_report(self._run.out, fingerprint or "", made.get("report", {})),
-        )
+        report = existing_report(self._run.out, fingerprint or "", made.get("report", {}))
+        return Earlier(fingerprint, made.get("plan") or {}, report)
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
-        return differences(store_plan(plan), store_plan(self.plan))
+        return differences(recipe.store_plan(plan), recipe.store_plan(self.plan))
 
     def extend(self, base: Base) -> None:
         self._existing = Existing(self._run.out, base, self._reading)
 
     def allow(self, old: Any, new: Any) -> Any:
-        return allow_changes(old, new, self._sources)
+        return recipe.allow_changes(old, new, self._sources)
 
     def change(self, old: Any, new: Any) -> Sequence[str]:
         note = f"what is asked for has changed since this was begun: {show_changes(differences(old, new))}"
-        if self._existing is not None or vocabulary_note(self._reading.tokenizer) is None:
+        if self._existing is not None or vocabulary.vocabulary_note(self._reading.tokenizer) is None:
             self._run.note(f"{note}; finished parts of unchanged files are used again")
             return ("cut.json",)
         name = self._reading.tokenizer
@@ -166,7 +159,7 @@ class Text(Kind):
         run, reading = self._run, self._reading
         self._names, self._root = names_in_store(self._sources, self._existing)
         if self._existing is not None:
-            run.note(*changed_filter(self._existing.manifest, reading))
+            run.note(*recipe.changed_filter(self._existing.manifest, reading))
         run.note(*notes_before(self._sources, reading, self._cutting))
         self._parts = cut_parts(self._sources, reading.part_bytes, finished_slices(self._folder))
         # Workers start while the vocabulary loads.
@@ -186,13 +179,13 @@ class Text(Kind):
         if self._existing is not None:
             tokenizer = self._existing.tokenizer()
         else:
-            if not is_whole(path) and (first := vocabulary_note(self._reading.tokenizer)):
+            if not vocabulary.is_whole(path) and (first := vocabulary.vocabulary_note(self._reading.tokenizer)):
                 self._run.note(first)
-            tokenizer = choose_tokenizer(path, self._sources, self._parts, self._reading)
+            tokenizer = vocabulary.choose_tokenizer(path, self._sources, self._parts, self._reading)
         with platform.writing(path):
             data = tokenizer.to_file()
             platform.write_file(path, data, mode=0o644)
-            platform.write_file(seal_of(path), digest(data).encode(), mode=0o644)
+            platform.write_file(vocabulary.seal_of(path), digest(data).encode(), mode=0o644)
             what = (str(self._folder), tokenizer.describe(), write_outline(self._folder, tokenizer))
             self._run.engine.warm(load_early, what)
         return tokenizer
@@ -213,7 +206,7 @@ class Text(Kind):
         encoder = getattr(self._tokenizer, "encoder", "")
 
         def check() -> None:
-            check_encoder(self._tokenizer, self._sources, self._parts, self._reading)
+            vocabulary.check_encoder(self._tokenizer, self._sources, self._parts, self._reading)
             if getattr(self._tokenizer, "encoder", "") != encoder:
                 raise PartsVoid  # also those of an earlier run may have wrong ids
 
@@ -224,9 +217,8 @@ class Text(Kind):
         self._done = parts
         self._run.note(*notes_after(self._sources, self._parts, parts))
         self._assignment = Assignment(folder, parts, self._cutting)
-        compared = () if existing is None else (existing.documents, existing.manifest.totals.records)
         with platform.writing(folder):
-            self._assignment.make(sharding.document_repeats(folder, parts, self._reading, *compared))
+            self._assignment.make(sharding.document_repeats(folder, parts, self._reading, existing))
         self._planned: dict[str, Any] = {}
         if existing is None:
             self._assignment.check()
@@ -257,7 +249,9 @@ class Text(Kind):
         report = summary(self._done, assignment, self._planned, tokenizer)
         splits = tuple(split for split in SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
-        meta = options_for_meta(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
+        meta = (
+            recipe.options_for_meta(self._reading, self._cutting) if existing is None else existing.meta(self._reading)
+        )
         fields = {
             "kind": "text", "columns": self.columns, "splits": tuple(dict.fromkeys((*known, *splits))),
             "tokenizer": tokenizer.describe(), "meta": {"report": add_reports(before, report), **meta},
@@ -269,3 +263,24 @@ class Text(Kind):
         if quarantine:
             files[QUARANTINE] = quarantine.blocks()
         return Product(fields, report, {}, provenance, files)
+
+
+def estimate(
+    sources: Sequence[Source], tokenizer: Tokenizer, options: ReadOptions, cutting: ShardOptions
+) -> tuple[int, int]:
+    """Bytes of disk that are likely needed, and bytes that are needed for certain."""
+    text = sum(source.size * (EXPANSION if source.compression else 1) for source in sources)
+    each = 1 if tokenizer.kind in ("bytes", "char") else TOKEN_BYTES
+    size = tokenizer.dtype.itemsize + (options.mask_field is not None)
+    likely = text * size // each
+    # Some tokens lie on disk twice: those of shards in hand, and of shards made of many parts.
+    likely += min(likely, IN_HAND * cutting.shard_tokens * size + int(likely * (cutting.val + cutting.test)))
+    if options.dedup_unit == "line":
+        likely += text // LINE_BYTES * 16 * 3
+    # Certain are only bytes that nothing can drop: whole files, neither cleaned, compared nor filtered.
+    keeps_all = not options.normalize and options.dedup == "none" and options.filter is None and options.min_chars <= 1
+    if tokenizer.kind != "bytes" or not keeps_all or options.on_error == "skip":
+        return likely, 0
+    kept = (source for source in sources if source.document == "file" and not source.is_page)
+    whole = sum(source.size for source in kept if source.compression is None)
+    return likely, whole * size

@@ -181,7 +181,7 @@ class TransformerEncoder(nn.Module):
     def __init__(self, width: int, layers: int, heads: int, dropout: float, lookback: int) -> None:
         super().__init__()
         self.positions = nn.Embedding(lookback, width)
-        self.blocks = Layers([Layer(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.blocks = Layers([Layer(width, heads, dropout) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
 

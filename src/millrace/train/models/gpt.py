@@ -26,7 +26,7 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.drop = nn.Dropout(dropout)
-        self.blocks = Layers([Layer(width, heads, dropout, causal=True) for _ in range(layers)])
+        self.blocks = Layers([Layer(width, heads, dropout) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
         self._num_weights = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()

@@ -14,11 +14,11 @@ Tensors: TypeAlias = Mapping[str, Tensor]  # a batch
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention through ``scaled_dot_product_attention``."""
+    """Causal multi-head self-attention through ``scaled_dot_product_attention``."""
 
-    def __init__(self, width: int, heads: int, dropout: float, *, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         mask = None if mask_BLL is None else mask_BLL[:, None]
         mixed_BNLK = functional.scaled_dot_product_attention(
             q_BNLK, k_BNLK, v_BNLK, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask is None,
+            is_causal=mask is None,
         )  # fmt: skip
         out: Tensor = self.out(mixed_BNLK.transpose(1, 2).reshape(B, L, D))
         return out
@@ -37,10 +37,10 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention and a two-layer perceptron, each behind a norm and beside a shortcut."""
 
-    def __init__(self, width: int, heads: int, dropout: float, *, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, dropout, causal=causal)
+        self.attention = Attention(width, heads, dropout)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.drop = nn.Dropout(dropout)
 

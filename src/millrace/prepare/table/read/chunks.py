@@ -13,8 +13,8 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.options import TableOptions
-from millrace.prepare.table.read.arrays import as_texts, encode_texts, flatten, is_alike, null_rows, without_empty_texts
-from millrace.prepare.table.read.arrow_types import logical, type_of, without_null_types
+from millrace.prepare.table.read import arrow_types
+from millrace.prepare.table.read.arrow_types import as_texts, encode_texts, flatten, logical, null_rows, type_of
 from millrace.prepare.table.read.csv_files import misfit_error, open_csv
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
@@ -116,7 +116,7 @@ class Reader:
             types = None if wanted is None else {name: self._csv_type(name) for name in wanted}
             with open_csv(source, types) as reader:
                 for batch in reader:
-                    yield first, without_empty_texts(pyarrow.Table.from_batches([batch]))
+                    yield first, arrow_types.without_empty_texts(pyarrow.Table.from_batches([batch]))
                     first += len(batch)
             return
         from pyarrow import parquet
@@ -135,8 +135,7 @@ class Reader:
                     first += len(batch)
 
     def _file_columns(self, source: TableSource) -> list[str]:
-        in_path = {name for name, _ in source.partition}
-        return [name for name in self._schema.role.needed if name not in in_path]
+        return [name for name in self._schema.role.needed if name not in dict(source.partition)]
 
     def _csv_type(self, name: str) -> Any:
         """Numbers are read as floats: a column that begins with whole numbers may go on with others."""
@@ -167,9 +166,8 @@ class Reader:
             table = self._transformed(source, table)
         if self._options.where:
             before = len(table)
-            schema = without_null_types(table.schema, self._types)
-            types = {field.name: field.type for field in schema}
-            table = table.cast(schema).filter(expression(self._options.where, types))
+            schema = arrow_types.without_null_types(table.schema, self._types)
+            table = table.cast(schema).filter(expression(self._options.where, {f.name: f.type for f in schema}))
             self.dropped["where"] += before - len(table)
         return table
 
@@ -190,7 +188,7 @@ class Reader:
                     f"--transform left out column {name!r} (on {source.file.path!r}); it must always give it"
                 )
             kind, expected = logical(result.schema.field(name).type), self._types[name]
-            if not is_alike(kind, expected):
+            if not arrow_types.is_alike(kind, expected):
                 raise ConfigError(
                     f"--transform gave column {name!r} as {kind}, but {expected} for a table without rows "
                     f"(on {source.file.path!r}); it must always give one type"
@@ -239,15 +237,12 @@ class Reader:
         is_wrong = times.is_null().to_numpy(False) & texts.is_valid().to_numpy(False)
         row = int(np.flatnonzero(is_wrong)[0])
         if self._options.on_error == "stop":
-            where = (
-                self._row_name("line", first + row + 2)
-                if source.format == "csv"
-                else self._row_name("row", first + row)
-            )
+            place = ("line", first + row + 2) if source.format == "csv" else ("row", first + row)
+            where = f"{source.file.path!r}{self._row_name(*place)}"
             others = guess_formats([text for text in texts.to_pylist() if text])
             also = f"give --time-format {others[0]!r}, which fits all times read so far" if others else "fix it"
             raise SourceError(
-                f"{source.file.path!r}{where}: --time {name!r} holds {texts[row].as_py()[:80]!r}, which is not in --time-format "
+                f"{where}: --time {name!r} holds {texts[row].as_py()[:80]!r}, which is not in --time-format "
                 f"{form!r}; {also}, or drop such rows with --on-error skip", source=source.file.path, row=first + row,
             )  # fmt: skip
         if first == 0:

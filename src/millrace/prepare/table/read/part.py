@@ -19,12 +19,11 @@ from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.parts import make_part
-from millrace.prepare.spill import Spill
+from millrace.prepare.spill import Spill, file_hash
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.chunks import Chunk, Reader
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.read.table_file import TableSource
-from millrace.prepare.table.results import digest_of
 from millrace.ragged import Array, Int64s
 from millrace.store import platform
 
@@ -70,7 +69,6 @@ class PartDone(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
     digests: dict[str, str]  # of its files: a damaged part is made again
     boot: str | None = None  # parts are not synced: a part of an earlier start of the machine is made again
-    seal: str = ""  # a digest of all of the above
 
 
 class PartNames(msgspec.Struct, frozen=True):
@@ -83,16 +81,7 @@ class PartNames(msgspec.Struct, frozen=True):
 
 def prepare_part(task: PartTask) -> PartDone:
     """Makes one part, unless it is there."""
-
-    def make(folder: Path) -> PartDone:
-        with contextlib.closing(PartMaker(task, folder)) as maker:
-            return with_seal(maker.run())
-
-    return make_part(task.folder, task.key, PartDone, make, durable=IS_DURABLE)
-
-
-def with_seal(done: PartDone) -> PartDone:
-    return msgspec.structs.replace(done, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(done)))
+    return make_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run(), durable=IS_DURABLE)
 
 
 def turn_columns_numpy(columns: list[Array], rows: Array) -> bool:
@@ -135,33 +124,35 @@ class PartMaker:
         self._unlabelled = np.zeros(len(role.categorical), np.int64)
 
     def run(self) -> PartDone:
-        for groups, source in zip(self._task.row_groups, self._task.sources, strict=True):
-            check_unchanged(source.file)
-            self._source = source
-            for chunk in self._reader.read(source, groups):
-                self._pending.append((chunk, self._entity_codes(chunk)))
-                self._pending_rows += len(chunk.time)
-                if self._pending_rows >= self._room:
-                    self._write_pending()
-            check_unchanged(source.file)
-        if self._pending:
-            self._write_pending()
-        for file in self._files.values():
-            file.finish()
-        runs = np.concatenate(self._runs) if self._runs else np.zeros(0, run_dtype(self._task.schema.time_dtype))
-        _write(self._folder / "runs.bin", runs.tobytes())
-        names = PartNames(
-            tuple(self._entities),
-            {name: tuple(known) for name, known in self._labels.items()},
-            tuple(map(tuple, self._static)),
-        )
-        _write(self._folder / "names.json", msgspec.json.encode(names))
-        paths = sorted(self._folder.iterdir())
-        return PartDone(
-            self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
-            tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
-            {path.name: path.stat().st_size for path in paths}, {path.name: digest_of(path) for path in paths}, platform.boot_id(),
-        )  # fmt: skip
+        with contextlib.closing(self):
+            for groups, source in zip(self._task.row_groups, self._task.sources, strict=True):
+                check_unchanged(source.file)
+                self._source = source
+                for chunk in self._reader.read(source, groups):
+                    self._pending.append((chunk, self._entity_codes(chunk)))
+                    self._pending_rows += len(chunk.time)
+                    if self._pending_rows >= self._room:
+                        self._write_pending()
+                check_unchanged(source.file)
+            if self._pending:
+                self._write_pending()
+            for file in self._files.values():
+                file.finish()
+            runs = np.concatenate(self._runs) if self._runs else np.zeros(0, run_dtype(self._task.schema.time_dtype))
+            names = PartNames(
+                tuple(self._entities),
+                {name: tuple(known) for name, known in self._labels.items()},
+                tuple(map(tuple, self._static)),
+            )
+            for name, data in (("runs.bin", runs.tobytes()), ("names.json", msgspec.json.encode(names))):
+                platform.write_file(self._folder / name, data, mode=0o644, durable=IS_DURABLE)
+            paths = sorted(self._folder.iterdir())
+            return PartDone(
+                self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
+                tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
+                {path.name: path.stat().st_size for path in paths},
+                {path.name: file_hash(path, xxhash.xxh3_128) for path in paths}, platform.boot_id(),
+            )  # fmt: skip
 
     def close(self) -> None:
         for file in self._files.values():
@@ -194,7 +185,7 @@ class PartMaker:
         categorical = np.stack(labels, axis=1) if labels else np.zeros((len(time), 0), np.int32)
         self._unlabelled += (categorical < 0).sum(axis=0)
         static = [np.concatenate([chunk.numbers(name) for chunk, _ in self._pending]) for name in self._role.static]
-        static += [_with_nan(self._codes(name)) for name in self._role.static_categorical]
+        static += [np.where((c := self._codes(name)) < 0, np.nan, c) for name in self._role.static_categorical]
         is_missing = self._write_values(order)
         if order is not None:
             self._sorted += len(order)
@@ -281,10 +272,6 @@ class PartMaker:
                 self._static[entity][k] = value
 
 
-def _with_nan(codes: Array) -> Array:
-    return np.where(codes < 0, np.nan, codes.astype(np.float64))
-
-
 def _order(codes: Array, time: Array) -> tuple[Int64s | None, Int64s]:
     """The order by entity and time, None where rows are in order already; and the start of each entity in it."""
     changes = np.flatnonzero(codes[1:] != codes[:-1]) + 1
@@ -296,7 +283,3 @@ def _order(codes: Array, time: Array) -> tuple[Int64s | None, Int64s]:
     order = np.lexsort((time, codes))  # stable: rows of one time stay in the order of the source
     taken = codes[order]
     return order, np.concatenate(([0], np.flatnonzero(taken[1:] != taken[:-1]) + 1))
-
-
-def _write(path: Path, data: bytes) -> None:
-    platform.write_file(path, data, mode=0o644, durable=IS_DURABLE)

@@ -6,7 +6,6 @@ options of reading. So an attempt with other files still finds the parts of unch
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,12 +14,12 @@ import xxhash
 
 from millrace.prepare.functions import source_digest
 from millrace.prepare.parts import part_folder, read_done
+from millrace.prepare.spill import file_hash
 from millrace.prepare.table.options import READING, TableOptions
 from millrace.prepare.table.read.chunks import BAD_TIME, NO_KEY
-from millrace.prepare.table.read.part import PartDone, PartTask, with_seal
+from millrace.prepare.table.read.part import PartDone, PartTask
 from millrace.prepare.table.read.sources import Survey
 from millrace.prepare.table.read.table_file import TableSource
-from millrace.prepare.table.results import digest_of
 
 
 def part_tasks(folder: Path, options: TableOptions, survey: Survey) -> list[PartTask]:
@@ -48,13 +47,11 @@ def _key(how: Mapping[str, object], sources: Sequence[TableSource], groups: Sequ
 
 def finished_part(task: PartTask) -> PartDone | None:
     """The part of an earlier attempt; None where there is none, it is damaged, or it skipped rows that must now stop."""
-    done = None
-    with contextlib.suppress(ValueError):  # its bytes may be no text
-        done = read_done(task.folder, task.key, PartDone)
-    if done is None or done.key != task.key or done != with_seal(msgspec.structs.replace(done, seal="")):
+    done = read_done(task.folder, task.key, PartDone)
+    if done is None or done.key != task.key:
         return None
     if task.options.on_error == "stop" and (NO_KEY in done.dropped or BAD_TIME in done.dropped):
         return None
     folder = part_folder(task.folder, task.key)
-    is_whole = all(digest_of(folder / name) == digest for name, digest in done.digests.items())
+    is_whole = all(file_hash(folder / name, xxhash.xxh3_128) == digest for name, digest in done.digests.items())
     return done if is_whole else None

@@ -15,18 +15,12 @@ from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
+from millrace.prepare.table.read import table_file
 from millrace.prepare.table.read.arrow_types import type_of, without_null_types
 from millrace.prepare.table.read.csv_files import csv_schema
 from millrace.prepare.table.read.outlines import Outline, outline_files, skipped_note
 from millrace.prepare.table.read.schema import Schema, agree
-from millrace.prepare.table.read.table_file import (
-    TableSource,
-    arrow,
-    format_of,
-    native,
-    partition_type,
-    with_partitions,
-)
+from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
 from millrace.prepare.table.read.where import check, expression
 
 PART_BYTES = 32 << 20  # of decoded columns, about
@@ -62,14 +56,18 @@ class Survey(msgspec.Struct, frozen=True):
 def find_tables(inputs: Inputs, avoid: Collection[Path] = ()) -> Found:
     """The files, but for those in folders to ``avoid``."""
     return find_files(
-        inputs.paths, lambda path: format_of(path) is not None, "Parquet or CSV", avoid=avoid, exclude=inputs.exclude
+        inputs.paths,
+        lambda path: table_file.format_of(path) is not None,
+        "Parquet or CSV",
+        avoid=avoid,
+        exclude=inputs.exclude,
     )
 
 
 def survey(found: Found, options: TableOptions) -> Survey:
     """Reads all footers and headers, and agrees on a schema."""
     arrow()
-    sources = with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
+    sources = table_file.with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
     outlines, skipped = outline_files(sources, options)
@@ -214,7 +212,9 @@ def _cut(outlines: Sequence[Outline], columns: set[str] | None) -> tuple[tuple[t
         pieces: list[tuple[tuple[int, ...], int]] = [((k,), rows * width) for k, rows, _ in outline.groups if rows]
         if source.format == "csv" and outline.has_rows and outline.is_wanted:
             pieces = [((), source.file.size)]
-        if _begins_part(source, sum(num_bytes for _, num_bytes in pieces)):
+        # A hash decides whether a part begins with a file, the more likely the larger it is. So a file that is added or
+        # removed changes only the parts around it.
+        if int(source.file.ends[:12], 16) % PART_BYTES < sum(num_bytes for _, num_bytes in pieces):
             close()
         for groups, num_bytes in pieces:
             if source.format == "parquet" and num_bytes > LARGE_GROUP_BYTES:
@@ -234,14 +234,6 @@ def _cut(outlines: Sequence[Outline], columns: set[str] | None) -> tuple[tuple[t
             "reading one may take more memory than promised; write smaller ones"
         )
     return tuple(parts), notes
-
-
-def _begins_part(source: TableSource, num_bytes: int) -> bool:
-    """Whether a part is cut before a file, by a hash of the file: the larger it is, the more likely.
-
-    So a file that is added or removed changes only the parts around it.
-    """
-    return int(source.file.ends[:12], 16) % PART_BYTES < num_bytes
 
 
 def _row_bytes(schema: Any, columns: set[str] | None) -> int:

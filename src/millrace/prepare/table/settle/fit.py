@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from millrace.prepare.spill import read_result, write_result
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
-from millrace.prepare.table.results import read_result, write_result
 from millrace.prepare.table.settle.clean import Cleaner
 from millrace.prepare.table.settle.index import BLOCK_ROWS, Slice, block_bounds, slice_rows
 from millrace.prepare.table.settle.index_files import open_index

@@ -1,13 +1,8 @@
-"""The index of all parts: the runs of every entity; and its rows in order of time, in slices of bounded size.
-
-Rows of one entity from several parts are merged by time. Rows of equal time keep the order of the sources, in one slice.
-A slice depends on the parts alone, never on the worker that reads it.
-"""
+"""The index of all parts: the runs of every entity; slices and blocks of rows, which have bounded size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +12,6 @@ import numpy as np
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.parts import part_folder
-from millrace.prepare.spill import mapped
 from millrace.prepare.table.read.part import PartDone, PartNames, run_dtype
 from millrace.prepare.table.read.schema import Role, Schema
 from millrace.ragged import Array, Int64s
@@ -56,7 +50,7 @@ def build_index(
 
     ``known`` are the categories of a store that is appended to: they keep their codes, new ones follow.
     """
-    read = [_names(folder, part.key) for part in parts]
+    read = [part_names(folder, part.key) for part in parts]
     names = sorted({name for part in read for name in part.entities}, key=str.encode)
     numbers = {name: k for k, name in enumerate(names)}
     categories = _categories(read, schema.role, known or {})
@@ -70,7 +64,7 @@ def build_index(
     return Index([names[k] for k in used], categories, static, every, offsets, tuple(part.key for part in parts))
 
 
-def _names(folder: Path, number: int) -> PartNames:
+def part_names(folder: str | Path, number: int) -> PartNames:
     return msgspec.json.decode((part_folder(folder, number) / "names.json").read_bytes(), type=PartNames)
 
 
@@ -171,87 +165,3 @@ def block_bounds(rows: Int64s, features: int, is_alone: Array | None = None) -> 
     is_single = rows > room if is_alone is None else is_alone | (rows > room)
     is_edge = (np.diff(numbers) > 0) | is_single[1:] | is_single[:-1]
     return list(pairwise([0, *(np.flatnonzero(is_edge) + 1).tolist(), len(rows)]))
-
-
-class EntityRows:
-    """Reads the rows of entities from the parts."""
-
-    def __init__(self, folder: str, schema: Schema, categories: dict[str, tuple[str, ...]]) -> None:
-        self._folder, self._schema, self._categories = folder, schema, categories
-        self._room = slice_rows(len(schema.role.features))
-        self.part = lru_cache(maxsize=512)(self._part)
-
-    def _part(self, number: int) -> tuple[Array, Array, Array, list[Array]]:
-        """Times, values and categories of a part, and the store's codes for its own."""
-        path, role = part_folder(self._folder, number), self._schema.role
-        time = mapped(path / "time.bin", self._schema.time_dtype)
-        values = mapped(path / "values.bin", self._schema.raw_dtype).reshape(len(time), len(role.features))
-        if not role.categorical:
-            return time, values, np.zeros((len(time), 0), np.int32), []
-        names = _names(Path(self._folder), number)
-        codes = [local_codes(names.categories[name], self._categories[name]) for name in role.categorical]
-        return time, values, mapped(path / "categorical.bin", "int32").reshape(len(time), len(codes)), codes
-
-    def slices(self, runs: Array) -> Iterator[Slice]:
-        """The rows of one entity, given its runs."""
-        if int(runs["rows"].sum()) <= self._room:
-            yield self._slice(runs, [(0, int(run["rows"])) for run in runs])
-            return
-        splitters = self._splitters(runs)
-        edges = np.array(
-            [[0, *np.searchsorted(self._times(run), splitters, side="left").tolist(), int(run["rows"])] for run in runs]
-        )
-        for k in range(edges.shape[1] - 1):
-            if (edges[:, k + 1] > edges[:, k]).any():
-                yield self._slice(runs, list(zip(edges[:, k].tolist(), edges[:, k + 1].tolist(), strict=True)))
-
-    def _times(self, run: Any) -> Array:
-        start = int(run["start"])
-        return self.part(int(run["part"]))[0][start : start + int(run["rows"])]
-
-    def _splitters(self, runs: Array) -> Array:
-        """Times that cut the entity into slices of about the same size."""
-        step = max(1, self._room // (4 * len(runs)))  # each run is off by less than one step
-        samples = np.sort(np.concatenate([self._times(run)[step - 1 :: step] for run in runs]))
-        return np.unique(samples[:: max(1, self._room // (2 * step))])
-
-    def _slice(self, runs: Array, bounds: list[tuple[int, int]]) -> Slice:
-        pieces = [(run, first, last) for run, (first, last) in zip(runs, bounds, strict=True) if last > first]
-        starts = [int(run["start"]) for run, _, _ in pieces]
-        places = [(int(run["part"]), k + first, k + last) for k, (run, first, last) in zip(starts, pieces, strict=True)]
-        rows = Slice(*self._read(places), any(bool(run["gaps"]) for run, _, _ in pieces))
-        is_sorted = len(pieces) == 1 or not (rows.time[1:] < rows.time[:-1]).any()
-        return rows if is_sorted else rows.take(np.argsort(rows.time, kind="stable"))
-
-    def _read(self, places: list[tuple[int, int, int]]) -> tuple[Array, Array, Array]:
-        """Times, values and categories at some places, one after the other."""
-        pieces = [self._piece(*place) for place in places]
-        if len(pieces) == 1:
-            return pieces[0]
-        time, values, categorical = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-        return time, values, categorical
-
-    def _piece(self, part: int, start: int, stop: int) -> tuple[Array, Array, Array]:
-        time, values, categorical, codes = self.part(part)
-        labels = categorical[start:stop]
-        if codes:
-            labels = np.stack([known[labels[:, k]] for k, known in enumerate(codes)], axis=1)
-        return time[start:stop], values[start:stop], labels
-
-    def block(self, runs: Array, counts: Int64s) -> Block:
-        """All rows of entities that have so many of the runs each; neighbouring rows are read together."""
-        part, start, stop = runs["part"], runs["start"], runs["start"] + runs["rows"]
-        firsts = np.flatnonzero(np.concatenate(([True], (part[1:] != part[:-1]) | (start[1:] != stop[:-1]))))
-        lasts = np.append(firsts[1:], len(runs)) - 1
-        places = zip(part[firsts].tolist(), start[firsts].tolist(), stop[lasts].tolist(), strict=True)
-        time, values, categorical = self._read(list(places))
-        edges = np.cumsum(counts) - counts
-        gaps = np.logical_or.reduceat(runs["gaps"] != 0, edges)
-        rows = np.add.reduceat(runs["rows"], edges)
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows)))
-        falls = time[1:] < time[:-1]
-        falls[offsets[1:-1] - 1] = False
-        if falls.any():
-            order = np.lexsort((time, np.repeat(np.arange(len(rows)), rows)))
-            time, values, categorical = time[order], values[order], categorical[order]
-        return Block(time, values, categorical, offsets, gaps)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.errors import SourceError
+from millrace.errors import ConfigError, SourceError
 from millrace.prepare.engines.engine import Engine
 from millrace.prepare.progress import Progress
 from millrace.prepare.table.options import TableOptions
@@ -187,3 +187,26 @@ def train_first(index: Index, fitted: Fitted, role: Role) -> Index:
 
 def _move_first(values: Sequence[str], is_first: Array) -> tuple[str, ...]:
     return tuple(values[k] for k in np.argsort(~is_first, kind="stable").tolist())
+
+
+def check_refit(scaling: Scaling) -> None:
+    """Refuses ``--refit`` of a scaling that cannot be fitted from statistics alone."""
+    if scaling.method == "robust" or scaling.per_entity:
+        raise ConfigError("--refit needs all rows for quartiles or a scaling per entity; prepare the whole table again")
+
+
+def refit_scaling(old: Scaling, moments: Moments, rows: int) -> Scaling:
+    """The scaling of a store fitted again on its train rows, by their statistics, and on so many new ones."""
+    width = len(moments)
+    count = np.array(old.statistics["count"][:width], np.int64)
+    mean, std, low, high = (
+        np.array([0.0 if value is None else value for value in old.statistics[key][:width]])
+        for key in ("mean", "std", "min", "max")
+    )
+    low, high = np.where(count > 0, low, np.inf), np.where(count > 0, high, -np.inf)
+    before = Moments(count, mean, std**2 * count, low, high, np.zeros(width))
+    nulls = np.array([value or 0 for value in old.statistics["nulls"][:width]]) + rows - moments.count
+    return Scaling.fit(
+        old.method, old.features[:width], Moments.merge(before, moments), dtype=old.dtype, fit_on=old.fit_on,
+        nulls=nulls.tolist(),
+    ).with_waves(old.features[width:])  # fmt: skip

@@ -108,13 +108,6 @@ def entity_splits(names: Sequence[str], options: TableOptions) -> Array:
     return np.where(share < options.val, 1, np.where(share < options.val + options.test, 2, 0)).astype(np.int64)
 
 
-def check_splits(options: TableOptions, rows: dict[str, int]) -> None:
-    """Refuses a split without rows."""
-    for split, found in rows.items():
-        if found == 0:
-            raise ConfigError(f"split {split!r} would be empty; {REMEDIES[options.split_by]}; what was read is kept")
-
-
 def rows_by_split(cuts: Int64s, rows: Int64s, splits: Sequence[str]) -> dict[str, int]:
     """Rows of each split by time over all entities."""
     edges = np.column_stack((np.zeros(len(rows), np.int64), cuts, rows))

@@ -19,7 +19,7 @@ from millrace.prepare.table.settle.measure import Fitted
 from millrace.prepare.table.settle.splits import SPLITS, rows_by_split
 from millrace.prepare.table.settle.time_steps import irregular_note
 from millrace.prepare.table.write import shards
-from millrace.ragged import Array, Int64s
+from millrace.ragged import Array
 from millrace.store.layout import Column
 
 
@@ -63,26 +63,17 @@ def shard_tasks(
     return tasks
 
 
-def missing_labels(survey: Survey, index: Index, done: Sequence[PartDone]) -> dict[str, int]:
-    """Rows without a category, and entities without a static value, by column; columns without any are left out."""
-    role = survey.schema.role
-    rows: Any = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64).tolist()
-    entities: list[int] = (~np.isfinite(index.static)).sum(axis=0).tolist()
-    names = (*role.categorical, *role.static, *role.static_categorical)
-    return {name: int(count) for name, count in zip(names, (*rows, *entities), strict=True) if count}
-
-
 def make_report(
     options: TableOptions,
     survey: Survey,
     index: Index,
     done: Sequence[PartDone],
     fitted: Fitted,
-    filled: Int64s,
-    num_shards: int,
+    tasks: Sequence[shards.ShardTask],
     columns: Mapping[str, Column],
 ) -> dict[str, Any]:
     """The report of a run, without its duration."""
+    filled = shards.filled_cells(tasks)
     dropped = sum((Counter(part.dropped) for part in done), Counter(fitted.dropped))
     if survey.skipped:
         dropped["files that cannot be used"] = survey.skipped
@@ -114,6 +105,10 @@ def make_report(
         notes.append(
             f"{fitted.borrowed} entities have a feature with fewer than 2 train values: scaled there as all are"
         )
+    role = survey.schema.role
+    labels = (*role.categorical, *role.static, *role.static_categorical)
+    unlabelled = np.sum([part.unlabelled for part in done], axis=0, dtype=np.int64)
+    missing = np.concatenate((unlabelled, (~np.isfinite(index.static)).sum(axis=0)))
     return {
         "entities": int((fitted.rows > 0).sum()),
         "rows": split_rows(options, fitted),
@@ -121,8 +116,8 @@ def make_report(
         "rows_sorted": sum(part.rows_sorted for part in done),
         "dropped": dict(sorted(dropped.items())),
         "columns": described,
-        "missing": missing_labels(survey, index, done),
-        "shards": num_shards,
+        "missing": {name: int(count) for name, count in zip(labels, missing, strict=True) if count},
+        "shards": len(tasks),
         "bytes": int(fitted.rows.sum()) * row_bytes,
         "notes": notes,
     }

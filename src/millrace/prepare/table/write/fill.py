@@ -45,10 +45,6 @@ class Filler:
             )
             row += len(rows.time)
 
-    @property
-    def needs_ahead(self) -> bool:
-        return any(kind == "interpolate" for kind, _ in self._policies)
-
     def fill(self, number: int, rows: Slice, values: Array) -> Array:
         """Fills ``values``, the float64 copy of a slice's values; returns 1 where they were observed, else 0."""
         observed = ~np.isnan(values)

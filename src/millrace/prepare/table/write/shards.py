@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.prepare.spill import read_result, write_result
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.schema import Schema
-from millrace.prepare.table.results import read_result, write_result
 from millrace.prepare.table.settle.clean import Cleaner, calendar
 from millrace.prepare.table.settle.index import Block, Slice, block_bounds
 from millrace.prepare.table.settle.index_files import IndexReader, open_index
@@ -58,14 +58,14 @@ class ShardTask(msgspec.Struct, frozen=True):
         return f"shard {self.split}-{self.number:05d} ({self.entities[0].name!r} to {self.entities[-1].name!r})"
 
 
-def layout_columns(options: TableOptions, schema: Schema, *, has_mask: bool) -> dict[str, Column]:
+def layout_columns(options: TableOptions, schema: Schema) -> dict[str, Column]:
     """The columns of the store, rows first."""
     role = schema.role
     columns = {
         "values": Column(options.dtype, (len(role.features) + 2 * len(options.calendar),)),
         "time": Column(schema.time_dtype),
     }
-    if has_mask:
+    if options.freq is not None or any(options.policy(name)[0] == "mask" for name in role.features):
         columns["mask"] = Column("uint8", columns["values"].shape)
     if role.categorical:
         columns["categorical"] = Column("int32", (len(role.categorical),))
@@ -79,10 +79,6 @@ def layout_columns(options: TableOptions, schema: Schema, *, has_mask: bool) -> 
     if options.per_entity:
         columns["scaling"] = Column("float64", (2, *columns["values"].shape), per="record")
     return columns
-
-
-def needs_mask(options: TableOptions, schema: Schema) -> bool:
-    return options.freq is not None or any(options.policy(name)[0] == "mask" for name in schema.role.features)
 
 
 def cut_shards(rows: Int64s, row_bytes: int, limit: int) -> list[tuple[int, int]]:
@@ -139,6 +135,7 @@ class ShardMaker:
         features = task.schema.role.features
         self._width = len(features)
         self._policies = [task.options.policy(name) for name in features]
+        self._interpolates = any(kind == "interpolate" for kind, _ in self._policies)
         self.filled, self.leading = np.zeros(self._width, np.int64), np.zeros(self._width, np.int64)
         self._old_rows = None if task.store is None else OldRows(task.store, task.rescale, task.options.dtype)
 
@@ -160,7 +157,7 @@ class ShardMaker:
 
     def _write_block(self, writer: ShardWriter, entities: Sequence[Entity], block: Block) -> None:
         is_plain = self._cleaner.plain(block)
-        if any(kind == "interpolate" for kind, _ in self._policies):
+        if self._interpolates:
             is_plain &= ~block.gaps
         edges = [0, *(np.flatnonzero(is_plain[1:] != is_plain[:-1]) + 1).tolist(), len(entities)]
         for first, last in pairwise(edges):
@@ -197,7 +194,7 @@ class ShardMaker:
         filler = Filler(self._policies, center, entity.cuts) if has_gaps else None
         if filler is not None and entity.record >= 0 and self._old_rows is not None:
             filler.carry(*self._old_rows.end(entity.record, center, scale))
-        if filler is not None and filler.needs_ahead:
+        if filler is not None and self._interpolates:
             filler.look_ahead(self._slices(entity))
         for number, part in enumerate(self._slices(entity)):
             mask = None

@@ -159,7 +159,8 @@ def _clean_ascii(documents: Documents) -> tuple[list[bytes], list[int]]:
     starts, stops = documents.starts - first, documents.stops - first
     text = np.frombuffer(documents.text, np.uint8)[first : first + int(stops[-1])].copy()
     text[_gaps(starts, stops)] = NEWLINE_BYTE
-    unusual = _unusual(text, starts)
+    places = np.flatnonzero(((text < 32) & (text != 10) & (text != 9)) | (text >= 127))
+    unusual: list[int] = np.unique(np.searchsorted(starts, places, side="right") - 1).tolist()
     is_kept = _single_blanks(text)
     text[stops[:-1]], is_kept[stops[:-1]] = 0, True
     for k in unusual:
@@ -177,13 +178,6 @@ def _gaps(starts: Int64s, stops: Int64s) -> Array:
     steps[stops] += 1
     steps[starts] -= 1
     return np.cumsum(steps, dtype=np.int8)[:-1] > -1
-
-
-def _unusual(text: Array, starts: Int64s) -> list[int]:
-    """Numbers of the documents with more than printable ASCII, tabs and newlines."""
-    places = np.flatnonzero(((text < 32) & (text != 10) & (text != 9)) | (text >= 127))
-    numbers: list[int] = np.unique(np.searchsorted(starts, places, side="right") - 1).tolist()
-    return numbers
 
 
 def _single_blanks(text: Array) -> Array:

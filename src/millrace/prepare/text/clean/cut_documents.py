@@ -38,26 +38,15 @@ class CutDocument:
 
     def finish(self, stop: int, hashes: Spill, goes_on: Spill, signatures: Spill | None) -> int:
         """Writes hash, mark and bands into the records up to ``stop``; returns how many go on with the first."""
-        whole_hash = np.frombuffer(self._hash.digest(), "<u8")
-
-        def write_hash(records: Array, first: int) -> None:
-            records[:] = whole_hash
-
-        def mark(records: Array, first: int) -> None:
-            records[:] = np.arange(first, first + len(records)) > self._first
-
-        hashes.revise(self._first, stop, COLUMNS["hash"], write_hash)
-        goes_on.revise(self._first, stop, COLUMNS["goes_on"], mark)
+        begin, whole_hash = self._first, np.frombuffer(self._hash.digest(), "<u8")
+        hashes.revise(begin, stop, COLUMNS["hash"], lambda first, count: whole_hash)
+        goes_on.revise(begin, stop, COLUMNS["goes_on"], lambda first, count: np.arange(first, first + count) > begin)
         if signatures is not None and self._signature is not None:
             from millrace.prepare.text.dedup.near import BANDS, bands
 
             whole_bands = bands(self._signature[None])
-
-            def write_bands(records: Array, first: int) -> None:
-                records[:] = whole_bands
-
-            signatures.revise(self._first, stop, np.dtype(("<u8", BANDS)), write_bands)
-        return stop - self._first - 1
+            signatures.revise(begin, stop, np.dtype(("<u8", BANDS)), lambda first, count: whole_bands)
+        return stop - begin - 1
 
 
 def spread(why: Array, goes_on: Array, before: int) -> Array:

@@ -18,8 +18,10 @@ from millrace.identity import digest
 from millrace.prepare.spill import Spill, mapped
 from millrace.prepare.text.dedup.lines import HASH_BYTES, as_keys, line_hashes
 from millrace.prepare.text.dedup.repeats import find_repeats
+from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.part import PartTask
 from millrace.prepare.text.read.reader import DocumentReader
+from millrace.prepare.text.shards.columns import LINES
 from millrace.ragged import Array
 from millrace.store import platform
 
@@ -62,9 +64,12 @@ def lines_path(folder: str | Path, key: str) -> Path:
 
 
 def with_repeats(
-    folder: Path, tasks: Sequence[PartTask], counts: Sequence[int], known: Iterable[Array], num_known: int, base: str
+    folder: Path, tasks: Sequence[PartTask], counts: Sequence[int], existing: Existing | None
 ) -> list[PartTask]:
-    """The tasks with the repeated lines of their parts, also repeats of lines ``known`` from the store ``base``."""
+    """The tasks with the repeated lines of their parts, also repeats of lines that the store has."""
+    known: Iterable[Array] = () if existing is None else existing.documents("line")
+    num_known = 0 if existing is None else existing.manifest.totals.rows.get(LINES, 0)
+    base = "" if existing is None else existing.manifest.fingerprint
     name = f"lines/repeats-{digest(base, *(task.key for task in tasks))}.bin"
     mark_repeats(folder / name, [lines_path(folder, task.key) for task in tasks], counts, known, num_known)
     repeats, found, end = mapped(folder / name, np.uint8), [], 0

@@ -28,11 +28,6 @@ SHINGLE_BYTES = 30
 BATCH = 1 << 13  # shingles in memory at once
 
 
-def band_hashes(texts: Sequence[bytes]) -> Array:
-    """(documents, BANDS) uint64: equal numbers in a column are near-duplicates."""
-    return bands(signatures(texts))
-
-
 def signatures(texts: Sequence[bytes]) -> Array:
     """(documents, BANDS * ROWS) uint32: the least hashes of the shingles of each."""
     try:
@@ -49,7 +44,7 @@ def signatures(texts: Sequence[bytes]) -> Array:
 
 
 def bands(table: Array) -> Array:
-    """The hashes of the bands of signatures."""
+    """(documents, BANDS) uint64, the hashes of the bands of signatures: equal ones in a column are near-duplicates."""
     hashes = [
         xxhash.xxh3_64_intdigest(band.tobytes(), seed=k)
         for digest in table.reshape(-1, BANDS, ROWS)

@@ -1,7 +1,6 @@
 """Finds documents, or lines, that repeat earlier ones. Hashes are partitioned on disk; memory is one partition.
 
-The first one in source order stays, for any number of workers: units come in that order, also within a
-partition.
+The first one in source order stays, for any number of workers: units come in that order, also within a partition.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ ENTRY = np.dtype([("key", "<u8", 2), ("number", "<i8")])
 PARTITION_ENTRIES = 3_000_000  # 72 MB in memory, and 64 MiB for the core's set
 GROUP_ENTRIES = 1 << 16
 MASK_UNITS = 16_000_000  # marked at once: 16 MB, and 8 bytes for each repeat among them
+MAX_HASHES = 1 << 20  # of a part, kept in memory (64 MiB); later repeats are found when all parts are there
 EXACT, NEAR = 1, 2
 
 
@@ -160,3 +160,35 @@ def _mask(repeats: Iterable[Int64s], units: int, folder: Path) -> Array:
             file.write(mask.tobytes())
         file.flush()
         return platform.map_file(file.fileno(), units).view(bool)
+
+
+class HashSet:
+    """The twin of ``core.KnownHashes``."""
+
+    def __init__(self) -> None:
+        self._hashes: set[bytes] = set()
+
+    def add(self, keys: bytes) -> bytes:
+        """For each hash of 16 bytes, 1 if it is new and 0 if it was added before."""
+        are_new = bytearray()
+        for start in range(0, len(keys), 16):
+            before = len(self._hashes)
+            self._hashes.add(keys[start : start + 16])
+            are_new.append(len(self._hashes) - before)
+        return bytes(are_new)
+
+
+class KnownHashes:
+    """The hashes of the documents in a part, whose repeats are neither tokenised nor stored; ``kind`` is the class of the set."""
+
+    def __init__(self, kind: type = core.KnownHashes if core else HashSet) -> None:
+        self._hashes = kind()
+        self._count = 0
+
+    def are_new(self, hashes: bytes) -> bytes:
+        """1 for each hash that is new and 0 for a repeat; when memory is full, all count as new."""
+        if self._count >= MAX_HASHES:
+            return bytes([1]) * (len(hashes) // 16)
+        are_new: bytes = self._hashes.add(hashes)
+        self._count += are_new.count(1)
+        return are_new

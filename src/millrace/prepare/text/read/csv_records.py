@@ -13,12 +13,11 @@ from millrace.errors import SourceError
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.records import Bad, Record, check_columns, row_record, too_long
 from millrace.prepare.text.read.sources import Source
-from millrace.prepare.text.read.streams import open_source
+from millrace.prepare.text.read.streams import open_source, text_start
 
 LINE_CHARS = 1 << 20  # a line may have, besides the longest document
 SHOWN = 1024  # characters of a bad row in quarantine
 TOO_LONG = "the line is too long"
-MARK = b"\xef\xbb\xbf"
 
 
 def csv_records(source: Source, options: ReadOptions) -> Iterator[Record | Bad]:
@@ -67,16 +66,12 @@ class _Lines:
     """The lines of a file; after a quote that was never closed, its lines are read again."""
 
     def __init__(self, source: Source, file: io.BufferedReader, options: ReadOptions) -> None:
-        head = file.peek(3)
-        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise SourceError(
-                f"{source.path!r} looks like UTF-16; give --encoding utf-16", source=source.path, offset=0
-            )
+        start = text_start(source, file.peek(3))
         self._source, self._options, self._limit = source, options, options.max_document + LINE_CHARS
         # Invalid utf-8 passes through: it matters in the text column alone.
         self._text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
         self._first = 1  # line at which the current row begins
-        self.start = len(MARK) if head.startswith(MARK) else 0  # byte at which it begins
+        self.start = start  # byte at which it begins
         self._row: list[_Line] = []
         self._again: deque[_Line] = deque()
 

@@ -20,13 +20,11 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.csv_records import csv_records
 from millrace.prepare.text.read.records import Bad, Record, json_records, longer_record, parquet_records
 from millrace.prepare.text.read.sources import Source, SourceSlice
-from millrace.prepare.text.read.streams import open_source
+from millrace.prepare.text.read.streams import MARK, open_source, text_start
 from millrace.ragged import Array, Int64s
 from millrace.text.documents import Documents
 
 BLOCK = 1 << 19  # stays in the second cache with what is made of it: a tenth faster than twice as much
-MARK = b"\xef\xbb\xbf"
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Framing(msgspec.Struct, frozen=True):
@@ -82,7 +80,7 @@ def _each(chunks: Iterator[Documents]) -> Iterator[tuple[int, bytes]]:
 def _read_whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterator[Documents]:
     """A file as one document, or as pieces of one."""
     data = file.read(max(options.max_document + 1, len(MARK)))
-    offset = _start(source, data)
+    offset = text_start(source, data)
     data = data[offset:] + file.read(offset)
     begin, is_cut = offset, False
     while len(data) > options.max_document:
@@ -91,13 +89,6 @@ def _read_whole(source: Source, file: IO[bytes], options: ReadOptions) -> Iterat
         offset += cut
         data = data[cut:] + file.read(options.max_document + 1 - (len(data) - cut))
     yield Documents.of([data], [offset], None, begin if is_cut else None)
-
-
-def _start(source: Source, head: bytes) -> int:
-    """Where the text of a file starts: after its byte order mark."""
-    if head.startswith(UTF16):
-        raise SourceError(f"{source.path!r} looks like UTF-16; give --encoding utf-16", source=source.path, offset=0)
-    return len(MARK) if head.startswith(MARK) else 0
 
 
 class _Window:
@@ -128,18 +119,14 @@ class _Window:
     def skip(self, gap: re.Pattern[bytes], at: int) -> int:
         """Where the next document starts, or the end of the data if there is none."""
         while True:
-            at = _end(gap, self.data, at)
+            match = gap.match(self.data, at)
+            assert match is not None  # a gap may be empty
+            at = match.end()
             if self.data[at : at + 2] not in (b"", b"\r"):
                 return at
             if not self.read_on(at):
                 return 0
             at = 0
-
-
-def _end(gap: re.Pattern[bytes], data: bytes, at: int) -> int:
-    match = gap.match(data, at)
-    assert match is not None
-    return match.end()
 
 
 def _frame(
@@ -259,7 +246,7 @@ def _first(source: Source, window: _Window, start: int, stop: float, framing: Fr
     if window.base == 0:
         while window.read_on(0) and len(window.data) < len(MARK):
             pass
-        at = window.skip(framing.gap, _start(source, window.data))
+        at = window.skip(framing.gap, text_start(source, window.data))
         if window.base + at >= start:
             return at
     while window.base + at < stop:
@@ -278,12 +265,8 @@ def _first(source: Source, window: _Window, start: int, stop: float, framing: Fr
 def _cut(source: Source, offset: int, data: bytes, at: int, options: ReadOptions) -> int:
     """Where to cut a document that is too long: between characters."""
     if options.long_documents != "split" or source.format != "text" or source.is_page:
-        split = (
-            "leave the file out: a page is never cut"
-            if source.is_page
-            else "cut such documents with --long-documents split"
-        )
-        plain = f"raise --max-document, or {split}"
+        cut_such = "cut such documents with --long-documents split"
+        plain = f"raise --max-document, or {'leave the file out: a page is never cut' if source.is_page else cut_such}"
         raise SourceError(
             f"{source.path!r}: the document at byte {offset} is longer than {options.max_document:,} bytes; "
             f"{plain if source.format == 'text' else longer_record(options)}",

@@ -30,7 +30,15 @@ def check_headers(sources: Sequence[Source], options: ReadOptions) -> list[Sourc
         ]
     lacking = sum(isinstance(problem, MissingText) for _, problem in problems)
     has_others = any(problem is None and source.format != "text" for source, problem in checked)
-    hint = _two_names(lacking) if lacking and has_others else ""
+    these = "this file" if lacking == 1 else "the files without it"
+    hint = (
+        (
+            f"; other files have it: prepare those first and leave {these} out with --exclude; then add {these} "
+            "with --append and --text-field NAME"
+        )
+        if lacking and has_others
+        else ""
+    )
     if len(problems) == 1:
         problems[0][1].args = (f"{problems[0][1]}{hint}",)
         raise problems[0][1]
@@ -39,15 +47,6 @@ def check_headers(sources: Sequence[Source], options: ReadOptions) -> list[Sourc
         f"{len(problems):,} files cannot be used: {listed}{hint}; fix them, leave them out with --exclude, or go on with "
         "--on-error skip",
         source=problems[0][0].path,
-    )
-
-
-def _two_names(lacking: int) -> str:
-    """The remedy where files name their text differently."""
-    these = "this file" if lacking == 1 else "the files without it"
-    return (
-        f"; other files have it: prepare those first and leave {these} out with --exclude; then add {these} "
-        "with --append and --text-field NAME"
     )
 
 

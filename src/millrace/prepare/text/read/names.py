@@ -17,8 +17,7 @@ from millrace.prepare.text.recipe import FROM_ROOT, NAMES
 def names_in_store(sources: Sequence[Source], existing: Existing | None) -> tuple[list[str], str | None]:
     """Their names, and the folder they count from; None where files are named as they were given.
 
-    An append does as its store does: it counts from the same folder, also with ``..``, or uses the paths
-    as given.
+    An append does as its store does: it counts from the same folder, also with ``..``, or uses the paths as given.
     """
     if existing is not None and existing.manifest.meta.get(NAMES) != FROM_ROOT:
         return [source.path for source in sources], None

@@ -221,12 +221,8 @@ class DocumentReader:
         if self._options.on_error == "stop":
             raise unreadable(source, bad, self._options)
         self.dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1
-        line = {
-            "source": source.path,
-            "offset": bad.offset,
-            "reason": bad.reason,
-            "start": base64.b64encode(bad.data[:1024]).decode(),
-        }
+        start = base64.b64encode(bad.data[:1024]).decode()
+        line = {"source": source.path, "offset": bad.offset, "reason": bad.reason, "start": start}
         self._quarantine(json.dumps(line).encode() + b"\n")
 
 

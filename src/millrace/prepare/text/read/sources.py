@@ -101,14 +101,10 @@ def find_sources(
 
     found = find_files(paths, is_wanted, EXPECTED, avoid=avoid, given=given, exclude=exclude)
     sources = [_source(file, document, kind, codec) for file in found.files]
-    return [_page(source) for source in sources] if html == "text" else sources, found.notes
-
-
-def _page(source: Source) -> Source:
-    """The source; an HTML page is one document, whatever ``--document`` says."""
-    if source.format != "text" or _kind(source.path)[2] not in PAGES:
-        return source
-    return msgspec.structs.replace(source, document="file", is_page=True)
+    for k, source in enumerate(sources):
+        if html == "text" and source.is_raw_html:  # a page is one document, whatever ``--document`` says
+            sources[k] = msgspec.structs.replace(source, document="file", is_page=True)
+    return sources, found.notes
 
 
 def _kind(path: str) -> tuple[str | None, str | None, str]:
@@ -158,7 +154,9 @@ def cut_parts(sources: Sequence[Source], part_bytes: int, finished: Collection[S
 
     A ``finished`` part stays as it is if all its slices are still there, one after the other.
     """
-    known = _by_first(finished)
+    known: dict[SliceId, list[list[SliceId]]] = {}  # finished parts by their first slice, the longest first
+    for mine in sorted(finished, key=len, reverse=True):
+        known.setdefault(mine[0], []).append(list(mine))
     cuts = [entry for number, source in enumerate(sources) for entry in _cut_source(number, source, part_bytes)]
     ids = [slice_id(sources[piece.source], piece) for piece, _ in cuts] if known else []
     parts: list[Part] = []
@@ -174,9 +172,8 @@ def cut_parts(sources: Sequence[Source], part_bytes: int, finished: Collection[S
 
     at = 0
     while at < len(cuts):
-        same = (
-            next((mine for mine in known.get(ids[at], ()) if ids[at : at + len(mine)] == mine), None) if ids else None
-        )
+        candidates = known.get(ids[at], ()) if ids else ()
+        same = next((part for part in candidates if ids[at : at + len(part)] == part), None)
         if same is not None:
             close()
             slices += [piece for piece, _ in cuts[at : at + len(same)]]
@@ -198,14 +195,6 @@ def cut_parts(sources: Sequence[Source], part_bytes: int, finished: Collection[S
 def slice_id(source: Source, piece: SourceSlice) -> SliceId:
     """The identity of a slice, whatever the number of its source."""
     return source.path, source.size, source.mtime_ns, source.ends, piece.start, piece.stop
-
-
-def _by_first(finished: Collection[Sequence[SliceId]]) -> dict[SliceId, list[list[SliceId]]]:
-    """Parts by their first slice, the longest first."""
-    parts: dict[SliceId, list[list[SliceId]]] = {}
-    for ids in sorted(finished, key=len, reverse=True):
-        parts.setdefault(ids[0], []).append(list(ids))
-    return parts
 
 
 def _cut_source(number: int, source: Source, part_bytes: int) -> list[tuple[SourceSlice, int]]:

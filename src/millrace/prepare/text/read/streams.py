@@ -13,6 +13,7 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.sources import Source
 
 BUFFER = 1 << 20
+MARK = b"\xef\xbb\xbf"
 BLOCK = 1 << 18  # bytes that are decoded at once
 FREE_EXPANSION = 1 << 30  # bytes that any file may inflate to, however small it is
 
@@ -30,6 +31,13 @@ def _open_bytes(source: Source, options: ReadOptions, seek: tuple[int, int] | No
         is_counted = source.format == "csv"
         return io.BufferedReader(_CountedFile(source.location), BUFFER) if is_counted else open(source.location, "rb")
     return io.BufferedReader(_InflatedFile(source, options, seek), BUFFER)
+
+
+def text_start(source: Source, head: bytes) -> int:
+    """Where the text of a file starts: after its byte order mark."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise SourceError(f"{source.path!r} looks like UTF-16; give --encoding utf-16", source=source.path, offset=0)
+    return len(MARK) if head.startswith(MARK) else 0
 
 
 class DecodedFile(io.RawIOBase):
@@ -119,16 +127,15 @@ class _InflatedFile(io.RawIOBase):
                 if not rest:
                     return 0
                 self._inflate = self._make()
-                data = self._step(rest, len(buffer))
             elif getattr(self._inflate, "needs_input", True) and not getattr(self._inflate, "unconsumed_tail", b""):
                 rest = self._more()
                 if not rest:
                     if self._source.size == 0:
                         return 0
                     raise self._error("it ends in the middle of a compressed member; it was cut short: copy it again")
-                data = self._step(rest, len(buffer))
             else:
-                data = self._step(getattr(self._inflate, "unconsumed_tail", b""), len(buffer))
+                rest = getattr(self._inflate, "unconsumed_tail", b"")
+            data = self._step(rest, len(buffer))
         self._out += len(data)
         if self._out > self._limit:
             raise self._error(f"it expands to more than {self._limit:,} bytes; if that is right, raise --max-ratio")

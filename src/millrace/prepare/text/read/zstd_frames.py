@@ -26,8 +26,7 @@ class _Unstated(Exception):
 def frame_slices(source: InputFile, part_bytes: int) -> list[tuple[int, int, tuple[int, int] | None]]:
     """(start, stop, where to begin) of slices of about ``part_bytes`` compressed bytes; none for one frame.
 
-    Start and stop count bytes of the text, and -1 is its end. Inflating begins at (byte of the file, byte
-    of the text).
+    Start and stop count bytes of the text, and -1 is its end. Inflating begins at (byte of the file, byte of the text).
     """
     packed, texts = [0], [0]
     try:

@@ -6,7 +6,7 @@ any number of workers. A shard is then a pure task: copy these documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from millrace.prepare.parts import part_folder
 from millrace.prepare.spill import mapped
 from millrace.prepare.text.dedup.near import BANDS
 from millrace.prepare.text.dedup.repeats import Repeats, find_repeats
+from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import PartDone
 from millrace.prepare.text.part_files import part_column
@@ -53,23 +54,15 @@ class ShardTask(msgspec.Struct, frozen=True):
 
 
 def document_repeats(
-    folder: Path,
-    parts: Sequence[PartDone],
-    options: ReadOptions,
-    known: Callable[[str], Iterable[Array]] = lambda column: (),
-    num_known: int = 0,
+    folder: Path, parts: Sequence[PartDone], options: ReadOptions, existing: Existing | None
 ) -> Repeats:
-    """The documents that repeat earlier ones, or those ``known`` from the store that is appended to.
-
-    Pieces after the first of a cut document are not compared. ``known`` gives a column of old documents:
-    ``hash``, or ``bands`` for near-duplicates.
-    """
+    """The documents that repeat earlier ones; pieces after the first of a cut document are not compared."""
     total = sum(part.documents for part in parts)
     if not options.dedups_documents:
         return Repeats(np.broadcast_to(np.zeros(1, bool), total))
 
     def keys(kind: str) -> Iterator[tuple[Array, Array]]:
-        for values in known(kind):
+        for values in () if existing is None else existing.documents(kind):
             yield from _keys(values, None)
         first = 0
         for part in parts:
@@ -79,6 +72,7 @@ def document_repeats(
             yield from _keys(values, first, part_column(folder, part.key, "goes_on") if part.pieces else None)
             first += part.documents
 
+    num_known = 0 if existing is None else existing.manifest.totals.records
     entries, scratch = total + num_known, folder / "partitions"
     exact = find_repeats(keys("hash"), entries, total, scratch)
     is_near = options.dedup == "near"

@@ -107,7 +107,8 @@ def documents(
     for part in parts:
         taken = 0
         for document in _readable(sources, part, options):
-            text = _clean(document if limit is None else _beginning(document, limit - taken), options)
+            stop = len(document) if limit is None else character_start(document, max(limit - taken, SHORT))
+            text = _clean(document[:stop], options)
             taken += len(document)
             if text:
                 yield text
@@ -123,10 +124,6 @@ def _readable(sources: Sequence[Source], part: Part, options: ReadOptions) -> It
                 with contextlib.suppress(Bad):
                     text = record.text
                     yield page_text(text.decode(errors="replace")).encode() if source.is_page else text
-
-
-def _beginning(document: bytes, limit: int) -> bytes:
-    return document[: character_start(document, max(limit, SHORT))]
 
 
 def _clean(document: bytes, options: ReadOptions) -> bytes:

@@ -1,4 +1,4 @@
-"""Progress of ``prepare text``: a bar on a terminal, a plain line every few seconds otherwise."""
+"""Progress of ``prepare``: a bar on a terminal, a plain line every few seconds otherwise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from millrace.cli.printing import size
 
 EVERY_S = 5.0
+NOUNS = {"read": "part", "measure": "entity group", "write": "shard"}  # of the stages of a table
 SEPARATOR = ", "
 AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line besides bar and facts: stage, per cent, time left
 
@@ -102,6 +103,21 @@ class TextProgress:
             f"{repeats:.1%} repeats",
             f"{size(facts['bytes'])} of text",
         ]
+
+
+class TableProgress(TextProgress):
+    """Called as (stage, done, total, facts): parts read, groups of entities measured, shards written."""
+
+    _rows = 0
+
+    def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        if stage == "write":
+            self._rows += facts["rows"]
+        rows = facts.get("rows", 0) if stage == "read" else self._rows
+        rate = [f"{rows:,} rows", f"{rows / seconds:,.0f} rows/s"] if rows else []
+        search = [f"pass {facts['quartiles']} for quartiles"] if "quartiles" in facts else []
+        return [f"{done:,} {NOUNS[stage]}{'s' * (done != 1)}", *rate, *search, f"{size(memory())} memory"]
 
 
 def _bar_width(width: int) -> int:
