@@ -20,7 +20,7 @@ path, run = (sys.argv[1], Path(sys.argv[2])) if len(sys.argv) > 2 else sys.exit(
 run.mkdir(parents=True, exist_ok=True)
 
 accelerator = Accelerator(cpu=True)
-store = mr.open_store(path)
+store = mr.open_store(path) if Path(path, "store.json").exists() else sys.exit(f"{path} is not a store")
 loader = Loader(mr.Feed(mr.Blocks(store.split("train"), length=32), batch=8, seed=1, last="drop").by_epoch())
 val = Loader(mr.Feed(mr.Blocks(store.split("val"), length=32), batch=8).by_epoch(repeat=True))
 

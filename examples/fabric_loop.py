@@ -24,7 +24,7 @@ def main() -> None:
     fabric.launch()
     fabric.seed_everything(0)
     run.mkdir(parents=True, exist_ok=True)
-    store = mr.open_store(path)
+    store = mr.open_store(path) if Path(path, "store.json").exists() else sys.exit(f"{path} is not a store")
     loader = mr.Feed(mr.Blocks(store.split("train"), length=32), batch=8, seed=1, last="drop").by_epoch()
     vocab = store.tokenizer.vocab_size
     model = torch.nn.Sequential(torch.nn.Embedding(vocab, 32), torch.nn.Linear(32, vocab))

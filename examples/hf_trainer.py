@@ -30,7 +30,7 @@ class Logged(FeedTrainer):
 
 
 if __name__ == "__main__":
-    store = mr.open_store(path)
+    store = mr.open_store(path) if Path(path, "store.json").exists() else sys.exit(f"{path} is not a store")
     names = {"x": "input_ids", "y": "labels"}
     feed = mr.Feed(mr.Blocks(store.split("train"), length=32), batch=8, seed=1, rename=names, last="drop")
     val = mr.Feed(mr.Blocks(store.split("val"), length=32), batch=8, rename=names)

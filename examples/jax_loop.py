@@ -19,7 +19,7 @@ STEPS, SAVE_EVERY, RATE = 15, 4, 0.5
 path, run = (sys.argv[1], Path(sys.argv[2])) if len(sys.argv) > 2 else sys.exit("usage: " + __doc__.split("\n")[2])
 run.mkdir(parents=True, exist_ok=True)
 
-store = mr.open_store(path)
+store = mr.open_store(path) if Path(path, "store.json").exists() else sys.exit(f"{path} is not a store")
 feed = mr.Feed(mr.Blocks(store.split("train"), length=32), batch=8, seed=1, device="numpy")
 
 

@@ -48,7 +48,7 @@ class Model(lightning.LightningModule):
 if __name__ == "__main__":
     run.mkdir(parents=True, exist_ok=True)
     lightning.seed_everything(0)
-    store = mr.open_store(path)
+    store = mr.open_store(path) if Path(path, "store.json").exists() else sys.exit(f"{path} is not a store")
     feed = mr.Feed(mr.Blocks(store.split("train"), length=32), batch=8, seed=1, last="drop")
     val = mr.Feed(mr.Blocks(store.split("val"), length=32), batch=8)
     saves = ModelCheckpoint(run, every_n_train_steps=SAVE_EVERY, save_last=True)

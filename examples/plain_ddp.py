@@ -17,9 +17,11 @@ import millrace as mr
 
 STEPS, SAVE_EVERY = 15, 4
 path, run = (sys.argv[1], Path(sys.argv[2])) if len(sys.argv) > 2 else sys.exit("usage: " + __doc__.split("\n")[2])
+if "RANK" not in os.environ:
+    sys.exit("start it with: " + __doc__.split("\n")[2])
 run.mkdir(parents=True, exist_ok=True)
 
-store = mr.open_store(path)
+store = mr.open_store(path) if Path(path, "store.json").exists() else sys.exit(f"{path} is not a store")
 feed = mr.Feed(mr.Blocks(store.split("train"), length=32), batch=8, seed=1)  # 8 blocks a step, over all ranks
 
 torch.manual_seed(0)

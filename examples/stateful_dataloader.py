@@ -19,7 +19,7 @@ EPOCHS, SAVE_EVERY = 3, 4
 path, run = (sys.argv[1], Path(sys.argv[2])) if len(sys.argv) > 2 else sys.exit("usage: " + __doc__.split("\n")[2])
 run.mkdir(parents=True, exist_ok=True)
 
-store = mr.open_store(path)
+store = mr.open_store(path) if Path(path, "store.json").exists() else sys.exit(f"{path} is not a store")
 feed = mr.Feed(mr.Blocks(store.split("train"), length=32), batch=8, seed=1, last="drop")
 dataset = millrace.torch.IterableDataset(feed.by_epoch())
 loader = StatefulDataLoader(dataset, batch_size=None)  # the feed makes batches, and in threads of its own
@@ -50,3 +50,4 @@ with open(run / "steps-0.jsonl", "a") as log:
                 saved = {name: part.state_dict() for name, part in parts.items()}
                 torch.save({"step": step, **saved}, run / "next.pt")
                 os.replace(run / "next.pt", run / "latest.pt")
+sys.stdout.write(f"{step} steps are done; {run}/steps-0.jsonl lists them\n")

@@ -126,7 +126,9 @@ def test_gc_keeps_what_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["gc", str(tmp_path / "s")]) == 0
     mr.open_store(tmp_path / "s", snapshot=first)
     assert run(["gc", str(tmp_path / "s"), "--keep", "1", "--dry-run"]) == 0
-    assert "would remove" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"would remove snapshots/{first}.json (no longer used)" in said
+    assert "; 1 snapshot kept, the newest " in said
     mr.open_store(tmp_path / "s", snapshot=first)
     assert run(["gc", str(tmp_path / "s"), "--keep", "1"]) == 0
     with pytest.raises(mr.StoreNotFound):

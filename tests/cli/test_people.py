@@ -148,6 +148,12 @@ def test_info_says_it_in_sentences_and_tables(table: Path, said) -> None:
     assert not re.search(r"[{}']", shown), "a Python value"
 
 
+def test_info_says_that_files_are_entities(tmp_path: Path, said) -> None:
+    (tmp_path / "a.csv").write_text("when,x\n2024-01-01,1\n2024-01-02,2\n")
+    mr.prepare_table(tmp_path / "a.csv", tmp_path / "out", entity="@file", time="when", workers=1)
+    assert "Entities are identified by the names of the files." in said("info", tmp_path / "out")
+
+
 def test_snapshots_are_in_order_with_dates_and_the_current_one_marked(tmp_path: Path, said) -> None:
     for k in range(6):  # within a second, so that only the order of their lines tells
         with mr.StoreWriter(tmp_path / "s", **({"append": True} if k else {"columns": {"x": mr.Column("uint8")}})) as w:

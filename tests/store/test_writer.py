@@ -157,6 +157,15 @@ def test_an_unknown_column_is_named_with_those_there_are(tmp_path):
         mr.StoreWriter(tmp_path / "s", columns=COLUMNS) as writer,
     ):
         writer.append([1])
+    for record, said in (
+        ({"a": [1]}, r"the record lacks column 'l'; expected \['a', 'l'\]"),
+        ({"a": [1], "b": 1}, "the record lacks column 'l' and has unknown column 'b'; expected"),
+    ):
+        with (
+            pytest.raises(mr.ConfigError, match=said),
+            mr.StoreWriter(tmp_path / "s", columns=COLUMNS) as writer,
+        ):
+            writer.append(record)
 
 
 @pytest.mark.parametrize(

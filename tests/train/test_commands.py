@@ -340,6 +340,13 @@ def test_a_wrong_input_leaves_nothing_behind_that_a_right_one_stumbles_over(wron
     assert millrace(["train", config, "--input", str(text), *options]) == 0
 
 
+def test_an_input_without_a_field_text_is_answered_with_the_key_that_names_it(config, tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"body": "some words", "more": "other words"}\n' * 9)
+    options = ["--input", str(tmp_path / "a.jsonl"), "--run", str(tmp_path / "run")]
+    assert millrace(["train", config, *options, "--set", "data.prepare={tokenizer = 'bytes', workers = 1}"]) == 1
+    assert """--set "data.prepare={text_field='body'}\"""" in capsys.readouterr().err
+
+
 def test_a_run_goes_on_without_the_file_it_was_prepared_from_and_moves_with_its_store(config, text, tmp_path, capsys):
     own = tmp_path / "own.txt"
     own.write_bytes(text.read_bytes())

@@ -41,7 +41,8 @@ def test_a_preset_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatc
     Path("nano.toml").write_text("[model]\nwidth = 48\n")
     assert load_config("nano.toml").model.width == 48
     with pytest.raises(
-        ConfigError, match=r"nan cannot be read.*or a preset: gpt-124m, gpt-150m, gpt-250m, lstm, nano, tr"
+        ConfigError,
+        match=r"nan cannot be read.* \(did you mean 'nano'\?\).*or a preset: gpt-124m, gpt-150m, .* nano, tr",
     ):
         load_config("nan")
 
@@ -122,6 +123,10 @@ def test_overrides_are_read_as_toml(tmp_path):
     for wrong in ("max_steps=7", "train.max_steps", "a.b.c=3"):
         with pytest.raises(mr.ConfigError, match=r"expected section.key=value"):
             load_config(path, [wrong])
+    with pytest.raises(
+        mr.ConfigError, match=r"not TOML; quote it for the shell: --set 'data.prepare={name=\"text\"}'$"
+    ):
+        load_config(path, ["data.prepare={text_field=body}"])
     with pytest.raises(mr.ConfigError, match=r"^--set train.max_step=7: unknown key train.max_step; did you mean"):
         load_config(path, ["train.max_step=7"])
     path.write_text("[train]\nbatch = 0\n")

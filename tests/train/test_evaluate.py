@@ -67,6 +67,9 @@ def test_what_a_person_reads_of_an_evaluation():
     assert EvaluationResult(0.5, 1.0, samples=10).line(10) == (
         "val_loss 0.5000 (better than repeating the last value: 0.500x its error)"
     )
+    assert EvaluationResult(1.0001, 1.0, samples=10).line(10) == (
+        "val_loss 1.0001 (about the same as repeating the last value: 1.000x its error)"
+    )
     assert EvaluationResult(1.5, 1.0, samples=10).line(40) == (
         "val_loss 1.5000 (worse than repeating the last value: 1.500x its error; 10 of 40 samples of the split)"
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from millrace.cli import run as millrace
+from millrace.train import launch
 
 from .conftest import losses
 from .test_commands import CONFIG, environment
@@ -113,6 +114,41 @@ def test_what_libraries_write_goes_to_a_log_and_a_silent_end_is_named(command, t
     )
     assert done.stderr.count("\n") == 1
     assert "[E] words of a library" in log.read_text()
+
+
+def test_ranks_end_without_freeing_objects_but_run_what_must_run_at_exit(command, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import atexit, os, pathlib, sys, torch\n"
+        "def note(what):\n"
+        "    pathlib.Path(what + os.environ['RANK']).touch()\n"
+        "atexit.register(note, 'exit')\n"
+        "class Freed:\n"
+        "    def __del__(self, note=note):\n"
+        "        note('freed')\n"
+        "freed = Freed()\n"
+        "class Model(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(1, 1)\n"
+        "    def forward(self, batch):\n"
+        "        return self.weight.sum()\n"
+    )
+    command += ["--set", "model.kind=own:Model", "--set", "train.max_steps=2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 2
+    assert (tmp_path / "exit0").exists()
+    assert (tmp_path / "exit1").exists()
+    assert not list(tmp_path.glob("freed*"))
+
+
+def test_a_rank_that_does_not_end_is_ended_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(launch, "END_S", 0.0)
+    ranks = [subprocess.Popen(["true"]), subprocess.Popen(["sleep", "600"])]
+    assert launch._wait(ranks, []) == [0, 0]
+    assert ranks[1].returncode == -signal.SIGTERM
+    assert capsys.readouterr().err == (
+        "note: rank 1 did not end within 0 s of the others, so it is ended now; the run itself is complete\n"
+    )
 
 
 def test_ranks_under_torchrun_are_refused(command, capsys, monkeypatch):

@@ -87,6 +87,8 @@ def test_what_cannot_be_forecast_is_told(waves, waves_run, tokens, tmp_path, cap
         assert message in error
         assert error.count("\n") == 1
     assert not list(tmp_path.glob("t.csv*"))
+    assert millrace(["forecast", str(tmp_path / "none")]) == 1
+    assert "none is not the folder of a training run" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

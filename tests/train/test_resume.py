@@ -213,6 +213,8 @@ def test_what_a_run_cannot_change_is_refused_by_its_key(tokens, tmp_path):
     for key, value in {"model__width": 32, "data__length": 8, "optimizer__name": "sgd", "train__seed": 8}.items():
         with pytest.raises(mr.ConfigError, match=f"{key.replace('__', '.')} was .* and is {value!r} now"):
             train(config_of(tokens, train__max_steps=4, **{key: value}), tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match=r'data.include was \[\] in the run .* and is \["document"\] now'):
+        train(config_of(tokens, train__max_steps=4, data__include=["document"]), tmp_path / "run")
     with pytest.raises(mr.ConfigError, match="holds a run already"):
         train(config_of(tokens), tmp_path / "run", resume="never")
 

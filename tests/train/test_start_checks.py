@@ -68,6 +68,13 @@ def test_a_batch_that_memory_cannot_hold_is_refused_at_the_start(waves, tmp_path
     ):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    huge = config_of(waves, model__kind="lstm", train__batch=10**9)
+    monkeypatch.setattr(native, "memory_bytes", lambda: 10**9 * sample)  # more than the samples need
+    with pytest.raises(mr.ConfigError) as found:
+        train(huge, tmp_path / "run")
+    store = mr.open_store(waves).split("train")
+    samples = len(mr.Windows(store, lookback=16, horizon=4))
+    assert str(found.value).endswith(f"set train.batch to {samples:,} or less")
     monkeypatch.setattr(native, "memory_bytes", lambda: 5 * 1000 * sample)
     train(config_of(waves, model__kind="lstm", train__batch=1000, train__max_steps=1), tmp_path / "run")
 

@@ -6,6 +6,7 @@ keeps its traceback: it is our bug.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -23,7 +24,30 @@ INTERRUPTED, TERMINATED = 130, 143
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command and exits with its code."""
     streams.prepare()
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    try:
+        code = run(sys.argv[1:] if arguments is None else arguments)
+    except Exception:
+        if not _has_joined_ranks():
+            raise
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if _has_joined_ranks():
+        _leave(code)
+    sys.exit(code)
+
+
+def _has_joined_ranks() -> bool:
+    """Whether the command was one of several ranks."""
+    return bool(getattr(sys.modules.get("millrace.train.dist"), "held", None))
+
+
+def _leave(code: int) -> None:
+    """Ends the process without freeing its objects: freeing a process group of gloo may never end."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -36,7 +36,7 @@ def examine() -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    optional = ("numpy", "torch", "pyarrow", "tokenizers", "redis", "matplotlib")
+    optional = ("numpy", "torch", "pyarrow", "tokenizers", "matplotlib")
     return {
         "millrace": __version__,
         "python": python_platform.python_version(),

@@ -38,6 +38,9 @@ def run(
     if out is not None and not is_table and Path(out).suffix not in (".png", ".svg", ".pdf", ".jpg"):
         raise ConfigError(f"--out {out}: expected a name that ends in .csv or .parquet (a table) or .png (a picture)")
     if entity is None and not is_table:
+        with options.training_extras():
+            from millrace.train.run_folder import existing_run
+        existing_run(Path(path))
         raise ConfigError(
             "what to forecast? --out forecast.csv (or .parquet) for the rows to come of every entity; --entity NAME for a "
             "picture of one"

@@ -21,7 +21,7 @@ def run(
 
     Deletes all but the --keep newest snapshots, the shards that only those used, and the leftovers of interrupted appends.
     """
-    from millrace.cli.printing import print_json, print_line, size
+    from millrace.cli.printing import plural, print_json, print_line, size
     from millrace.store.gc import collect
 
     result = collect(path, keep=keep, dry_run=dry_run)
@@ -29,7 +29,7 @@ def run(
         print_json(result)
         return
     for name in result["removed"]:
-        print_line(f"{'would remove' if dry_run else 'removed'} {name}")
+        print_line(f"{'would remove' if dry_run else 'removed'} {name} (no longer used)")
     verb = "would free" if dry_run else "freed"
     kept = result["kept"]
-    print_line(f"{verb} {size(result['freed_bytes'])}; {len(kept)} snapshots kept, the newest {kept[0]}")
+    print_line(f"{verb} {size(result['freed_bytes'])}; {plural(len(kept), 'snapshot')} kept, the newest {kept[0]}")

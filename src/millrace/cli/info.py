@@ -160,7 +160,8 @@ def _preparation(facts: dict[str, Any]) -> list[str]:
         names = several(_names(features), 8, "--json lists all")
         found.append(f"Each row has {plural(len(_names(features)), 'feature')}: {names}{target}.")
     if meta.get("entity"):
-        found.append(f"Entities are identified by {several(_names(meta['entity']), 8, '--json lists all')}.")
+        columns = ["the names of the files" if name == "@file" else name for name in _names(meta["entity"])]
+        found.append(f"Entities are identified by {several(columns, 8, '--json lists all')}.")
     if facts["time"]:
         found.append(_time(facts["time"]))
     if scaling := facts["scaling"]:

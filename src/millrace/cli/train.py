@@ -80,13 +80,14 @@ def run(
     try:
         settings = load_config(config, changes or [], given)
         with options.training_extras():
+            from millrace.train import dist
             from millrace.train.trainer import train
         if ranks is not None and ranks > 1 and not launch.is_rank():
             flags = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
             again = ["train", config, *(str(part) for flag in flags if flag[1] is not None for part in flag)]
             again += [part for change in changes or [] for part in ("--set", change)]
             sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
-        has_started = True
+        has_started, dist.held = True, []
         console = StreamConsole(sys.stderr if as_json else sys.stdout)
         stopped_by = train(settings, folder, resume=resume, console=console)
     except MillraceError as error:

@@ -25,7 +25,7 @@ def run(
 
     import msgspec
 
-    from millrace.cli.printing import byte_progress, print_json, print_line, size
+    from millrace.cli.printing import byte_progress, plural, print_json, print_line, size
     from millrace.errors import ConfigError
     from millrace.store.folder import Folder
     from millrace.store.open import open_store
@@ -45,6 +45,7 @@ def run(
     else:
         for damage in report.damage:
             print_line(f"damaged: {damage}")
-        what = f"{report.files:,} files in {report.shards:,} shards, {size(report.bytes)}, {report.snapshots} snapshots"
+        what = f"{plural(report.files, 'file')} in {plural(report.shards, 'shard')}, {size(report.bytes)}"
+        what += f", {plural(report.snapshots, 'snapshot')}"
         print_line(f"{'DAMAGED' if report.damage else 'ok'}: {report.path}: {what}, fingerprint {report.fingerprint}")
     return 1 if report.damage else 0

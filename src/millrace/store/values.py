@@ -91,7 +91,9 @@ class Normaliser:
             return
         missing = [name for name in self.layout.columns if name not in given]
         extra = [name for name in given if name not in self.layout.columns]
-        raise ConfigError(f"columns missing {missing}, unknown {extra}; expected {list(self.layout.columns)}")
+        problems = [f"lacks column {', '.join(map(repr, missing))}"] if missing else []
+        problems += [f"has unknown column {', '.join(map(repr, extra))}"] if extra else []
+        raise ConfigError(f"the record {' and '.join(problems)}; expected {list(self.layout.columns)}")
 
     def _check_shape(self, name: str, array: Array) -> None:
         column = self.layout.columns[name]

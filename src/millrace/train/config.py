@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, did_you_mean
 from millrace.train.keys import NAMES, expected
 from millrace.train.settings import FORECASTERS, OWN_MODELS, every_field
 from millrace.train.settings import Config as Config
@@ -38,7 +38,8 @@ def load_config(
             values = tomllib.load(file)
     except OSError as error:
         remedy = f"give a TOML file, or a preset: {', '.join(presets())}"
-        raise ConfigError(f"{name} cannot be read: {error.strerror}; {remedy}") from error
+        near = did_you_mean(Path(name).stem, presets())
+        raise ConfigError(f"{name} cannot be read: {error.strerror}{near}; {remedy}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     changed = copy.deepcopy(values)
@@ -159,8 +160,13 @@ def _override(values: dict[str, Any], text: str) -> None:
         raise ConfigError(f"--set {text}: expected section.key=value, e.g. --set train.max_steps=50")
     try:
         value = tomllib.loads(f"value = {written.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
         value = written.strip()
+        if value[:1] in ("{", "["):  # the shell has removed the quotes inside
+            example = (
+                f"--set '{key.strip()}={{name=\"text\"}}'" if value[0] == "{" else f"--set '{key.strip()}=[\"text\"]'"
+            )
+            raise ConfigError(f"--set {text}: the value is not TOML; quote it for the shell: {example}") from error
     part = values.setdefault(section, {})
     if not isinstance(part, dict):
         raise ConfigError(f"--set {text}: {section} is {part!r}, not a table")

@@ -62,9 +62,11 @@ def prepare_input(config: Config, run: Path, before: Run | None) -> None:
     except MillraceError as error:
         if before is None and not is_begun:  # nothing is lost, and the next input is not refused
             platform.remove(partial)
-        if not isinstance(error, ConfigError):
+        names_field = "text_field=" in str(error)
+        if not isinstance(error, ConfigError) and not names_field:
             raise
         example = "tokenizer='bytes'" if kind == "text" else "entity='sensor', time='date'"
+        example = "text_field='body'" if names_field else example
         raise ConfigError(
             f"--input {config.data.input}: {error} (options of the preparation are keys of [data.prepare], e.g. "
             f'--set "data.prepare={{{example}}}")'

@@ -16,6 +16,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from millrace.errors import ConfigError, MillraceError, TrainError
 
+# The command puts a list here. It holds the process groups until the process ends: a group of gloo that is freed while one
+# of its threads waits for Python never ends.
+held: list[Any] | None = None
+
 
 @dataclass(frozen=True)
 class World:
@@ -72,7 +76,14 @@ def start_world(device: str, timeout_s: int) -> World:
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     control = distributed.new_group(backend="gloo", timeout=timeout) if chosen.type == "cuda" else None
+    hold(distributed.group.WORLD, control)
     return World(rank, size, chosen, control, store)
+
+
+def hold(*groups: Any) -> None:
+    """Keeps process groups until the process ends, if it is that of the command."""
+    if held is not None:
+        held.extend(groups)
 
 
 def _number(name: str, default: int) -> int:

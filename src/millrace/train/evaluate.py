@@ -41,8 +41,9 @@ class EvaluationResult:
         parts = [f"val_loss {self.val_loss:.4f}"]
         if self.val_loss is not None and self.val_baseline:
             ratio = self.val_loss / self.val_baseline
-            better = "better" if ratio < 1 else "worse"
-            parts.append(f"{better} than repeating the last value: {ratio:.3f}x its error")
+            is_same = f"{ratio:.3f}" == "1.000"
+            better = "about the same as" if is_same else "better than" if ratio < 1 else "worse than"
+            parts.append(f"{better} repeating the last value: {ratio:.3f}x its error")
         if self.samples < of:
             parts.append(f"{self.samples:,} of {of:,} samples of the split")
         return parts[0] + (f" ({'; '.join(parts[1:])})" if parts[1:] else "")

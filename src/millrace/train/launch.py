@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import shlex
 import shutil
@@ -30,6 +31,7 @@ MARK = "MILLRACE_LAUNCHER"  # in the environment of a rank: the launcher's proce
 ERRORS = "MILLRACE_ERRORS"  # likewise: the descriptor of the launcher's standard error
 LOST = 75  # exit code of a rank that ended because another one is gone, and nobody has said why
 POLL_S, GRACE_S = 0.05, 10.0  # how long the other ranks may take to end by themselves when one has failed
+END_S = 60.0  # likewise when one has ended as it should: then all of them have done their work
 Ranks = list[subprocess.Popen[bytes]]
 
 
@@ -96,21 +98,36 @@ def launch(arguments: Sequence[str], ranks: int, run: Path) -> int:
 
 
 def _wait(processes: Ranks, received: list[int]) -> list[int]:
-    """Waits for all ranks. When one fails the others end by themselves, or are ended.
+    """Waits for all ranks. When one has ended the others end by themselves, or are ended.
 
     Returns their exit codes, and 0 for those that had to be ended here.
     """
-    failed_at: float | None = None
+    ended_at = failed_at = math.inf
     own_codes: list[int] | None = None
-    while any(process.poll() is None for process in processes):
+    while None in (codes := [process.poll() for process in processes]):
         time.sleep(POLL_S)
-        has_failed = any(process.returncode for process in processes) and not received
-        failed_at = time.monotonic() if has_failed and failed_at is None else failed_at
-        if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
-            own_codes = own_codes or [process.poll() or 0 for process in processes]
-            for process in processes:
-                process.send_signal(signal.SIGTERM if time.monotonic() - failed_at < 2 * GRACE_S else signal.SIGKILL)
+        now = time.monotonic()
+        if any(code is not None for code in codes):
+            ended_at = min(ended_at, now)
+        if any(codes) and not received:
+            failed_at = min(failed_at, now)
+        late_s = now - min(failed_at + GRACE_S, ended_at + END_S)
+        if late_s <= 0:
+            continue
+        if own_codes is None:
+            own_codes = [code or 0 for code in codes]
+            if failed_at == math.inf:
+                _note_late(codes)
+        for process in processes:
+            process.send_signal(signal.SIGTERM if late_s < GRACE_S else signal.SIGKILL)
     return own_codes or [process.returncode for process in processes]
+
+
+def _note_late(codes: list[int | None]) -> None:
+    late = ", ".join(str(rank) for rank, code in enumerate(codes) if code is None)
+    sys.stderr.write(
+        f"note: rank {late} did not end within {END_S:.0f} s of the others, so it is ended now; the run itself is complete\n"
+    )
 
 
 def _keep_logs(logs: Sequence[IO[bytes]], run: Path) -> None:

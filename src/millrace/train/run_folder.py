@@ -81,13 +81,13 @@ def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say:
         raise ConfigError(f"{folder} holds a run already; drop --resume never to continue it, or give another --run")
     changes = [*setting_changes(before, config), *input_changes(before, config)]
     if changes and not has_saved:
-        said = ", ".join(f"{key} was {old!r} and is {new!r}" for key, old, new in changes)
+        said = ", ".join(f"{key} was {_shown(old)} and is {_shown(new)}" for key, old, new in changes)
         say(f"note: {said}; no checkpoint was saved before, so the run begins again")
         return None
     for key, old, new in changes:
         raise ConfigError(
-            f"{key} was {old!r} in the run {folder} and is {new!r} now; a run cannot change it: set it back, or start another "
-            "with --run"
+            f"{key} was {_shown(old)} in the run {folder} and is {_shown(new)} now; a run cannot change it: set it back, or "
+            "start another with --run"
         )
     now = input_hash(config.data.input)
     if now is not None and before.input_hash is not None and now != before.input_hash:
@@ -98,6 +98,11 @@ def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say:
             f"losses will differ; set train.threads = {before.threads} for an exact continuation"
         )
     return before
+
+
+def _shown(value: Any) -> str:
+    """The value as TOML writes it: tuples are lists."""
+    return json.dumps(value) if isinstance(value, tuple) else repr(value)
 
 
 def existing_run(folder: Path) -> Run:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from millrace.store import platform
 from millrace.train.checkpoint import Checkpoints, Parts, State, name_of
-from millrace.train.dist import World
+from millrace.train.dist import World, hold
 from millrace.train.model_state import copy_shards, copy_whole, is_sharded, sync_shards, tensors_of, write_shards
 
 
@@ -81,6 +81,7 @@ class Saver:
         """Makes an empty folder for the shards, and a process group for saving alone."""
         if self._group is None:
             self._group = distributed.new_group(backend="gloo")
+            hold(self._group)
         if self._world.is_first:
             with platform.writing(self._shards(state), "saving"):
                 platform.remove(self._shards(state))

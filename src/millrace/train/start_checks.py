@@ -33,9 +33,9 @@ def why_empty(view: View, store: Store, data: Data) -> str:
 
 
 def check_batch_memory(feed: Feed, world_size: int) -> None:
-    """Refuses a batch that memory cannot hold. Later the system would kill the process without a word.
+    """Refuses a batch whose rows memory cannot hold. Later the system would kill the process without a word.
 
-    Only rows of a fixed size are counted, so the estimate is never too high.
+    Only rows of a fixed size are counted, not what the model computes, so the estimate is never too high.
     """
     sample: Any = feed.view[np.zeros(1, np.int64)]
     sample_bytes = sum(getattr(value, "nbytes", 0) for value in sample.values())
@@ -46,7 +46,7 @@ def check_batch_memory(feed: Feed, world_size: int) -> None:
         raise ConfigError(
             f"train.batch = {feed.batch:,} needs {needed / 2**30:.1f} GiB of memory ({sample_bytes:,} bytes a sample, "
             f"{batches} batches at a time), and there are {memory / 2**30:.1f} GiB; set train.batch to "
-            f"{max(1, feed.batch * memory // needed // 2):,} or less"
+            f"{max(1, min(len(feed.view), feed.batch * memory // needed // 2)):,} or less"
         )
 
 
