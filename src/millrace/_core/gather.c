@@ -74,15 +74,13 @@ static void copy_rows(const Field *field, const char *from, int64_t rows, char *
 }
 
 static int failed(Problem *problem, int code, const Field *field, int64_t a, int64_t b, int64_t c) {
-    return (*problem = (Problem){code, field, a, b, c}).code;
+    problem->code = code;
+    problem->field = field;
+    problem->a = a;
+    problem->b = b;
+    problem->c = c;
+    return code;
 }
-
-static int is_outside(const Field *field, int64_t start, int64_t stop, Problem *problem) {
-    int64_t rows = field->column->num_rows;
-    return start < 0 || stop < start || stop > rows ? failed(problem, OUTSIDE, field, start, stop, rows) : FINE;
-}
-
-static int64_t first_piece(const Pieces *pieces, int64_t i) { return pieces->offsets == NULL ? i : pieces->offsets[i]; }
 
 /* Rows of one shard where they were fetched, else NULL. */
 static const char *fetched_rows(const Fetched *fetched, const Column *column, int64_t start, int64_t stop) {
@@ -97,7 +95,8 @@ static const char *fetched_rows(const Fetched *fetched, const Column *column, in
 /* Rows [start, stop) of a column, over the ends of shards. */
 static int copy_span(const Field *field, int64_t start, int64_t stop, char *to, const Fetched *fetched, Problem *problem) {
     const Column *column = field->column;
-    if (is_outside(field, start, stop, problem)) return problem->code;
+    if (start < 0 || stop < start || stop > column->num_rows)
+        return failed(problem, OUTSIDE, field, start, stop, column->num_rows);
     if (start == stop) return FINE;
     for (int64_t shard = core_shard_of(column, start); start < stop; shard++) {
         int64_t begin = column->starts[shard], end = column->starts[shard + 1];
@@ -118,10 +117,13 @@ static int copy_span(const Field *field, int64_t start, int64_t stop, char *to, 
 /* Up to `room` rows of the pieces of sample i, without the first `skip`; *copied says how many. */
 static int copy_pieces(const Field *field, const Pieces *pieces, int64_t i, int64_t skip, int64_t room, char *to,
                        int64_t *copied, const Fetched *fetched, Problem *problem) {
+    int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i];
+    int64_t high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
     *copied = 0;
-    for (int64_t p = first_piece(pieces, i); p < first_piece(pieces, i + 1) && *copied < room; p++) {
+    for (int64_t p = low; p < high && *copied < room; p++) {
         int64_t start = pieces->starts[p], stop = pieces->stops[p];
-        if (is_outside(field, start, stop, problem)) return problem->code;
+        if (start < 0 || stop < start || stop > field->column->num_rows)
+            return failed(problem, OUTSIDE, field, start, stop, field->column->num_rows);
         if (skip >= stop - start) {
             skip -= stop - start;
             continue;
@@ -142,17 +144,22 @@ int64_t core_out_bytes(const Field *field, int64_t samples, int64_t rows) {
 }
 
 int64_t core_piece_rows(const Pieces *pieces, int64_t i) {
+    int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i];
+    int64_t high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
     uint64_t rows = 0; /* pieces that are wrong may overflow here; they are found when they are copied */
-    for (int64_t p = first_piece(pieces, i); p < first_piece(pieces, i + 1); p++) rows += (uint64_t)pieces->stops[p] - (uint64_t)pieces->starts[p];
+    for (int64_t p = low; p < high; p++) rows += (uint64_t)pieces->stops[p] - (uint64_t)pieces->starts[p];
     return (int64_t)rows;
 }
 
 /* The rows of sample i's pieces, at most `most`. */
 static int count_rows(const Field *field, const Pieces *pieces, int64_t i, int64_t most, int64_t *rows, Problem *problem) {
+    int64_t low = pieces->offsets == NULL ? i : pieces->offsets[i];
+    int64_t high = pieces->offsets == NULL ? i + 1 : pieces->offsets[i + 1];
     *rows = 0;
-    for (int64_t p = first_piece(pieces, i); p < first_piece(pieces, i + 1) && *rows < most; p++) {
+    for (int64_t p = low; p < high && *rows < most; p++) {
         int64_t start = pieces->starts[p], stop = pieces->stops[p];
-        if (is_outside(field, start, stop, problem)) return problem->code;
+        if (start < 0 || stop < start || stop > field->column->num_rows)
+            return failed(problem, OUTSIDE, field, start, stop, field->column->num_rows);
         *rows += stop - start < most - *rows ? stop - start : most - *rows;
     }
     return FINE;
