@@ -33,7 +33,10 @@ class Text:
     part_file = "length.bin"  # of every part
     sizes: dict[str, int] = {}  # noqa: RUF012 - constants that are made small
     options = {"tokenizer": "bytes", "part_bytes": 20_000, "shard_tokens": 15_000, "val": 0.1}  # noqa: RUF012
-    other = ({"val": 0.3}, r"shards: val was 0\.5, now 0\.3")  # an option that the tiny job does not have
+    other = (
+        {"val": 0.3},
+        r'shards: split= was "hash:0\.5", now "hash:0\.3"',
+    )  # an option that the tiny job does not have
     tiny = {"tokenizer": "bytes", "part_bytes": 70, "shard_tokens": 80, "val": 0.5, "workers": 1}  # noqa: RUF012
     fragile = {"tokenizer": "bytes", "part_bytes": 300, "val": 0}  # noqa: RUF012 - for functions that fail
     one_part = {"part_bytes": 1 << 20}  # noqa: RUF012

@@ -36,8 +36,10 @@ def rank(values: dict, folder: str, environment: dict[str, str], log: str, stand
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     from millrace.errors import MillraceError
+    from millrace.train import dist
     from millrace.train.trainer import train
 
+    dist.held = []  # as the command does: gloo may never end when a group is freed
     try:
         stopped_by = train(parse_config(values), Path(folder), console=Lines(stand_at))
     except MillraceError as error:
