@@ -25,8 +25,8 @@ setup: .venv/ready
 
 # Tools the tests start; without root the tests that need them say so and skip.
 servers:
-	@if [ "$$(id -u)" = 0 ] && ! command -v fiu-run >/dev/null; then \
-	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils >/dev/null; fi
+	@if [ "$$(id -u)" = 0 ] && ! { command -v fiu-run && command -v redis-server && command -v faketime && command -v ip; } >/dev/null; then \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils redis-server faketime iproute2 >/dev/null; fi
 
 test: setup servers check
 	$(PY) -m pytest -n 2 --dist worksteal -q --ignore tests/frameworks
@@ -45,7 +45,7 @@ SANITIZE = gcc -shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,u
 SANITIZED_TESTS = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1:allocator_may_return_null=1:max_allocation_size_mb=4096 \
 	MILLRACE_FUZZ=60000 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) $(PY) -m pytest -n 2 -q --timeout 600
-BOTH_TESTS := tests/property/test_fuzz_core.py tests/text/test_merges.py tests/text/test_documents.py $(addprefix tests/prepare/text/test_,known_hashes.py clean.py part_files.py long_documents.py framing.py)
+BOTH_TESTS := tests/property/test_fuzz_core.py tests/images/test_resize.py tests/text/test_merges.py tests/text/test_documents.py $(addprefix tests/prepare/text/test_,known_hashes.py clean.py part_files.py long_documents.py framing.py)
 sanitize: .venv/ready
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/millrace $(SANITIZED)/
 	$(SANITIZE)
@@ -64,13 +64,21 @@ demo: .venv/base
 bench: setup
 	$(PY) -m benchmarks.store
 	$(PY) -m benchmarks.feed
+	$(PY) -m benchmarks.workers
 	$(PY) -m benchmarks.cold
+	$(PY) -m benchmarks.queue
+	$(PY) -m benchmarks.tiers
 	$(PIP) gigatoken  # a contestant
 	$(PY) -m benchmarks.prepare_text
 	$(PIP) polars duckdb
 	$(PY) -m benchmarks.prepare_table
+	$(PY) -m benchmarks.engines
+	$(PIP) lmdb
+	$(PY) -m benchmarks.records
 	$(PY) -m benchmarks.problem
 	$(PY) -m benchmarks.train --quick
+	$(PIP) opencv-python-headless
+	$(PY) -m benchmarks.images
 
 # Text and feeds once more beside other libraries. Those have environments of their own, three since datatrove and datasets
 # exclude each other, and MosaicML Streaming wants an older numpy.

@@ -9,7 +9,7 @@ import pytest
 
 import millrace as mr
 
-HEAVY = ("torch", "pyarrow", "tokenizers", "redis", "matplotlib")
+HEAVY = ("torch", "pyarrow", "tokenizers", "redis", "matplotlib", "PIL", "simplejpeg")
 WATCH = """
 import json, sys
 asked = set()

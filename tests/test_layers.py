@@ -13,11 +13,12 @@ ROOT = Path(millrace.__file__).parent
 # From the top down; the parts of one line do not know each other.
 LINES = [
     ["cli"],
-    ["train"],
-    ["prepare", "feed"],
-    ["text", "scaling"],
+    ["train", "augment"],
+    ["prepare", "feed", "exports"],
+    ["text", "scaling", "images", "selections"],
     ["store", "view", "order", "gather", "queues", "meter"],
     ["ragged"],
+    ["condition", "padding"],
     ["errors", "identity", "lazy", "native"],
 ]
 HEIGHT = {part: len(LINES) - k for k, line in enumerate(LINES) for part in line}

@@ -10,6 +10,7 @@ single line. A message gives the thing, its value, what was expected, and the re
     │   ├── StoreCorrupt                     copy or prepare again
     │   ├── StoreTooNew                      upgrade millrace
     │   ├── StoreLocked(BlockingIOError)     another process writes here
+    │   ├── StoreUnreachable(ConnectionError)  check the server, the network or the credentials
     │   └── StoreWriteFailed(OSError)        free the disk or fix the permission, then run again
     ├── SourceError                          fix the input
     ├── ResumeMismatch                       wrong store, view or order for this checkpoint
@@ -26,6 +27,7 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import traceback
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -82,6 +84,12 @@ class StoreLocked(StoreError, BlockingIOError):
     owner: dict[str, Any] | None = None
 
 
+class StoreUnreachable(StoreError, ConnectionError):
+    """A server did not give or take an object of a store; ``status`` is its answer, where there was one."""
+
+    status: int | None = None
+
+
 class StoreWriteFailed(StoreError, OSError):
     """The operating system refused a write; ``errno`` says how. Nothing half-written is readable."""
 
@@ -107,10 +115,11 @@ class FeedError(MillraceError):
 
 
 class StageFailed(FeedError):
-    """A user's transform raised; ``__cause__`` holds its exception."""
+    """A user's transform or decode raised, or its worker process died; ``__cause__`` holds the exception."""
 
     stage: str | None = None
     position: int | None = None
+    sample: int | None = None  # of decode, which has one at a time
 
 
 class TrainError(MillraceError):
@@ -130,6 +139,33 @@ class QueueUnreachable(QueueError, ConnectionError):
 
 class LeaseLost(QueueError):
     """Somebody else holds the ticket now."""
+
+
+_PLAIN = (str, int, float, type(None))  # attributes of an error that come back from another process
+_MAX_TEXT = 4000  # characters, of up to 12 bytes in JSON: all of it fits into one message
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An error as plain values, for another process: a user's own exception might not be picklable."""
+    kind, message, context = "", f"{type(error).__name__}: {error}", {}
+    if isinstance(error, MillraceError):
+        kind, message = type(error).__name__, str(error)
+        plain = {name: value for name, value in error._context.items() if isinstance(value, _PLAIN)}
+        context = {name: value[:200] if isinstance(value, str) else value for name, value in plain.items()}
+    trace = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
+    return {"kind": kind, "message": message[:_MAX_TEXT], "context": context, "trace": trace}
+
+
+def rebuild_error(described: dict[str, Any]) -> Exception:
+    """The error again: one of ours as the class it was, caused by its traceback in the other process."""
+    kind = globals().get(described["kind"])
+    error: Exception = RuntimeError(described["message"])
+    if isinstance(kind, type) and issubclass(kind, MillraceError):
+        error = kind(described["message"], **described["context"])
+    elif described["kind"]:  # a class that another module defines
+        error = MillraceError(described["message"])
+    error.__cause__ = RuntimeError(f"in another process:\n{described['trace']}")
+    return error
 
 
 def _user() -> str:

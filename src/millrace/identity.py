@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -14,6 +15,14 @@ def digest(*parts: bytes | str) -> str:
         data = part.encode() if isinstance(part, str) else part
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)
+    return state.hexdigest()
+
+
+def digest_chunks(num_bytes: int, chunks: Iterable[bytes]) -> str:
+    """``digest`` of one part that comes in chunks."""
+    state = hashlib.blake2b(num_bytes.to_bytes(8, "little"), digest_size=16)
+    for chunk in chunks:
+        state.update(chunk)
     return state.hexdigest()
 
 

@@ -37,6 +37,13 @@ def memory_bytes() -> int:
     return min([found, *(int(limit) for limit in limits if limit != "max")])
 
 
+def free_memory() -> int:
+    """Memory that is free, or that the kernel would free for a process."""
+    import psutil
+
+    return min(int(psutil.virtual_memory().available), memory_bytes())
+
+
 def _limits(controller: str, new: str, old: str) -> list[tuple[Path, list[str]]]:
     """What the cgroups of this process say, of either version, and where."""
     found = []
@@ -59,3 +66,9 @@ if os.environ.get("MILLRACE_NATIVE", "1") != "0" and sys.byteorder == "little":
         core = _core if hasattr(_core, "Gather") else None  # a folder of C sources alone is not the core
     except ImportError:
         core = cast(Any, None)
+
+
+def cache_folder() -> Path:
+    """Where things that can be made or fetched again are kept: ``MILLRACE_CACHE``, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(os.path.abspath(os.environ.get("MILLRACE_CACHE") or os.path.join(base, "millrace")))

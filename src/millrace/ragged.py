@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
+from millrace.padding import cropped, item_of_rows, padded
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64s: TypeAlias = npt.NDArray[np.int64]
+MAX_INT32 = (1 << 31) - 1
 
 
 def as_integer(name: str, value: Any) -> int:
@@ -88,6 +90,11 @@ class Ragged:
         made.values, made.offsets = values, offsets
         return made
 
+    @classmethod
+    def one(cls, rows: Any) -> Ragged:
+        """A ragged array of one item: what ``decode`` returns for a column whose length varies."""
+        return cls(rows, np.array([0, len(rows)]))
+
     def map(self, function: Callable[[Array], Any]) -> Ragged:
         """The same items with ``function`` applied to values and offsets, e.g. ``torch.from_numpy``."""
         return Ragged.trusted(function(self.values), function(self.offsets))
@@ -121,33 +128,79 @@ class Ragged:
 
     @property
     def lengths(self) -> Int64s:
-        return np.diff(self.offsets)
+        """Rows of each item."""
+        return self.offsets[1:] - self.offsets[:-1]
 
-    def pad(self, value: Any = 0, length: int | None = None) -> Any:
-        """A dense (items, length, ...) array, or tensor on the device of the values; items longer than ``length`` are cut."""
-        if hasattr(self.values, "new_full"):  # a tensor
-            return self._pad_tensor(value, length)
-        if length is None:
-            length = int(self.lengths.max(initial=0))
-        padded = np.full((len(self), length, *self.values.shape[1:]), value, self.values.dtype)
-        counts = np.minimum(self.lengths, length)
-        items = np.repeat(np.arange(len(self)), counts)
-        inside = concatenated_ranges(np.zeros(len(self), np.int64), counts)
-        padded[items, inside] = self.values[self.offsets[:-1][items] + inside]
-        return padded
+    # Ways out: values are never copied, except where it says so.
 
-    def _pad_tensor(self, value: Any, length: int | None) -> Any:
+    def with_values(self, values: Any) -> Ragged:
+        """The same items around other values, one for each row: what a model made of them, say."""
+        if len(values) != len(self.values):
+            raise ConfigError(f"{len(values)} values for {len(self.values)} rows; give one for each row")
+        return Ragged.trusted(values, self.offsets)
+
+    @property
+    def cu_seqlens(self) -> Any:
+        """The offsets as int32, as attention kernels for sequences of varying length take them."""
+        if len(self.values) > MAX_INT32:
+            raise ConfigError(f"{len(self.values):,} rows are more than int32 offsets can count; take smaller batches")
+        return self.offsets.astype(np.int32) if isinstance(self.offsets, np.ndarray) else self.offsets.int()
+
+    @property
+    def batch_vector(self) -> Any:
+        """The number of the item that each row is of, as PyTorch Geometric and scatter operations take it."""
+        return item_of_rows(self.values, self.offsets)[0]
+
+    def nested(self) -> Any:
+        """A nested tensor of torch (jagged layout) over the same memory."""
         import torch
 
-        values: Any = self.values
-        starts, lengths = self.offsets[:-1, None], self.offsets[1:] - self.offsets[:-1]
-        if length is None:
-            length = int(lengths.max()) if len(self) else 0
-        padded = values.new_full((len(self), length, *values.shape[1:]), value)
-        inside: Any = torch.arange(length, device=values.device)
-        is_real = inside < lengths[:, None]
-        padded[is_real] = values[(starts + inside)[is_real]]
-        return padded
+        tensors: Any = self.map(tensor_maker()) if isinstance(self.values, np.ndarray) else self
+        return torch.nested.nested_tensor_from_jagged(tensors.values, tensors.offsets)
+
+    def awkward(self) -> Any:
+        """An array of Awkward over the same memory; tensors must be on the host."""
+        import awkward
+
+        if getattr(self.values, "is_cuda", False):
+            raise ConfigError(f"these rows are on {self.values.device}; give awkward those of .to('cpu')")
+        values, offsets = np.asarray(self.values), np.asarray(self.offsets)
+        content = awkward.contents.NumpyArray(values)
+        return awkward.Array(awkward.contents.ListOffsetArray(awkward.index.Index64(offsets), content))
+
+    def pad(self, value: Any = 0, length: int | None = None) -> Any:
+        """A dense (items, length, ...) copy, on the device of the values; items longer than ``length`` are cut.
+
+        Without a ``length`` it is that of the longest item. Gradients go back to the values.
+        """
+        if length is not None and as_integer("length", length) < 0:
+            raise ConfigError(f"length={length}; expected 0 or more rows")
+        return padded(self.values, self.offsets, value, length)
+
+    def crop(self, length: int, at: Any = 0.0) -> Ragged:
+        """At most ``length`` rows of each item, as a copy: the first, the last with ``at=1``, or between.
+
+        ``at`` may have a number for each item, so that ``rng.uniform()`` in a transform crops at random, and exactly so
+        again after a resume.
+
+        >>> Ragged(np.arange(5), np.array([0, 4, 5])).crop(2, at=1).values.tolist()
+        [2, 3, 4]
+        """
+        if as_integer("length", length) < 0:
+            raise ConfigError(f"length={length}; expected 0 or more rows")
+        return Ragged.trusted(*cropped(self.values, self.offsets, length, at))
+
+
+def shared(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``function``, called once for each object: ragged columns of one axis keep one array of offsets between them."""
+    done: dict[int, tuple[Any, Any]] = {}
+
+    def once(value: Any) -> Any:
+        if id(value) not in done:
+            done[id(value)] = value, function(value)  # the value too: its id is then nobody else's
+        return done[id(value)][1]
+
+    return once
 
 
 def tensor_maker() -> Callable[[Array], Any]:

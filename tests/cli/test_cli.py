@@ -34,7 +34,8 @@ def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands_are_those_documented() -> None:
     assert COMMANDS == [
-        "demo", "doctor", "explain", "forecast", "gc", "generate", "head", "info", "train", "verify", "verify-resume",
+        "augment", "demo", "doctor", "explain", "export", "forecast", "gc", "generate", "head", "info", "plan", "pull", "push",
+        "stage", "train", "verify", "verify-resume", "worker",
     ]  # fmt: skip
 
 

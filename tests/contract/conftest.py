@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
 import millrace as mr
-from millrace.prepare.parts import make_part
+from millrace.prepare.parts import write_part
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -143,7 +144,62 @@ class Table:
         return ["table", *(str(folder / f"{k}.parquet") for k in range(4)), "--time", "t"]
 
 
-KINDS = {"text": Text(), "table": Table()}
+class Records:
+    """Events with hits, tracks and names, in many small parts."""
+
+    prepare = staticmethod(mr.prepare_records)
+    function = "filter"
+    part_module = "millrace.prepare.records.read.part"
+    part_file = "label.i64"
+    sizes: dict[str, int] = {}  # noqa: RUF012
+    options = {  # noqa: RUF012
+        "part_bytes": 20_000, "shard_bytes": 12_000, "split": "hash:0.1,0.1", "cast": {"x": "float32"},
+        "rename": {"name": "key"},
+    }  # fmt: skip
+    other = ({"split": "hash:0.4"}, r'options: split= was "hash:0\.3", now "hash:0\.4"')
+    tiny = {"part_bytes": 300, "shard_bytes": 500, "split": "hash:0.3", "workers": 1}  # noqa: RUF012
+    fragile = {"part_bytes": 300}  # noqa: RUF012
+    one_part = {"part_bytes": 1 << 20}  # noqa: RUF012
+    bad_part = r"part \d+ \('.*1\.jsonl' from"
+    raised = mr.SourceError, r"user_functions:{how}. raised {error} on '.*1\.jsonl', byte \d+: {said}"
+    disk_bytes, ballast_bytes = 500_000, 400_000
+
+    def write(self, folder: Path, events: int = 900, first: int = 0) -> str:
+        """Two axes, texts, empty and long records, and a file with nothing in it."""
+        folder.mkdir(parents=True)
+        rng = np.random.default_rng(5 + first)
+        lines = []
+        for k in range(first, first + events):
+            hits, tracks = int(rng.integers(0, 8)) if k % 50 else 60, int(rng.integers(0, 3))
+            lines.append(
+                {
+                    "x": rng.normal(size=hits).round(3).tolist(), "y": rng.normal(size=hits).round(3).tolist(),
+                    "tracks": [{"p": float(t), "q": t} for t in range(tracks)], "label": k % 7, "name": f"event {k} é",
+                }
+            )  # fmt: skip
+        for number, some in enumerate((lines[: events // 3], [], lines[events // 3 :])):
+            text = "".join(msgspec.json.encode(line).decode() + "\n" for line in some)
+            (folder / f"{number}.jsonl").write_text(text)
+        return str(folder)
+
+    def write_tiny(self, folder: Path) -> tuple[str, str]:
+        first = self.write(folder / "first", 30)
+        return f"{first}/2.jsonl", self.write(folder / "second", 12, 100)
+
+    def write_fragile(self, folder: Path) -> Any:
+        for k in range(2):
+            values = [{"x": [float(60 * k + number)], "label": number} for number in range(60)]
+            (folder / f"{k}.jsonl").write_bytes(b"".join(msgspec.json.encode(value) + b"\n" for value in values))
+        return [str(folder / "0.jsonl"), str(folder / "1.jsonl")]
+
+    def large_command(self, folder: Path) -> list[str]:
+        """Two parts: those of a split are apart."""
+        for split in ("train", "val"):
+            self.write(folder / "big" / split, 200)
+        return ["records", str(folder / "big"), "--split", "folder"]
+
+
+KINDS = {"text": Text(), "table": Table(), "records": Records()}
 
 
 def set_sizes(kind: Any, patch: pytest.MonkeyPatch) -> None:
@@ -203,10 +259,51 @@ def parts_read(kind: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     names: list[Any] = []
 
     def counted(folder: Any, name: Any, report: Any, make: Any, **more: Any) -> Any:
-        return make_part(folder, name, report, lambda place: (names.append(name), make(place))[1], **more)
+        return write_part(folder, name, report, lambda place: (names.append(name), make(place))[1], **more)
 
-    monkeypatch.setattr(importlib.import_module(kind.part_module), "make_part", counted)
+    monkeypatch.setattr(importlib.import_module(kind.part_module), "write_part", counted)
     return names
+
+
+@pytest.fixture(scope="module")
+def stuck() -> Iterator[Path]:
+    """While this file is there, ``held`` does not end in workers of clusters either."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "stuck"
+        patch.syspath_prepend(SCRIPTS)
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(SCRIPTS), os.environ.get("PYTHONPATH", ""))))
+        patch.setenv("STUCK", str(path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def ray_address(stuck: Path) -> Iterator[str]:
+    """A Ray cluster of two workers, to which this process is connected."""
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=folder
+        )
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def dask_address(stuck: Path) -> Iterator[str]:
+    """A Dask cluster of two workers."""
+    import dask
+    import distributed
+
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        dask.config.set({"distributed.scheduler.allowed-failures": 2}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit=0, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False}, local_directory=folder, silence_logs="CRITICAL",
+        ) as cluster,
+    ):  # fmt: skip
+        yield cluster.scheduler_address
 
 
 @pytest.fixture

@@ -1,7 +1,13 @@
 """What every stage promises that keeps batches ahead. A new one is a line in ``AHEADS``, and passes the same tests."""
 
+import atexit
+import functools
 import os
+import sys
 import threading
+import time
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,21 +17,37 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.feed.ahead.core_ring import CoreRing, SlotMemory
 from millrace.feed.ahead.in_line import InLine
+from millrace.feed.ahead.processes import Processes
+from millrace.feed.ahead.queue import Fetch, Queued
 from millrace.feed.ahead.threads import Threads
 from millrace.feed.make.plan import PlanMake
 from millrace.feed.make.program import Program
-from millrace.feed.make.slots import new_memory
+from millrace.feed.make.slots import Slots, new_memory
+from millrace.feed.processes.job import Job
+from millrace.feed.processes.packing import Layout
+from millrace.feed.processes.pool import Pool
+from millrace.feed.processes.shared_slots import SharedSlots
+from millrace.feed.remote.link import Link
+from millrace.feed.remote.payload import Stamp
+from millrace.feed.remote.worker import Maker, Worker
 from millrace.native import core
+from millrace.queues.address import read_address
+from millrace.queues.memory import MemoryQueue, Server
 from millrace.testing import expect_no_leaks
 
 BATCH = 8
 
 
-class Gate:
-    """Holds whoever makes a batch until it is opened; counts the batches."""
+sys.path.insert(0, str(Path(__file__).parents[1] / "processes" / "modules"))
 
-    def __init__(self, is_open=True):
-        self._event, self.num_made = threading.Event(), 0
+import worker_functions  # noqa: E402 - what workers can import
+
+
+class Gate:
+    """Holds whoever makes a batch until it is opened; counts the batches. Processes do not see it."""
+
+    def __init__(self, is_open=True, is_failing=False):
+        self._event, self.num_made, self.is_failing = threading.Event(), 0, is_failing
         if is_open:
             self.open()
 
@@ -56,6 +78,40 @@ def threads(line, gate, depth, workers):
     return Threads(gated(line, gate), workers=workers, depth=depth, count=line.num_batches)
 
 
+class OwnQueue(Queued):
+    """With a queue in memory, and the threads of a worker, of its own."""
+
+    def __init__(self, line, gate, depth, workers):
+        address, shared, stamp = read_address("memory://own?deadline_s=60"), Server(), Stamp(*["00" * 16] * 6)
+        make, queues = gated(line, gate), [MemoryQueue(shared, address) for _ in range(2)]
+        worker = Worker(queues[0], "run", lambda attempt, **_: Maker(line, stamp, make), threads=workers, say=len)
+        thread = threading.Thread(target=worker.serve)
+        thread.start()
+        link = Link(queues[1], "run", "/run")
+        while link.threads != workers:  # from now on workers make the batches
+            link.wake()
+            time.sleep(0.001)
+        window = link.open_window(line, b"record", depth)
+        slots = Slots(2 * depth + 2)
+        super().__init__(link, window, make, Fetch(link, window, stamp, unpack=Layout.batch, slots=slots))
+        self._end = weakref.finalize(self, end_all, self._finish, link, worker, thread)
+
+    def close(self):
+        super().close()
+        self._end()
+
+
+def end_all(finish, link, worker, thread):
+    finish()
+    link.close()
+    worker.is_over = True
+    thread.join()
+
+
+def queued(line, gate, depth, workers):
+    return OwnQueue(line, gate, depth, workers)
+
+
 def ring(line, gate, depth, workers):
     program = Program.of(line)
     memory = SlotMemory(program.layout, depth + 2, gate.through(new_memory))
@@ -66,7 +122,30 @@ def ring_in_line(line, gate, depth, workers):
     return ring(line, gate, 1, 0)
 
 
-AHEADS = {"in line": in_line, "threads": threads}
+def processes(line, gate, depth, workers):
+    """With a pool of its own."""
+    raises = worker_functions.raises if gate.is_failing else None
+    pool = Pool(Job(line.view, line.order, 5, None, raises, line), workers, SharedSlots(depth + 2))
+    return Processes(pool, line, depth=depth, unpack=Layout.batch)
+
+
+@functools.cache
+def kept_pool(workers):
+    line = line_of()
+    pool = Pool(Job(line.view, line.order, 5, None, None, line), workers, SharedSlots(8))
+    atexit.register(pool.close)
+    return pool
+
+
+def processes_again(line, gate, depth, workers):
+    """With a pool that other lines have used before."""
+    if gate.is_failing or kept_pool(workers).is_closed:
+        kept_pool.cache_clear()
+        return processes(line, gate, depth, workers)
+    return Processes(kept_pool(workers), line, depth=depth, unpack=Layout.batch, keeps_pool=True)
+
+
+AHEADS = {"in line": in_line, "threads": threads, "queue": queued, "processes": processes_again}
 if core is not None:
     AHEADS |= {"ring": ring, "ring in line": ring_in_line}
 
@@ -125,9 +204,9 @@ def test_no_more_than_depth_batches_are_made_ahead(start):
     stage = start(line_of(), gate, depth=4, workers=3)
     for number in range(50):
         stage.take(number)
-        made = gate.num_made
-        if (num_bytes := stage.report().num_bytes) is not None:  # the gate of the ring counts its slots
-            made = num_bytes // Program.of(line_of()).layout.fixed_bytes
+        made = stage._given if isinstance(stage, Processes) else gate.num_made
+        if isinstance(stage, CoreRing):  # the gate of the ring counts its slots
+            made = stage.report().num_bytes // Program.of(line_of()).layout.fixed_bytes
         assert number + 1 <= made <= number + 1 + 4
 
 
@@ -208,10 +287,12 @@ def test_an_error_comes_in_its_turn_as_it_was_raised(ahead, workers, tmp_path, m
     """The core makes batches by a program of its own, so there the data is damaged."""
     monkeypatch.setattr(f"{__name__}.PlanMake", Failing)
     is_core = ahead.startswith("ring")
-    stage = AHEADS[ahead](damaged_line(tmp_path) if is_core else line_of(), Gate(), 4, workers)
+    stage = AHEADS[ahead](damaged_line(tmp_path) if is_core else line_of(), Gate(is_failing=True), 4, workers)
     for number in range(2):
         assert stage.take(number).positions[0] == BATCH * number
-    with pytest.raises(mr.StoreCorrupt if is_core else mr.StageFailed, match=r"tokens\.u16|my bug") as caught:
+    with pytest.raises(
+        mr.StoreCorrupt if is_core else mr.StageFailed, match=r"tokens\.u16|my bug|transform raised"
+    ) as caught:
         stage.take(2)
     assert is_core or (caught.value.stage, caught.value.position) == ("transform", 2 * BATCH)
     assert is_core or stage.take(3).positions[0] == 3 * BATCH
@@ -223,8 +304,8 @@ def test_an_error_comes_in_its_turn_as_it_was_raised(ahead, workers, tmp_path, m
 @pytest.mark.parametrize("ahead", AHEADS)
 def test_nothing_is_left(ahead, ends):
     with expect_no_leaks():
-        for _ in range(20):
-            stage = AHEADS[ahead](line_of(), Gate(), 3, 2)
+        for _ in range(2 if ahead == "processes" else 20):
+            stage = {**AHEADS, "processes": processes}[ahead](line_of(), Gate(), 3, 2)
             stage.take(0)
             if ends == "close":
                 stage.close()

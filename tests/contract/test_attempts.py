@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.prepare.parts import make_part, part_folder, read_done
+from millrace.prepare.parts import part_folder, read_done, write_part
+from millrace.prepare.records.records import Records
 from millrace.prepare.table.table import Table
 from millrace.prepare.text.text import Text
+from millrace.store import platform
 from millrace.store.shard import ShardWriter
 from millrace.testing import tree_digest
 
@@ -67,17 +69,56 @@ def test_two_attempts_at_a_part_run_in_turns(tmp_path, first):
         (folder / "data.bin").write_bytes(b"the same")
         if first == "none":
             with pytest.raises(LookupError):
-                make_part(tmp_path, "key", Done, inner)
+                write_part(tmp_path, "key", Done, inner)
         else:
-            assert make_part(tmp_path, "key", Done, inner) == Done({"data.bin": 14})
+            assert write_part(tmp_path, "key", Done, inner) == Done({"data.bin": 14})
             assert read_done(tmp_path, "key", Done) == Done({"data.bin": 14})
         with open(folder / "data.bin", "ab") as file:
             file.write(b" bytes")
         return Done({"data.bin": 14})
 
-    assert make_part(tmp_path, "key", Done, outer) == read_done(tmp_path, "key", Done) == Done({"data.bin": 14})
+    assert write_part(tmp_path, "key", Done, outer) == read_done(tmp_path, "key", Done) == Done({"data.bin": 14})
     assert (part_folder(tmp_path, "key") / "data.bin").read_bytes() == b"the same bytes"
     assert os.listdir(tmp_path / "parts") == ["key"]
+
+
+def late(folder, write):
+    """Runs an attempt whose run ends in the middle of it, and another that begins after that."""
+    attempts = folder / "attempts"
+    attempts.mkdir()
+    with platform.attempts_in(str(attempts)):
+        for in_the_middle in (lambda: attempts.rename(folder / "gone"), lambda: pytest.fail("it has begun")):
+            with pytest.raises(mr.StoreWriteFailed, match="No such file"):
+                write(in_the_middle)
+    assert not attempts.exists()
+
+
+def test_an_attempt_at_a_part_whose_run_is_over_can_neither_end_nor_begin(tmp_path):
+    (tmp_path / "parts").mkdir()
+
+    def write(in_the_middle):
+        def make(folder):
+            (folder / "data.bin").write_bytes(b"bytes")
+            in_the_middle()
+            return Done({"data.bin": 5})
+
+        write_part(tmp_path, "key", Done, make)
+
+    late(tmp_path, write)
+    assert os.listdir(tmp_path / "parts") == []
+
+
+def test_an_attempt_at_a_shard_whose_run_is_over_can_neither_end_nor_begin(tmp_path):
+    (tmp_path / "shards").mkdir()
+
+    def write_shard(in_the_middle):
+        writer = ShardWriter(tmp_path / "shards", "train", 0, COLUMNS)
+        write(writer, 0)
+        in_the_middle()
+        writer.finish()
+
+    late(tmp_path, write_shard)
+    assert os.listdir(tmp_path / "shards") == []
 
 
 def twice(function):
@@ -101,12 +142,12 @@ def twice(function):
     return staticmethod(run)
 
 
-@pytest.mark.parametrize("kind", ["text", "table"], indirect=True)
+@pytest.mark.parametrize("kind", ["text", "table", "records"], indirect=True)
 def test_a_store_whose_tasks_all_run_twice_at_once_is_the_same(tiny, monkeypatch):
     tiny.prepare()
     whole = tree_digest(tiny.out)
     tiny.clear()
-    for made in (Text, Table):
+    for made in (Text, Table, Records):
         for name in ("make_part", "write_shard"):
             monkeypatch.setattr(made, name, twice(getattr(made, name)))
     tiny.prepare()

@@ -1,5 +1,6 @@
 """What every engine promises. Another engine joins by one more entry in ``ENGINES``, and in the lists of what it can do."""
 
+import contextlib
 import importlib
 import os
 import threading
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import millrace as mr
-from millrace.prepare.engines import local, threads
+from millrace.prepare.engines import local, on_dask, on_ray, threads
+from millrace.prepare.engines.engine import WorkerFailed
 from millrace.testing import expect_no_leaks
 
 ENGINES = {
@@ -19,8 +21,13 @@ ENGINES = {
     "one thread": lambda: threads.Threads(1),
     "threads": lambda: threads.Threads(2),
 }
-PARALLEL = ["processes", "threads"]  # these do two tasks at once
-APART = ["one process", "processes"]  # these can put tasks into other processes
+# A cluster is started once for all tests. Its processes come and go, so that nobody can tell what an engine leaves.
+CLUSTERS = {
+    "Ray": lambda request: (request.getfixturevalue("ray_address"), on_ray.RayCluster(2))[1],
+    "Dask": lambda request: on_dask.DaskCluster(2, request.getfixturevalue("dask_address")),
+}
+PARALLEL = ["processes", "threads", *CLUSTERS]  # these do two tasks at once
+APART = ["one process", "processes", *CLUSTERS]  # these can put tasks into other processes
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +37,24 @@ def tasks():
         yield importlib.import_module("engine_tasks")
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request):
-    with expect_no_leaks(grace_s=20):
-        engine = ENGINES[request.param]()
+@pytest.fixture(scope="module", params=[*ENGINES, *CLUSTERS])
+def place(request, tasks):
+    """Where tasks run. Of the whole module: so engines without a cluster come first, and none is there yet."""
+    return request.param
+
+
+@pytest.fixture
+def engine(place, request):
+    is_ours = place in ENGINES
+    with expect_no_leaks(grace_s=20) if is_ours else contextlib.nullcontext():
+        engine = ENGINES[place]() if is_ours else CLUSTERS[place](request)
         yield engine
         engine.close()
         engine.close()  # a second time does no harm
 
 
-parallel = pytest.mark.parametrize("engine", PARALLEL, indirect=True)
-apart = pytest.mark.parametrize("engine", APART, indirect=True)
+parallel = pytest.mark.parametrize("place", PARALLEL, indirect=True)
+apart = pytest.mark.parametrize("place", APART, indirect=True)
 
 
 def test_every_task_gives_one_result_with_its_number(engine, tasks):
@@ -127,7 +141,7 @@ def test_hints_change_no_result(engine, tasks):
     engine.stop()
 
 
-@pytest.mark.parametrize("kind", [local.Workers, threads.Threads])
+@pytest.mark.parametrize("kind", [local.Workers, threads.Threads, on_ray.RayCluster, on_dask.DaskCluster])
 def test_no_worker_at_all_is_refused(kind):
     with pytest.raises(mr.ConfigError, match="workers=0; expected 1 or more"):
         kind(0)
@@ -148,7 +162,9 @@ def test_a_worker_killed_once_costs_a_retry_and_no_more(engine, tasks, tmp_path)
 
 @apart
 def test_a_task_that_always_kills_its_worker_is_named(engine, tasks):
-    with pytest.raises(local.WorkerFailed, match=r"a worker died \(exit code 3\) 3 times on 3; look at that input"):
+    how = "exit code 3|The worker died unexpectedly.*|Dask lost .*"
+    # Dask also blames the task that stood next in line at the worker that died.
+    with pytest.raises(WorkerFailed, match=rf"a worker died \(({how})\) 3 times on [34]; look at that input"):
         list(engine.run(tasks.die, range(5), apart=True))
 
 
@@ -161,3 +177,14 @@ def test_a_run_of_processes_that_fails_does_not_wait_for_what_is_done_meanwhile(
     finally:
         may_end.set()
         engine.close()
+
+
+@pytest.mark.parametrize("place", CLUSTERS, indirect=True)
+def test_a_module_that_workers_of_a_cluster_do_not_have_is_named(engine, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def double(task):\n    return 2 * task\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = (
+        r"cluster cannot do the tasks: .*No module named 'only_here'.*; install millrace \S+ there, as here, and all"
+    )
+    with pytest.raises(mr.ConfigError, match=named):
+        list(engine.run(importlib.import_module("only_here").double, [1, 2]))

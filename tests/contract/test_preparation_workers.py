@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from millrace.prepare.engines import local
+from millrace.prepare.engines.engine import WorkerFailed
 from millrace.testing import expect_no_leaks, tree_digest
 
 PART_BYTES = "millrace.prepare.table.read.sources.PART_BYTES"
@@ -54,14 +55,14 @@ class Job:
 )
 def test_a_worker_that_dies_is_retried_then_named_with_its_part(job, how, workers, said):
     named = rf"a worker died \({said}\) 3 times on {job.kind.bad_part}"
-    with expect_no_leaks(), pytest.raises(local.WorkerFailed, match=named):
+    with expect_no_leaks(), pytest.raises(WorkerFailed, match=named):
         job.prepare(how, workers=workers)
     assert not job.out.exists()
 
 
 def test_a_worker_that_dies_is_named_also_where_there_is_one_part(job, monkeypatch):
     monkeypatch.setattr(PART_BYTES, 1 << 20)
-    with pytest.raises(local.WorkerFailed, match=r"exit code 3\) 3 times on part 0 "):
+    with pytest.raises(WorkerFailed, match=r"exit code 3\) 3 times on part 0 "):
         job.prepare("exits", **job.kind.one_part)
 
 

@@ -10,7 +10,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/millrace"
 # Folders whose files the README above them describes.
-INNER = ("prepare/text/", "prepare/table/", "feed/make", "feed/ahead", "feed/place", "train/models", "train/configs")
+INNER = (
+    "prepare/text/",
+    "prepare/table/",
+    "prepare/records/",
+    "store/remote",
+    "feed/make",
+    "feed/ahead",
+    "feed/place",
+    "train/models",
+    "train/configs",
+)
 PACKAGES = sorted(
     folder
     for folder in {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}

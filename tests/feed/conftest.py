@@ -45,6 +45,13 @@ def until_awaited(feed):
 
 def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("millrace-")]
+
+def threads_left():
+    # A closed feed does not wait long for its threads: each ends with the batch that it is making.
+    deadline = time.monotonic() + 30
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threads()
 """
 
 

@@ -40,6 +40,7 @@ class SlowGpu:
         self.allocated, self.eager, self.stream = [], eager, stream
         self.pool, self.used = [], {}  # blocks that were dropped, and the streams besides its own that each was used on
         self.host = []  # weak references to all memory of the host that was asked for
+        self.registered = {}  # memory of others, by its address
         self.num_waits, self.thread = 0, Thread()
         self.busy = threading.RLock()  # threads take turns
         self.events, self.handles = weakref.WeakValueDictionary(), itertools.count(1000)
@@ -155,6 +156,13 @@ class SlowGpu:
         memory = np.full(num_bytes, 78, np.uint8)
         self.host.append(weakref.ref(memory))
         return memory
+
+    def register(self, memory):
+        """From now on copies may read it; before and afterwards they may not."""
+        self.registered[memory.ctypes.data] = memory.nbytes
+
+    def unregister(self, memory):
+        del self.registered[memory.ctypes.data]
 
     def new_memory(self, num_bytes):
         """As torch's allocator: what is dropped is given away at once, in the order of its own stream and those it is told of."""

@@ -209,15 +209,17 @@ def test_waiting_for_a_gpu_that_is_behind_is_told_apart_from_waiting_for_data(gr
     ring.close()
 
 
-def test_there_is_a_slot_for_every_thread():
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (3, 3), (5, 4), (16, 4)])
+def test_slots_of_several_batches_are_as_many_as_threads_up_to_four(workers, ahead):
     gpu = SlowGpu()
     feed = mr.Feed(VIEWS["dense"], batch=8, seed=3, device="numpy")
     program = Program.of(feed.line(0, None), TOGETHER)
-    ring = DeviceSlots(program, gpu, count=None, depth=DEPTH, workers=5)
+    ring = DeviceSlots(program, gpu, count=None, depth=DEPTH, workers=workers)
     for number in range(60):
         ring.take(number)
         gpu.run("loop", len(gpu.queues["loop"]))
-    assert len(gpu.allocated) == 5 + 2
+    assert len(gpu.allocated) <= ahead + 2
+    assert len(ring._memory.arrays) == ahead + 2
     ring.close()
 
 

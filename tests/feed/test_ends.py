@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.feed.ahead import threads
 
 pytestmark = [pytest.mark.own_process, pytest.mark.one_way]  # most are of transforms, which have threads of their own
 LIVE = """
@@ -17,7 +18,7 @@ for batch in feed:
     if batch.positions[0] == 20:
         assert threads()
         break
-assert threads() == [], threads()
+assert threads_left() == []
 sys.exit(7)
 """
 
@@ -34,7 +35,7 @@ try:
     for batch in feed:
         raise ValueError("mine")
 finally:
-    print(threads())
+    print(threads_left())
 """)
     assert (code, out) == (1, "[]\n")
     assert err.count("Traceback") == 1
@@ -48,7 +49,7 @@ try:
     for batch in feed:
         print(batch.positions[0], end=" ")
 finally:
-    print(threads())
+    print(threads_left())
 """)
     assert (code, out) == (1, "0 4 8 12 16 20 24 28 32 36 []\n")
     assert err.count("Traceback") == 2  # the cause and StageFailed, not one per thread
@@ -64,7 +65,7 @@ try:
         next(kept)
         raise SystemExit(9)
 finally:
-    print(threads())
+    print(threads_left())
 """)
     assert (code, out, err) == (9, "[]\n", "")
 
@@ -79,7 +80,7 @@ cycle.append(cycle)
 assert len(threads()) == 3
 del iterator, cycle, feed
 gc.collect()
-assert threads() == [], threads()
+assert threads_left() == []
 sys.exit(4)
 """
     assert run(script) == (4, "", "")
@@ -101,7 +102,7 @@ try:
     for batch in feed:
         time.sleep(0.2)
 finally:
-    print(threads())
+    print(threads_left())
 """,
         interrupt_at="working",
     )
@@ -130,6 +131,21 @@ except KeyboardInterrupt:
     )
     assert (code, err) == (130, "")
     assert set(out.split()) <= {"stuck"}
+
+
+def test_no_more_than_a_second_is_given_to_transforms_that_work_on(monkeypatch):
+    """So Ctrl-C ends the program in that time, whatever the threads are doing."""
+    waits = []
+    monkeypatch.setattr(threads, "join", lambda some, timeout_s: waits.append((len(some), timeout_s)))
+    ahead = threads.Threads(Numbers(), workers=3, depth=3, count=None)
+    ahead.close()
+    [(count, timeout_s)] = waits
+    assert count == 3
+    assert timeout_s < 1
+
+
+class Numbers:
+    make = staticmethod(lambda number: number)
 
 
 def test_ctrl_c_that_is_caught_leaves_a_feed_to_go_on_with(run):

@@ -197,7 +197,7 @@ PER_SLOT = 2 if core is None else 1  # numpy has a buffer per field, x and y; th
 @pytest.mark.parametrize(("how", "slots"), [("alone", 2), ("threads", 7), ("in place", 4)])
 def test_memory_is_used_again(counted, how, slots, way):
     """The loop holds one batch while it asks for the next: in line that takes two slots, with threads those ahead."""
-    slots = 6 if how == "alone" and way == "ring" else slots
+    slots = 7 if how == "alone" and way == "ring" else slots
     addresses = [batch.x.ctypes.data for batch in itertools.islice(feed_of("dense", **HOWS[how]), 1000)]
     assert len(set(addresses)) <= slots
     assert len(addresses) == 1000
@@ -207,7 +207,7 @@ def test_memory_is_used_again(counted, how, slots, way):
 def test_a_loop_that_lets_go_first_needs_one_slot(counted, way):
     iterator = iter(feed_of("dense"))
     addresses = {next(iterator).x.ctypes.data for _ in range(100)}
-    slots = 6 if way == "ring" else 1  # threads fill others meanwhile
+    slots = 7 if way == "ring" else 1  # threads fill others meanwhile
     assert len(addresses) <= slots
     assert counted.allocated <= PER_SLOT * slots
 
@@ -222,13 +222,13 @@ def test_ragged_buffers_grow_a_few_times_only(counted, how):
 def test_tensors_give_their_memory_back(counted, way):
     for batch in itertools.islice(feed_of("dense", device="cpu"), 1000):
         (batch.x + 1).sum()
-    assert counted.allocated <= (6 if way == "ring" else 2 * PER_SLOT)
+    assert counted.allocated <= (7 if way == "ring" else 2 * PER_SLOT)
 
 
 def test_held_batches_take_new_memory_and_no_more_than_that(counted, way):
     held = list(itertools.islice(feed_of("dense"), 50))
     assert len({batch.x.ctypes.data for batch in held}) == 50
-    ahead = 6 if way == "ring" else 0
+    ahead = 7 if way == "ring" else 0
     assert 50 * PER_SLOT <= counted.allocated <= 50 * PER_SLOT + ahead
 
 

@@ -20,6 +20,8 @@ BEFORE = {
     "hf_trainer": "millrace.transformers",
     "stateful_dataloader": "torchdata.stateful_dataloader",
     "jax_loop": "jax",
+    "images": "millrace.images",
+    "events": "torch",
 }
 NAMES = {"__name__": "__main__"}
 # Each worker of xdist has its own, below those that the system gives away: nobody takes one before the ranks meet there.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
 import millrace as mr
 
@@ -83,7 +84,48 @@ def test_one_process_killed_is_the_uninterrupted_run_bit_for_bit(example, is_end
     assert losses_of(tmp_path / "run") == losses_of(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """Discs, rings and squares of random places and colours, as JPEG and PNG in class folders, prepared by the command."""
+    folder, rng = tmp_path_factory.mktemp("shapes"), np.random.default_rng(0)
+    for k in range(90):
+        name = ("disc", "square", "ring")[k % 3]
+        image = Image.fromarray(rng.integers(0, 60, (48, 64, 3), dtype=np.uint8))
+        colour, (x, y) = tuple(rng.integers(120, 256, 3).tolist()), rng.integers(4, 24, 2).tolist()
+        draw, box = ImageDraw.Draw(image), (x, y, x + 20, y + 20)
+        (draw.rectangle if name == "square" else draw.ellipse)(
+            box, outline=colour, fill=None if name == "ring" else colour, width=3
+        )
+        (folder / "in" / name).mkdir(parents=True, exist_ok=True)
+        image.save(folder / "in" / name / f"{k:02d}.{'png' if k % 4 == 0 else 'jpg'}", quality=90)
+    command = [sys.executable, "-m", "millrace", "prepare", "records", folder / "in", "--out", folder / "store"]
+    subprocess.run([str(part) for part in command], check=True, timeout=110)
+    return folder / "store"
+
+
+def test_an_image_classifier_killed_is_the_uninterrupted_run_bit_for_bit_and_learns(shapes, tmp_path):
+    lives_of("images", shapes, tmp_path, "whole:1:0", "run:1:7", "run:1:11", "run:1:0")
+    order = mr.Shuffled(90, SEED)
+    samples = {k + 1: order.samples(np.arange(16 * k, 16 * k + 16)).tolist() for k in range(30)}
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole") == samples
+    losses = losses_of(tmp_path / "whole")
+    assert losses_of(tmp_path / "run") == losses
+    assert np.mean([losses[k] for k in range(26, 31)]) < 0.8 * np.mean([losses[k] for k in range(1, 4)])
+
+
+def test_the_events_example_prepares_a_root_file_learns_and_resumes_bit_for_bit(tmp_path):
+    lives_of("events", tmp_path / "store", tmp_path, "whole:1:0", "run:1:7", "run:1:50", "run:1:0")
+    events = mr.Records(mr.open_store(tmp_path / "store").where("nhits >= 5"))
+    train, _ = mr.random_split(events, [0.9, 0.1], labels="label")
+    order = mr.Shuffled(len(train), SEED)
+    steps = {k + 1: order.samples(np.arange(64 * k, 64 * (k + 1))).tolist() for k in range(120)}
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole") == steps
+    losses = losses_of(tmp_path / "whole")
+    assert losses_of(tmp_path / "run") == losses
+    assert losses[120] < 0.2 < 0.6 < losses[1]
+
+
 def test_examples_are_short():
     lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")}
-    assert len(lengths) == 7
-    assert max(lengths.values()) < 60, lengths
+    assert len(lengths) == 9
+    assert max(lengths.values()) < 64, lengths

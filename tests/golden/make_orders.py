@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace import BlockShuffled, Shuffled
+from millrace import BlockShuffled, MixtureOrder, Packed, Records, Shuffled, from_arrays
+from millrace.feed.budget import Budget
 from millrace.feed.rng import Rng
 from millrace.order.hashing import round_keys
 
@@ -43,6 +44,57 @@ def block_shuffled():
                 yield {**options, "first": order.samples(places).tolist(), "last": order.samples(ends).tolist()}
 
 
+def mixture():
+    schedules = {
+        "two": ([1000, 30], [0.7, 0.3]),
+        "five": ([7, 10**6, 10**12, 1, 50_000], [5, 4, 3, 2, 1]),
+        "later": ([100, 10**9, 3], [(0, [1, 1, 1]), (70_000, [0, 3, 1]), (200_003, [6, 0, 1])]),
+    }
+    for name, (sizes, schedule) in schedules.items():
+        for seed in SEEDS:
+            order = MixtureOrder(sizes, schedule, seed=seed)
+            positions = [*range(12), 69_999, 70_000, 70_001, 200_002, 200_003, 10**9, 10**15]
+            found = {"positions": positions, "samples": order.samples(positions).tolist()}
+            yield {"name": name, "segments": order.state()["segments"], "seed": seed, **found}
+
+
+def documents(count, longest):
+    """A store of documents whose lengths are plain arithmetic."""
+    offsets = np.concatenate(([0], np.cumsum(np.arange(count) * 7919 % longest + 1)))
+    return from_arrays({"tokens": np.zeros(offsets[-1], np.uint16)}, offsets)
+
+
+def packed():
+    for count, longest, length in ((5, 40, 16), (60, 100, 64), (3000, 700, 512)):
+        view = Packed(documents(count, longest), length=length)
+        few = view.spans(np.arange(min(len(view), 6)))
+        every = view.spans(np.arange(len(view)))
+        found = {"blocks": len(view), "starts": few.starts.tolist(), "stops": few.stops.tolist()}
+        yield {
+            "documents": count,
+            "longest": longest,
+            "length": length,
+            **found,
+            "sum": sums(every.starts, every.stops),
+        }
+
+
+def budget():
+    for count, longest, max_rows in ((40, 100, 200), (70_000, 50, 4096)):
+        for seed in SEEDS:
+            view = Records(documents(count, longest))
+            bins = [Budget(view, Shuffled(count, seed=seed), max_rows).bins(window) for window in (0, 1, 5)]
+            found = [
+                {"first": own.positions[:12].tolist(), "bins": len(own.offsets) - 1, "sum": sums(*own)} for own in bins
+            ]
+            yield {"documents": count, "longest": longest, "max_rows": max_rows, "seed": seed, "windows": found}
+
+
+def sums(*arrays):
+    """Of all numbers, each with its place, so that no other order has the same."""
+    return [int((array.astype(np.uint64) * (np.arange(len(array), dtype=np.uint64) * 2 + 1)).sum()) for array in arrays]
+
+
 def keys():
     streams = [0, 1, 1 << 40, (1 << 63) - 1]
     for seed in SEEDS:
@@ -72,7 +124,10 @@ def bits(values):
 
 
 def vectors():
-    made = {"shuffled": shuffled(), "block_shuffled": block_shuffled(), "round_keys": keys(), "rng": rng()}
+    made = {
+        "shuffled": shuffled(), "block_shuffled": block_shuffled(), "round_keys": keys(), "rng": rng(), "mixture": mixture(),
+        "packed": packed(), "budget": budget(),
+    }  # fmt: skip
     return {name: list(cases) for name, cases in made.items()}
 
 

@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("part", ["shuffled", "block_shuffled", "round_keys", "rng"])
+@pytest.mark.parametrize("part", ["shuffled", "block_shuffled", "round_keys", "rng", "mixture", "packed", "budget"])
 def test_numbers_are_those_of_the_first_version(part):
     golden = json.loads((HERE / "orders.json").read_text())[part]
     made = runpy.run_path(str(HERE / "make_orders.py"))["vectors"]()[part]

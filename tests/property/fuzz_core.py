@@ -146,13 +146,20 @@ class Fuzz:
             own.append(at)
             at += 256
         offsets = np.array([0, 2, 2, 5, 9, 10])
-        order = self.rng.choice((("shuffled", 5, 3), ("sequential", 5), ("block_shuffled", 5, 3, 2, 2)))
-        steps = (("take", np.arange(5), 1), ("concat", np.array([5]), np.array([2])), ("offsets", 0, (offsets,)))
+        order = self.rng.choice((("shuffled", 5, 3), ("sequential", 5), ("block_shuffled", 5, 3, 2, 2), self.mixture()))
+        ranks = np.array([0, 5])
+        first = self.rng.choice((("take", np.arange(5), 1), ("select", np.array([31] + [0] * 15), ranks, 1)))
+        steps = (first, ("concat", np.array([5]), np.array([2])), ("offsets", 0, (offsets,)))
         if self.rng.random() < 0.3 and not any(field[2] == 3 for field in fields):
             steps = (("stride", 0, 5, 2, 2),)
         line = (0, self.rng.choice((-1, 10)), size, 0, size, 1)
         right = (order, steps, (gather,), line, tuple(marks), tuple(places), at, lambda *where: None)
         return self.made(core.Program, right)
+
+    def mixture(self):
+        numbers = ([3, 5], [0, 9], [0, 0], [0, 0, 4, 5], np.arange(1 << 16) % 2)
+        table = self.made(core.Mixture, tuple(np.array(own, np.int64) for own in numbers))
+        return "mixture", 5, 3, table
 
     def ring(self):
         def allocate(slot, num_bytes):
@@ -173,13 +180,18 @@ class Fuzz:
 
     def targets(self):
         """A call and right arguments for it, of each kind."""
-        rng, rows, orders = self.rng, np.arange(12.0), (("shuffled", 9, 3), ("block_shuffled", 9, 3, 2, 2))
+        rng, rows, orders = (
+            self.rng,
+            np.arange(12.0),
+            (("shuffled", 9, 3), ("block_shuffled", 9, 3, 2, 2), self.mixture()),
+        )
         return {
             "samples": lambda: (core.samples, (rng.choice(orders), np.arange(7), np.zeros(7, "i8"))),
             "permute": lambda: (core.permute, (np.arange(9, dtype="u8"), 9, np.arange(24, dtype="u4"), False)),
             "rows_of": lambda: (core.rows_of, ([np.arange(4.0), np.arange(4.0)], np.zeros(8))),
             "measure_rows": lambda: (core.measure_rows, (rows, 3, np.array([0, 2]), np.array([2, 4]), np.zeros(36))),
             "scale_rows": lambda: (core.scale_rows, (rows, np.zeros(3), np.ones(3), np.zeros(12, "f4"))),
+            "resize_image": lambda: (core.resize_image, self.image()),
             "is_utf8": lambda: (core.is_utf8, ("é and more".encode() * 3, 0, 20)),
             "between_gaps": lambda: (core.between_gaps, (b"one\n\ntwo\n\n\nthree" * 9,)),
             "clean_documents": lambda: (core.clean_documents, (self.documents(), rng.choice((None, np.full(0x20000, 255, "u1"))))),
@@ -187,6 +199,7 @@ class Fuzz:
             "measure": lambda: (core.measure, (self.documents(),)),
             "join_with_zeros": lambda: (core.join_with_zeros, (self.documents(),)),
             "copy_runs": lambda: (core.copy_runs, (np.arange(9, dtype="u1"), 1, np.array([0, 2, 4, 6]), np.zeros(4, "u2"), 2)),
+            "pack": lambda: (core.pack, (np.array([0, 3, 9, 9, 40]), rng.choice((1, 7, 64)))),
             "num_maps": lambda: (core.num_maps, ()),
             "Map": self.map,
             "Column": lambda: (rng.choice((self.column().give, self.column().missing)), (np.array([0, 4]), np.array([3, 9]))),
@@ -205,6 +218,15 @@ class Fuzz:
             "KnownHashes": lambda: (core.KnownHashes, (rng.choice((0, 9, 5000)),)),
             "KnownHashes.add": lambda: (core.KnownHashes().add, (np.arange(64, dtype="u1"),)),
         }  # fmt: skip
+
+    def image(self):
+        sides = [self.rng.choice((1, 2, 5, 33)) for _ in range(4)]
+        top, left = (self.rng.choice((0.0, 0.4)) for _ in range(2))
+        box = top, left, self.rng.choice((sides[0] - top, 0.3)), self.rng.choice((sides[1] - left, 0.3))
+        planar = self.rng.random() < 0.5
+        shape = (3, *sides[2:]) if planar else (*sides[2:], 3)
+        out = np.zeros(shape, self.rng.choice(("u1", "f4")))
+        return np.zeros((*sides[:2], 3), "u1"), box, out, planar, self.rng.random() < 0.5, ((1, 2, 3), (0, 0, 0))
 
     def map(self):
         fd = os.open(__file__, os.O_RDONLY)

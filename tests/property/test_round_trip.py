@@ -19,7 +19,7 @@ from millrace.store import shard as shard_module
 from millrace.store import writer as writer_module
 from millrace.store.layout import DTYPES, bfloat16_bits
 from millrace.testing import assert_same_store, tree_digest
-from millrace.testing.strategies import Dataset, Record, array_stores, as_arrays, datasets, records, values
+from millrace.testing.strategies import Record, StoreContents, array_stores, as_arrays, datasets, records, values
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def write(path: Path, dataset: Dataset, **options: object) -> str:
+def write(path: Path, dataset: StoreContents, **options: object) -> str:
     """Record by record."""
     writer = mr.StoreWriter(path, columns=dataset.columns, shard_bytes=dataset.shard_bytes, **options)
     with writer:
@@ -47,7 +47,7 @@ def write(path: Path, dataset: Dataset, **options: object) -> str:
     return writer.fingerprint
 
 
-def write_arrays(path: Path, dataset: Dataset, longest: int) -> None:
+def write_arrays(path: Path, dataset: StoreContents, longest: int) -> None:
     """In arrays of up to ``longest`` records of one split."""
     with mr.StoreWriter(path, columns=dataset.columns, shard_bytes=dataset.shard_bytes) as writer:
         pairs = zip(dataset.splits, dataset.records, strict=True)
@@ -109,7 +109,7 @@ def test_every_dtype_holds_its_extremes(dtype, data):
     scalars = data.draw(values(columns["record"], 6))
     given = [{"row": rows[2 * k : 2 * k + 2], "record": scalars[k]} for k in range(6)]
     with folder() as path:
-        write(path / "out", Dataset(columns, given, ["train"] * 6, 40))
+        write(path / "out", StoreContents(columns, given, ["train"] * 6, 40))
         assert_holds(mr.open_store(path / "out"), columns, given)
 
 
@@ -125,7 +125,7 @@ def test_records_and_arrays_make_the_same_bytes(dataset, longest):
 def test_appended_snapshot_holds_both_and_the_old_one_stays(data, dataset):
     more = data.draw(records(dataset.columns))
     splits = [data.draw(st.sampled_from(["train", "val"])) for _ in more]
-    added = Dataset(dataset.columns, more, splits, dataset.shard_bytes)
+    added = StoreContents(dataset.columns, more, splits, dataset.shard_bytes)
     with folder() as path:
         old = write(path / "out", dataset)
         shards = tree_digest(path / "out" / "shards")
@@ -146,7 +146,7 @@ def test_same_records_have_the_same_fingerprint_and_others_another(dataset):
         first, again = write(path / "a", dataset), write(path / "b", dataset)
         assert first == again
         if dataset.records:
-            fewer = Dataset(dataset.columns, dataset.records[:-1], dataset.splits[:-1], dataset.shard_bytes)
+            fewer = StoreContents(dataset.columns, dataset.records[:-1], dataset.splits[:-1], dataset.shard_bytes)
             assert write(path / "c", fewer) != first
 
 

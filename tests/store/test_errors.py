@@ -17,6 +17,7 @@ TREE = {
     "StoreTooNew": ("StoreError", None),
     "StoreLocked": ("StoreError", BlockingIOError),
     "StoreWriteFailed": ("StoreError", OSError),
+    "StoreUnreachable": ("StoreError", ConnectionError),
     "SourceError": ("MillraceError", None),
     "ResumeMismatch": ("MillraceError", None),
     "FeedError": ("MillraceError", None),

@@ -182,7 +182,7 @@ def test_a_name_that_is_more_than_a_name_is_refused(victim, change, name):
         (at("shards.hash", "0" * 32), "its hash is not the one in the manifest"),
         (at("hashes.bytes", 9), "$.hashes.bytes is 9; expected a multiple of 8"),
         (at("hashes.bytes", 8), "8 bytes of block hashes do not match the shards"),
-        (at("columns", {}), "no row column"),
+        (at("columns", {}), "no column"),
         (at("columns", []), "$.columns"),
         (at("columns.x.dtype", "object"), "$.columns.x: dtype 'object'; expected one of"),
         (at("columns.x.dtype", "float64"), "bytes, the manifest says"),

@@ -151,7 +151,6 @@ RAGGED = mr.Ragged(np.arange(4), np.array([0, 1, 4]))
         ({"x": [1, 2]}, {"per": {"x": "shard"}}, "per='shard'"),
         ({"x": [1, 2]}, {"per": {"y": "row"}}, r"per= names \['y'\]"),
         ({"x": [1, 2], "y": [3]}, {"per": {"y": "row"}}, "column 'y' has 1 rows; the offsets make 2"),
-        ({"y": [3]}, {"per": {"y": "record"}}, "no row column"),
         ({"x": [1, 2], "r": RAGGED}, {"offsets": [0, 2]}, "different numbers of records"),
         ({"r": RAGGED}, {"offsets": [0, 2, 9]}, "offsets= given, but no column has them"),
         ({"rows": RAGGED, "x": np.arange(4)}, {"offsets": [0, 2, 4]}, "'rows' brings its own axis"),
@@ -170,6 +169,20 @@ RAGGED = mr.Ragged(np.arange(4), np.array([0, 1, 4]))
 def test_what_cannot_be_a_store_is_refused(columns, options, message):
     with pytest.raises(mr.ConfigError, match=message):
         mr.from_arrays(columns, **options)
+
+
+def test_records_may_have_no_rows_at_all(tmp_path):
+    store = mr.from_arrays({"y": [3, 4], "z": np.zeros((2, 3))}, per={"y": "record", "z": "record"})
+    columns = {"y": mr.Column("int64", per="record"), "z": mr.Column("float64", (3,), per="record")}
+    with mr.StoreWriter(tmp_path / "disk", columns=columns) as writer:
+        writer.append({"y": 3, "z": np.zeros(3)})
+        writer.extend({"y": [4], "z": np.zeros((1, 3))}, [0, 0])
+    for found in (store, mr.open_store(tmp_path / "disk", check=True)):
+        assert (found.num_records, found.num_rows, found.offsets.tolist()) == (2, 0, [0, 0, 0])
+        with mr.Feed(mr.Records(found), batch=2, order=mr.Sequential(2), epochs=1, device="numpy") as feed:
+            batches = list(feed)
+        assert [batch["y"].tolist() for batch in batches] == [[3, 4]]
+        assert batches[0]["z"].shape == (2, 3)
 
 
 def test_meta_nested_without_end_is_refused():

@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.train.config import parse_config
 from millrace.train.data import build_model, training_view, vocabulary
 from millrace.train.models.forecaster import Forecaster, Shapes
-from millrace.train.models.gpt import GPT, document_mask
+from millrace.train.models.gpt import GPT, document_mask, documents_by
 from millrace.train.optimizers import build_optimizer
 from millrace.train.pace import memory_by_part
 from millrace.train.precision import Precision
@@ -47,9 +47,44 @@ def test_with_a_document_mask_a_token_sees_only_its_document():
     after = model.logits(x)
     changed = (before != after).any(-1)[0].tolist()
     assert changed == [False, True, True, True] + [False] * 8
-    mask = document_mask(x, 9)[0]
+    mask = document_mask(documents_by(x, 9))[0]
     assert mask[3].tolist() == [True] * 4 + [False] * 8
     assert mask[9].tolist() == [False] * 9 + [True] + [False] * 2
+
+
+def test_packed_documents_do_not_see_each_other():
+    """Other tokens in one document leave every bit of the others' scores as it was; positions begin anew in each."""
+    lengths = [5, 4, 3, 6, 6]
+    tokens = np.random.default_rng(0).integers(0, 50, sum(lengths)).astype(np.uint16)
+    store = mr.from_arrays({"tokens": tokens}, np.concatenate(([0], np.cumsum(lengths))))
+    block = {name: torch.from_numpy(array) for name, array in mr.Packed(store, length=12)[[0, 1]].items()}
+    model = gpt()
+    marks = block["document"], block["place"]
+    before = model.logits(block["x"], *marks)
+    other = block["x"].clone()
+    is_first = block["document"] == 0
+    other[is_first] = (other[is_first] + 1) % 50
+    after = model.logits(other, *marks)
+    assert torch.equal(before[~is_first], after[~is_first])
+    assert not torch.equal(before[is_first], after[is_first])
+    row, start = 0, int((block["document"][0] == 1).nonzero()[0])
+    alone = model.logits(block["x"][row : row + 1, start:][:, (block["document"][row, start:] == 1)])
+    torch.testing.assert_close(before[row, start : start + alone.shape[1]], alone[0])
+
+
+def test_a_gpt_trains_on_packed_documents(tmp_path: Path):
+    lengths = np.random.default_rng(1).integers(2, 40, 60)
+    tokens = np.concatenate([np.arange(n) % 16 for n in lengths]).astype(np.uint16)
+    with mr.StoreWriter(tmp_path / "store", kind="text", columns={"tokens": mr.Column("uint16")}) as writer:
+        writer.extend({"tokens": tokens}, np.concatenate(([0], np.cumsum(lengths))))
+    data = {"store": str(tmp_path / "store"), "length": 32, "pack": True}
+    model = {"kind": "gpt", "vocabulary": 64, "layers": 1, "heads": 2, "width": 16}
+    config = parse_config(
+        {"data": data, "model": model, "train": {"max_steps": 60, "batch": 8}, "optimizer": {"lr": 0.02}}
+    )
+    train(config, tmp_path / "run")
+    found = losses(tmp_path / "run")
+    assert found[60] < found[10] / 2
 
 
 def test_masked_targets_do_not_count():

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.cli.explain import explain_run
+from millrace.train.config import parse_config
+from millrace.train.trainer import train
 
 from .conftest import config_of, lines, losses, nano, weights
 
@@ -409,3 +412,31 @@ def test_a_run_keeps_the_threads_it_began_with_and_every_other_life_says_so(toke
     finally:
         torch.set_num_threads(before)
     assert capsys.readouterr().out.count("the run began with 1 threads, now 2") == 2
+
+
+def test_a_run_over_several_sources_mixes_them_and_goes_on_with_other_weights(tmp_path):
+    rng = np.random.default_rng(1)
+    for name in ("web", "code"):
+        columns, meta = {"tokens": mr.Column("uint16")}, {"vocabulary": 200}
+        with mr.StoreWriter(
+            tmp_path / name, kind="text", columns=columns, meta=meta, splits=("train", "val")
+        ) as writer:
+            for split in ("train", "val"):
+                writer.append({"tokens": rng.integers(0, 200, 3000)}, split=split)
+
+    def steps(first, second, last):
+        values = nano(tmp_path / "web", train__max_steps=last)
+        del values["data"]["store"]
+        weights = {"web": first, "code": second}
+        values["data"]["sources"] = [{"store": str(tmp_path / name), "weight": own} for name, own in weights.items()]
+        train(parse_config(values), tmp_path / "run")
+
+    steps(1, 1, 4)
+    steps(1, 0, 6)
+    explained = [explain_run(str(tmp_path / "run"), step) for step in (1, 6)]
+    assert [np.mean([row["part"] for row in own["rows"]]) for own in explained] == [0.5, 0.0]
+    assert [line["step"] for line in lines(tmp_path / "run") if "val_loss" in line] == [4, 6]
+    with pytest.raises(mr.ConfigError, match="expected a store and its weight"):
+        parse_config({"data": {"sources": [{"store": "web"}]}})
+    with pytest.raises(mr.ConfigError, match="list all stores"):
+        parse_config({"data": {"store": "web", "sources": [{"store": "web", "weight": 1}]}})

@@ -237,3 +237,10 @@ def test_rows_between_lookback_and_horizon_are_not_delivered(data):
     batch = subset[:]
     seen = np.unique(np.concatenate((batch["x"].ravel(), batch["y"].ravel())))  # the values are their row numbers
     assert subset.unused_rows() == 40 - len(seen)
+
+
+def test_views_of_one_store_do_not_count_what_each_of_them_leaves_out():
+    view = mr.Blocks(mr.from_arrays({"tokens": np.arange(100, dtype=np.uint16)}), length=10)
+    halves = [mr.Subset(view, np.arange(len(view)) % 2 == part) for part in (0, 1)]
+    assert "never delivered" in repr(halves[0])
+    assert "never delivered" not in repr(mr.Concat(halves))

@@ -89,7 +89,7 @@ int core_touch(const Column *column, int64_t row) {
 /* Rows of samples from `first` on, and their bytes; x and y of one column lie in one span. */
 static int64_t ask_samples(const Program *program, int64_t first, const Work *work) {
     int64_t bytes = 0;
-    for (int64_t i = first; i < program->size; i++) {
+    for (int64_t i = first; i < work->last; i++) {
         const Gather *gather = program->gathers[work->parts[i]];
         for (int f = 0; f < gather->num_fields; f++) {
             int64_t start, stop;
@@ -113,7 +113,7 @@ static int waits_for_disk(const Program *program, const Work *work, int64_t i) {
 /* The rows of a batch found, and their shards given; what is wrong with them is said when they are copied. */
 static int found(const Program *program, int64_t batch, Work *work, PyThreadState **state) {
     Problem problem;
-    if (core_find(program, batch, work, &problem)) return 0;
+    if (core_find(program, batch, 0, program->size, work, &problem)) return 0;
     if (core_has_missing(program, work)) {
         PyEval_RestoreThread(*state);
         int status = core_give_missing(program, work);

@@ -135,27 +135,34 @@ PyObject *core_gather_fill(PyObject *gather, PyObject *args); /* fill.c */
 int core_add_gather(PyObject *module);
 
 /* order.c: position -> sample. */
-enum { SEQUENTIAL, SHUFFLED, BLOCK_SHUFFLED };
+enum { SEQUENTIAL, SHUFFLED, BLOCK_SHUFFLED, MIXTURE };
 
 typedef struct {
     int kind, has_blocks;
     uint64_t n, seed, block, window;
     Sides all, blocks, full, rest; /* of samples, of full blocks, of the places of a full window and of the last one */
+    PyObject *mixture;             /* a Mixture, borrowed from the plan; NULL for other orders */
 } Order;
 
 int core_order_init(Order *order, PyObject *plan);
 extern PyMethodDef core_order_functions[];
 void core_order(const Order *order, const int64_t *positions, int64_t count, int64_t *samples);
 
+/* mixture.c: the turns of several sources. */
+int core_is_mixture(PyObject *object);
+void core_mixture(const PyObject *mixture, uint64_t seed, const int64_t *positions, int64_t count, int64_t *samples);
+int core_add_mixture(PyObject *module);
+
 /* program.c: the steps of a plan, and a whole batch by them. */
 #define ALIGN 256 /* of what lies in a slot: enough for every device */
 
 enum { NEVER, COLD, ALWAYS };
-enum { TAKE, CONCAT, STRIDE, LOCATE, OFFSETS };
+enum { TAKE, SELECT, CONCAT, STRIDE, LOCATE, OFFSETS };
+#define BLOCK_WORDS 16 /* of a bitmap, for each of its ranks: 1,024 bits */
 
 typedef struct {
     int kind, next, part, num_axes;
-    int64_t count, stride, rows;
+    int64_t count, stride, rows; /* rows: of a bitmap, how many blocks it has */
     const int64_t *numbers[MAX_AXES];
     int64_t *own[2]; /* of concat: copies, since they are indices that were checked */
 } Step;
@@ -178,7 +185,8 @@ typedef struct {
 
 typedef struct Fetch Fetch; /* fetch.c */
 
-typedef struct { /* of one thread, while it makes a batch */
+typedef struct { /* of one thread, while it makes samples [first, last) of a batch */
+    int64_t batch, first, last; /* what was found; none where batch is -1 */
     int64_t *positions, *samples, *records, *starts, *stops;
     int32_t *parts;
     char *valid;
@@ -202,14 +210,29 @@ int core_column_rows(const Program *program, const Work *work, int64_t i, int f,
 int core_has_missing(const Program *program, const Work *work);
 /* Asks Python for all of them; needs the GIL. 0, or -1 with an exception. */
 int core_give_missing(const Program *program, const Work *work);
-int core_find(const Program *program, int64_t batch, Work *work, Problem *problem);
-/* Makes a batch in memory; needs no GIL. MISSING and SPACE can be mended and tried again. */
-int core_make(const Program *program, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
-              Problem *problem);
+/* The samples [first, last) of a batch and their spans, unless the work area has them. */
+int core_find(const Program *program, int64_t batch, int64_t first, int64_t last, Work *work, Problem *problem);
+
+typedef struct { /* of a batch in a slot */
+    int64_t used, values_at[MAX_FIELDS]; /* its bytes; where the values of ragged fields lie */
+} Measure;
+
+/* Measures a batch and writes where its ragged samples begin. SPACE where the memory is too small, with its bytes. */
+int core_measure(const Program *program, int64_t batch, char *memory, int64_t capacity, Measure *measure, Work *work,
+                 Problem *problem);
+/* Makes samples [first, last) of a batch that was measured; needs no GIL. MISSING can be mended and tried again. */
+int core_make(const Program *program, int64_t batch, int64_t first, int64_t last, char *memory, const Measure *measure,
+              Work *work, Problem *problem);
 int core_add_program(PyObject *module);
+
+/* pack.c: documents put into blocks. */
+extern PyMethodDef core_pack_functions[];
 
 /* table.c: rows of tables turned, measured and scaled. */
 extern PyMethodDef core_table_functions[];
+
+/* images.c: boxes of images scaled and normalised. */
+extern PyMethodDef core_images_functions[];
 
 /* documents.c: a chunk of documents. */
 typedef struct {

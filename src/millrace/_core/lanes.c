@@ -80,7 +80,7 @@ void core_launch(const Lanes *lanes, Slot *slot) {
     int is_refused = refused(&slot->problem, DO_WAIT, lanes->wait(lanes->copies, slot->let_go, 0));
     if (!is_refused) {
         slot->is_flying = 1;
-        int code = lanes->copy(slot->target, slot->memory.buf, (size_t)slot->used, lanes->copies);
+        int code = lanes->copy(slot->target, slot->memory.buf, (size_t)slot->measure.used, lanes->copies);
         if (!refused(&slot->problem, DO_COPY, code)) refused(&slot->problem, DO_RECORD, lanes->record(slot->copied, lanes->copies));
     }
     PyThread_release_lock(lanes->order);

@@ -57,6 +57,10 @@ static void block_shuffled(const Order *order, uint64_t epoch, uint64_t *samples
 
 void core_order(const Order *order, const int64_t *positions, int64_t count, int64_t *out) {
     uint64_t *samples = (uint64_t *)out;
+    if (order->kind == MIXTURE) {
+        core_mixture(order->mixture, order->seed, positions, count, out);
+        return;
+    }
     for (int64_t first = 0, last; first < count; first = last) {
         uint64_t epoch = epoch_run(order->n, positions, first, count, samples, &last);
         if (order->kind == SHUFFLED) shuffled(order, epoch, samples + first, last - first);
@@ -95,10 +99,16 @@ PyMethodDef core_order_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* ("sequential", n) | ("shuffled", n, seed) | ("block_shuffled", n, seed, block, window) */
+/* ("sequential", n) | ("shuffled", n, seed) | ("block_shuffled", n, seed, block, window) | ("mixture", n, seed, Mixture) */
 int core_order_init(Order *order, PyObject *plan) {
     const char *name;
     unsigned long long n, seed = 0, block = 1, window = 1;
+    PyObject *last = PyTuple_Size(plan) == 4 ? PyTuple_GetItem(plan, 3) : NULL;
+    if (last != NULL && core_is_mixture(last)) {
+        if (!PyArg_ParseTuple(plan, "sKKO", &name, &n, &seed, &last)) return -1;
+        *order = (Order){.kind = MIXTURE, .n = n, .seed = seed, .mixture = last};
+        return 0;
+    }
     if (!PyArg_ParseTuple(plan, "sK|KKK", &name, &n, &seed, &block, &window)) return -1;
     order->kind = !strcmp(name, "sequential") ? SEQUENTIAL : !strcmp(name, "shuffled") ? SHUFFLED : BLOCK_SHUFFLED;
     int is_known = order->kind != BLOCK_SHUFFLED || !strcmp(name, "block_shuffled");
@@ -108,6 +118,6 @@ int core_order_init(Order *order, PyObject *plan) {
     }
     uint64_t blocks = n / block, rest = n % (block * window);
     *order = (Order){order->kind, blocks > 0, n, seed, block, window, core_sides(n), core_sides(blocks ? blocks : 1),
-                     core_sides(block * window), core_sides(rest ? rest : 1)};
+                     core_sides(block * window), core_sides(rest ? rest : 1), NULL};
     return 0;
 }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 
 #define FETCH_SAMPLES 64 /* smaller batches do not keep a disk busy; their rows are asked for many batches ahead */
+#define PREFETCH_BYTES 8192 /* of a sample and a column; the processor goes on by itself */
+#define PREFETCH_AHEAD 4096 /* at least so many bytes ahead of the copy, and one sample */
 #define LOOK_BYTES (256 << 10) /* copied between looks at the faults they made: each takes a quarter of a microsecond */
 
 PyTypeObject *Program_Type;
@@ -22,6 +24,22 @@ static int64_t first_beyond(const int64_t *ends, int64_t count, int64_t x) {
     return low;
 }
 
+/* The number of the bit that is the x-th set one of a bitmap, -1 where its ranks are wrong. Twin of view/bitmap.py. */
+static int64_t selected(const Step *step, int64_t x) {
+    int64_t block = first_beyond(step->numbers[1] + 1, step->rows, x);
+    if (block >= step->rows) return -1;
+    uint64_t rest = (uint64_t)x - (uint64_t)step->numbers[1][block];
+    for (int64_t w = block * BLOCK_WORDS; w < (block + 1) * BLOCK_WORDS; w++) {
+        uint64_t word = (uint64_t)step->numbers[0][w], ones = (uint64_t)__builtin_popcountll(word);
+        if (rest < ones) {
+            for (; rest; rest--) word &= word - 1;
+            return w * 64 + __builtin_ctzll(word);
+        }
+        rest -= ones;
+    }
+    return -1;
+}
+
 /* Finds sample x: its part, and its span on every axis, written to place i of the work area. */
 static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem *problem) {
     const Step *step = self->steps;
@@ -32,6 +50,9 @@ static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem
         if (x < 0 || x >= limit) return beyond(problem, x, limit);
         if (step->kind == TAKE) {
             x = step->numbers[0][x];
+            step = &self->steps[step->next];
+        } else if (step->kind == SELECT) {
+            x = selected(step, x);
             step = &self->steps[step->next];
         } else if (step->kind == CONCAT) {
             int64_t k = first_beyond(step->numbers[0], step->count, x);
@@ -62,19 +83,24 @@ static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem
     return FINE;
 }
 
-/* The samples and spans of a batch, or of a group of them. */
-int core_find(const Program *self, int64_t batch, Work *work, Problem *problem) {
+/* Of a batch, or of a group of them. */
+int core_find(const Program *self, int64_t batch, int64_t first, int64_t last, Work *work, Problem *problem) {
+    if (work->batch == batch && work->first <= first && last <= work->last) return FINE;
     int64_t each = self->size / self->group;
-    for (int64_t i = 0; i < self->size; i++) {
-        int64_t first = self->start + (batch * self->group + i / each) * self->batch, position = first + self->begin + i % each;
+    work->batch = -1;
+    for (int64_t i = first; i < last; i++) {
+        int64_t begin = self->start + (batch * self->group + i / each) * self->batch, position = begin + self->begin + i % each;
         work->valid[i] = self->stop < 0 || position < self->stop;
         /* Padding repeats the first sample of the global batch; a batch behind the last one is made for nobody. */
-        if (self->stop >= 0 && first >= self->stop) first = self->stop - 1;
-        work->positions[i] = work->valid[i] ? position : first;
+        if (self->stop >= 0 && begin >= self->stop) begin = self->stop - 1;
+        work->positions[i] = work->valid[i] ? position : begin;
     }
-    core_order(&self->order, work->positions, self->size, work->samples);
-    for (int64_t i = 0; i < self->size; i++)
+    core_order(&self->order, work->positions + first, last - first, work->samples + first);
+    for (int64_t i = first; i < last; i++)
         if (locate(self, work->samples[i], i, work, problem)) return problem->code;
+    work->batch = batch;
+    work->first = first;
+    work->last = last;
     return FINE;
 }
 
@@ -82,7 +108,7 @@ Work *core_work_new(Program *self, int may_fetch) {
     size_t size = (size_t)self->size, axes = (size_t)self->num_axes;
     Work *work = malloc(sizeof *work + size * (8 * (3 + 2 * axes) + 4 + 1) + 64);
     if (work == NULL) return NULL;
-    *work = (Work){.ahead = &self->ahead, .may_fetch = may_fetch};
+    *work = (Work){.batch = -1, .ahead = &self->ahead, .may_fetch = may_fetch};
     work->positions = (int64_t *)(work + 1);
     work->samples = work->positions + size;
     work->records = work->samples + size;
@@ -113,10 +139,15 @@ static void pieces_of(const Program *self, const Work *work, Pieces *axes) {
         axes[k] = (Pieces){work->starts + k * self->size, work->stops + k * self->size, NULL};
 }
 
-/* Where every ragged field's samples begin, and where its values lie; *used is the bytes of the slot in all. */
-static int measure(const Program *self, const Work *work, char *memory, int64_t *values_at, int64_t capacity, int64_t *used,
-                   Problem *problem) {
-    *used = self->fixed_bytes;
+static int has_ragged(const Program *self) {
+    for (int f = 0; f < self->num_fields; f++)
+        if (self->gathers[0]->fields[f].kind == RAGGED) return 1;
+    return 0;
+}
+
+/* Where the samples of every ragged field begin, and where its values lie. */
+static int measure_ragged(const Program *self, const Work *work, char *memory, int64_t capacity, Measure *measure,
+                          Problem *problem) {
     for (int f = 0; f < self->num_fields; f++) {
         if (self->gathers[0]->fields[f].kind != RAGGED) continue;
         int64_t rows = 0, *offsets = capacity < self->fixed_bytes ? NULL : (int64_t *)(memory + self->places[f]);
@@ -130,23 +161,57 @@ static int measure(const Program *self, const Work *work, char *memory, int64_t 
             if (__builtin_add_overflow(rows, stop - start, &rows)) rows = INT64_MAX;
         }
         const Field *first = &self->gathers[0]->fields[f];
-        int64_t bytes = core_out_bytes(first, 1, rows);
-        values_at[f] = *used;
+        int64_t bytes = core_out_bytes(first, 1, rows), *used = &measure->used;
+        measure->values_at[f] = *used;
         if (bytes < 0 || bytes > INT64_MAX - ALIGN || __builtin_add_overflow(*used, (bytes + ALIGN - 1) / ALIGN * ALIGN, used))
             return (*problem = (Problem){TOO_LARGE, first, 0, 0, 0}).code;
     }
     return FINE;
 }
 
-/* Copies every sample to its place. */
-static int copy_samples(const Program *self, const int64_t *values_at, char *memory, int64_t used, Work *work, Fetch *fetch,
-                        Problem *problem) {
+int core_measure(const Program *self, int64_t batch, char *memory, int64_t capacity, Measure *measure, Work *work,
+                 Problem *problem) {
+    problem->code = FINE;
+    measure->used = self->fixed_bytes;
+    if (has_ragged(self)) {
+        if (core_find(self, batch, 0, self->size, work, problem)) return problem->code;
+        if (measure_ragged(self, work, memory, capacity, measure, problem)) return problem->code;
+    }
+    if (measure->used > capacity) *problem = (Problem){SPACE, NULL, measure->used, 0, 0};
+    return problem->code;
+}
+
+/* Has the processor fetch the rows of a sample while those before it are copied: rows of a shuffled line lie anywhere, and
+ * a copy waits for the first lines of each page. One core copies W1 by a fifth faster so, and W2 by two thirds. */
+static void prefetch(const Program *self, const Work *work, int64_t i) {
+    const Gather *gather = self->gathers[work->parts[i]];
+    const Column *before = NULL;
+    for (int64_t f = 0, start, stop, done = 0; f < self->num_fields; f++, done = stop) {
+        const Column *column = gather->fields[f].column;
+        core_rows_of(self, &gather->fields[f], work, i, &start, &stop);
+        if (column == before && start < done) start = done; /* x and y of one column overlap */
+        before = column;
+        if (start >= stop) continue;
+        int64_t shard = core_shard_of(column, start), end = column->starts[shard + 1];
+        const char *rows = core_shard(column, shard);
+        if (rows == NULL) continue;
+        rows += (start - column->starts[shard]) * column->row_bytes;
+        int64_t bytes = ((stop < end ? stop : end) - start) * column->row_bytes;
+        for (int64_t at = 0; at < bytes && at < PREFETCH_BYTES; at += 64) __builtin_prefetch(rows + at);
+    }
+}
+
+/* Copies samples [first, last) to their places. */
+static int copy_samples(const Program *self, int64_t first, int64_t last, char *memory, const Measure *measure, Work *work,
+                        Fetch *fetch, Problem *problem) {
     Pieces axes[MAX_AXES];
     Fetched fetched = {.count = 0};
     pieces_of(self, work, axes);
-    int64_t faults = core_disk_faults(), looked = 0, turn = LOOK_BYTES / (used / self->size + 1) + 1;
-    for (int64_t i = 0; i < self->size; i++) {
+    int64_t each = measure->used / self->size + 1, turn = LOOK_BYTES / each + 1, ahead = PREFETCH_AHEAD / each + 1;
+    int64_t faults = core_disk_faults(), looked = first;
+    for (int64_t i = first; i < last; i++) {
         const Gather *gather = self->gathers[work->parts[i]];
+        if (fetch == NULL && i + ahead < last) prefetch(self, work, i + ahead);
         if (fetch != NULL && core_fetch(fetch, self, work, i, &fetched)) {
             work->may_fetch = fetched.count = 0; /* never again */
             core_fetch_end(fetch);
@@ -160,11 +225,11 @@ static int copy_samples(const Program *self, const int64_t *values_at, char *mem
             if (field->kind == RAGGED) {
                 const int64_t *offsets = (const int64_t *)(memory + self->places[f]);
                 room = offsets[i + 1] - offsets[i];
-                to = memory + values_at[f] + offsets[i] * field->out_row_bytes;
+                to = memory + measure->values_at[f] + offsets[i] * field->out_row_bytes;
             }
             if (core_gather(field, axes, work->records, i, room, to, &fetched, problem)) return problem->code;
         }
-        if (i + 1 - looked < turn && i + 1 < self->size) continue;
+        if (i + 1 - looked < turn && i + 1 < last) continue;
         int64_t now = core_disk_faults();
         core_look_at_faults(work->ahead, self, work, i + 1, i + 1 - looked, now - faults);
         faults = now;
@@ -173,23 +238,20 @@ static int copy_samples(const Program *self, const int64_t *values_at, char *mem
     return FINE;
 }
 
-int core_make(const Program *self, int64_t batch, char *memory, int64_t capacity, int64_t *used, Work *work,
-              Problem *problem) {
-    int64_t values_at[MAX_FIELDS] = {0};
+int core_make(const Program *self, int64_t batch, int64_t first, int64_t last, char *memory, const Measure *measure,
+              Work *work, Problem *problem) {
     problem->code = FINE;
-    if (core_find(self, batch, work, problem)) return problem->code;
-    if (measure(self, work, memory, values_at, capacity, used, problem)) return problem->code;
-    if (*used > capacity) return (*problem = (Problem){SPACE, NULL, *used, 0, 0}).code;
-    Fetch *fetch = core_fetch_of(self, work);
+    if (core_find(self, batch, first, last, work, problem)) return problem->code;
+    Fetch *fetch = first == 0 && last == self->size ? core_fetch_of(self, work) : NULL;
     if (fetch != NULL) core_fetch_begin(fetch);
-    copy_samples(self, values_at, memory, *used, work, fetch, problem);
+    copy_samples(self, first, last, memory, measure, work, fetch, problem);
     if (fetch != NULL) core_fetch_end(fetch);
     if (problem->code) return problem->code;
     int64_t *positions = (int64_t *)(memory + self->marks[0]), *samples = (int64_t *)(memory + self->marks[1]);
-    for (int64_t i = 0; i < self->size; i++) {
+    for (int64_t i = first; i < last; i++) {
         positions[i] = work->valid[i] ? work->positions[i] : -1;
         samples[i] = work->valid[i] ? work->samples[i] : -1;
     }
-    memcpy(memory + self->marks[2], work->valid, (size_t)self->size);
+    memcpy(memory + self->marks[2] + first, work->valid + first, (size_t)(last - first));
     return FINE;
 }

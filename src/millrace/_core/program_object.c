@@ -26,10 +26,19 @@ static int parts_init(Program *self, PyObject *parts) {
     return self->num_parts ? 0 : (PyErr_SetString(PyExc_ValueError, "no parts"), -1);
 }
 
+/* Whether the offsets of two fields are the same in every part, so that they may lie in one place. */
+static int share_offsets(const Program *self, int f, int g) {
+    if (self->gathers[0]->fields[f].kind != RAGGED || self->gathers[0]->fields[g].kind != RAGGED) return 0;
+    for (int k = 0; k < self->num_parts; k++)
+        if (self->gathers[k]->fields[f].axis != self->gathers[k]->fields[g].axis) return 0;
+    return self->places[f] == self->places[g];
+}
+
 /* Whether two of the marks and fields share bytes of a slot: offsets that were checked would be written over. */
 static int overlaps(const Program *self, const int64_t *sizes) {
     for (int a = 0; a < 3 + self->num_fields; a++)
         for (int b = 0; b < a; b++) {
+            if (b >= 3 && share_offsets(self, a - 3, b - 3)) continue;
             int64_t first = a < 3 ? self->marks[a] : self->places[a - 3], second = b < 3 ? self->marks[b] : self->places[b - 3];
             if (sizes[a] && sizes[b] && first < second + sizes[b] && second < first + sizes[a]) return 1;
         }
@@ -89,6 +98,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (self->steps == NULL) PyErr_NoMemory();
     else if (!self->num_steps) PyErr_SetString(PyExc_ValueError, "a plan has no steps");
     int status = PyErr_Occurred() ? -1 : core_order_init(&self->order, order);
+    if (status) self->order.mixture = NULL;
+    Py_XINCREF(self->order.mixture);
     if (!status) status = parts_init(self, parts);
     for (int k = 0; !status && k < self->num_steps; k++)
         status = core_step_init(self, &self->steps[k], PyTuple_GetItem(steps, k));
@@ -111,6 +122,7 @@ static void program_dealloc(PyObject *object) {
     free(self->gathers);
     Py_XDECREF(self->parts);
     Py_XDECREF(self->find_shard);
+    Py_XDECREF(self->order.mixture);
     core_free(object);
 }
 
@@ -125,7 +137,7 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     if (!is_inside) return core_raise_problem(&(Problem){PASSED, NULL, batch, 0, 0});
     if (!is_fine) return NULL;
     Problem problem = {0};
-    int64_t used = 0;
+    Measure measure;
     Work *work = core_work_new(self, 0);
     int status = work == NULL ? (PyErr_NoMemory(), -1) : 0;
     int64_t last = self->stop < 0 ? self->most : (self->stop - self->start - 1) / self->batch / self->group + 1;
@@ -137,7 +149,8 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     }
     while (!status) {
         Py_BEGIN_ALLOW_THREADS
-        core_make(self, batch, memory.buf, memory.len, &used, work, &problem);
+        if (core_measure(self, batch, memory.buf, memory.len, &measure, work, &problem) == FINE)
+            core_make(self, batch, 0, self->size, memory.buf, &measure, work, &problem);
         Py_END_ALLOW_THREADS
         if (problem.code != MISSING) break;
         status = core_give_missing(self, work);
@@ -146,7 +159,7 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     PyBuffer_Release(&memory);
     if (status) return NULL;
     if (problem.code && problem.code != SPACE) return core_raise_problem(&problem);
-    return PyLong_FromLongLong(problem.code == SPACE ? -problem.a : used);
+    return PyLong_FromLongLong(problem.code == SPACE ? -problem.a : measure.used);
 }
 
 static PyObject *program_is_cold(PyObject *object, PyObject *args) {

@@ -1,31 +1,57 @@
 /* Ring: slots that hold whole batches, filled ahead by threads that are parked here without the GIL.
  *
  * Threads are Python's, so that they are joined like any other; each enters `work` and stays. They take batches by
- * number, so the order is exact whoever makes which. The consumer makes a batch itself rather than wait while there
- * is one to make, and wakes threads only when there are several: a wake-up costs more than a small batch.
+ * number and make the pieces of the oldest first, so the order is exact whoever makes which, and the number of threads
+ * has nothing to do with that of slots. The consumer makes pieces too rather than wait while there are any, and wakes
+ * threads only when there are many: a wake-up costs more than a small batch.
  *
  * A slot is used again when nobody but the feed holds it, which the reference count of its owner says. That is
  * looked at by the consumer alone, with the GIL. Of a slot whose batch is on a GPU, Python says so. */
 #include "ring.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
-Slot *core_take_ticket(Ring *self) {
-    if (self->is_closed || (self->count >= 0 && self->next_ticket >= self->count)) return NULL;
-    if (self->next_ticket >= self->next_get + self->depth) return NULL;
-    /* The one used last, whose memory may still be in the cache; on a GPU the one let go longest ago, so that its copy
-     * waits for no step that was just queued. */
+#define MANY_PIECES 16 /* are worth a wake-up, also where that is less than a batch */
+
+/* The one used last, whose memory may still be in the cache; on a GPU the one let go longest ago, so that its copy
+ * waits for no step that was just queued. */
+Slot *core_idle_slot(Ring *self) {
     Slot *best = NULL;
     for (int k = 0; k < self->num_slots; k++) {
         Slot *slot = &self->slots[k];
         if (slot->state != IDLE) continue;
         if (best == NULL || (slot->batch > best->batch) != self->lanes.is_used) best = slot;
     }
-    if (best == NULL) return NULL;
-    best->state = FILLING;
-    best->batch = self->next_ticket++;
-    best->problem.code = FINE;
     return best;
+}
+
+void core_open_for(Slot *slot, int64_t batch) {
+    slot->state = OPENING;
+    slot->batch = batch;
+    slot->problem.code = FINE;
+    slot->wrong_piece = INT_MAX;
+    slot->num_pieces = slot->num_claimed = 0;
+}
+
+static Slot *take_ticket(Ring *self) {
+    if (self->count >= 0 && self->next_ticket >= self->count) return NULL;
+    if (self->next_ticket >= self->next_get + self->depth) return NULL;
+    Slot *slot = core_idle_slot(self);
+    if (slot != NULL) core_open_for(slot, self->next_ticket++);
+    return slot;
+}
+
+Slot *core_claim(Ring *self, int *piece) {
+    Slot *oldest = NULL;
+    if (self->is_closed) return NULL;
+    for (int k = 0; k < self->num_slots; k++) {
+        Slot *slot = &self->slots[k];
+        if (slot->state != FILLING || slot->num_claimed == slot->num_pieces) continue;
+        if (oldest == NULL || slot->batch < oldest->batch) oldest = slot;
+    }
+    *piece = oldest == NULL ? -1 : oldest->num_claimed++;
+    return oldest == NULL ? take_ticket(self) : oldest;
 }
 
 static int64_t num_tickets(const Ring *self) {
@@ -35,18 +61,23 @@ static int64_t num_tickets(const Ring *self) {
     return left < free_slots ? left : free_slots;
 }
 
-static int is_cold(const Ring *self) { return __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED); }
+int core_is_cold(const Ring *self) { return __atomic_load_n(&self->program->ahead.is_cold, __ATOMIC_RELAXED); }
 
-static int num_wanted(const Ring *self) { return is_cold(self) ? self->num_workers : self->num_hot; }
+int core_num_wanted(const Ring *self) { return core_is_cold(self) ? self->num_workers : self->num_hot; }
 
-/* A thread that waits and may work now if there are `few` batches to make, or NULL. Whoever asks wakes it, after the lock
- * is given back: a wake-up takes long enough for others to want it. It wakes the next, so the loop's thread wakes one. */
-Worker *core_choose(Ring *self, int64_t few) {
-    int64_t tickets = num_tickets(self);
-    int is_last = self->count >= 0 && self->next_ticket + tickets >= self->count;
-    if (is_cold(self)) few = 1; /* then a wake-up is little, and a disk with nothing to read is much */
-    if (tickets <= 0 || (tickets < few && !is_last)) return NULL;
-    for (int k = 0, wanted = num_wanted(self); k < wanted; k++)
+/* Whether threads have nothing to do here any more. */
+static int is_over(const Ring *self) {
+    if (self->is_closed) return 1;
+    if (self->count < 0 || self->next_ticket < self->count) return 0;
+    for (int k = 0; k < self->num_slots; k++) {
+        const Slot *slot = &self->slots[k];
+        if (slot->state == OPENING || (slot->state == FILLING && slot->num_claimed < slot->num_pieces)) return 0;
+    }
+    return 1;
+}
+
+static Worker *waiting(Ring *self, int wanted) {
+    for (int k = 0; k < wanted; k++)
         if (self->workers[k].is_waiting) {
             self->workers[k].is_waiting = 0;
             return &self->workers[k];
@@ -54,11 +85,26 @@ Worker *core_choose(Ring *self, int64_t few) {
     return NULL;
 }
 
+/* A thread that waits and may work now if there are `few` batches to make, or of one any piece; or NULL. Whoever asks wakes
+ * it, after the lock is given back: a wake-up takes long enough for others to want it. It wakes the next, so the loop's
+ * thread wakes one. */
+Worker *core_choose(Ring *self, int64_t few) {
+    if (is_over(self)) return waiting(self, self->num_workers);
+    int64_t tickets = num_tickets(self), pieces = tickets * self->pieces;
+    for (int k = 0; k < self->num_slots; k++)
+        if (self->slots[k].state == FILLING) pieces += self->slots[k].num_pieces - self->slots[k].num_claimed;
+    int is_last = tickets > 0 && self->count >= 0 && self->next_ticket + tickets >= self->count;
+    few = few == 1 ? 1 : few * self->pieces;
+    if (few > MANY_PIECES) few = MANY_PIECES;
+    if (core_is_cold(self)) few = 1; /* then a wake-up is little, and a disk with nothing to read is much */
+    return pieces <= 0 || (pieces < few && !is_last) ? NULL : waiting(self, core_num_wanted(self));
+}
+
 int64_t core_several(const Ring *self) { return (self->depth + 1) / 2; }
 
 /* How many batches are worth one more thread: while some lie ready, several, since threads that take turns cost the
  * loop's thread its caches. */
-static int64_t num_worth(const Ring *self) {
+int64_t core_num_worth(const Ring *self) {
     for (int k = 0; k < self->num_slots; k++)
         if (self->slots[k].state == READY) return core_several(self);
     return 1;
@@ -66,6 +112,12 @@ static int64_t num_worth(const Ring *self) {
 
 void core_wake(Worker *worker) {
     if (worker != NULL) PyThread_release_lock(worker->signal);
+}
+
+void core_wake_consumer(Ring *self) {
+    if (!self->is_waiting) return;
+    self->is_waiting = 0;
+    PyThread_release_lock(self->signal);
 }
 
 /* New memory for a slot, from Python; needs the GIL and that nobody else looks at the slot. */
@@ -109,51 +161,6 @@ int core_renew(Ring *self, Slot *slot, int64_t bytes) {
     return 0;
 }
 
-/* Makes the batch of a slot that is FILLING, with the GIL released in `state`; whatever went wrong is kept in it. */
-void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state) {
-    int64_t began = core_now();
-    int64_t most = self->program->most, last = self->count >= 0 && self->count < most ? self->count : most;
-    core_request_ahead(self->program, slot->batch, last, work, state);
-    slot->landing = core_land(&self->lanes, slot);
-    began += slot->landing;
-    while (!slot->problem.code && work->stop == NULL) {
-        if (slot->batch > most) {
-            slot->problem = (Problem){PASSED, NULL, slot->batch, 0, 0};
-            break;
-        }
-        int64_t capacity = slot->owner == NULL ? 0 : slot->memory.len;
-        int code = core_make(self->program, slot->batch, slot->memory.buf, capacity, &slot->used, work, &slot->problem);
-        if (code == FINE) core_launch(&self->lanes, slot);
-        if (code != MISSING && code != SPACE) break;
-        slot->problem.code = FINE;
-        PyEval_RestoreThread(*state);
-        /* A quarter more where a ragged batch outgrew its slot: the next will be about as large. */
-        int64_t bytes = slot->problem.a;
-        if (code == SPACE && bytes > self->program->fixed_bytes) bytes += bytes / 4;
-        if (code == SPACE && bytes < self->most_bytes) bytes = self->most_bytes;
-        int status = code == MISSING ? core_give_missing(self->program, work) : core_renew(self, slot, bytes);
-        /* For the consumer to raise when it comes to the batch; what is not about the data, at once. */
-        if (status) core_keep_error(core_is_expected() ? &slot->error : &work->stop);
-        *state = PyEval_SaveThread();
-        if (status) break;
-    }
-    if (work->stop != NULL && work != self->work) { /* of a thread: it comes with the batch */
-        slot->error = work->stop;
-        work->stop = NULL;
-    }
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    slot->state = READY;
-    self->fill_ns += core_now() - began;
-    self->bytes += slot->used;
-    self->num_fetched += work->num_fetched;
-    work->num_fetched = 0;
-    if (self->is_waiting && slot->batch == self->next_get) {
-        self->is_waiting = 0;
-        PyThread_release_lock(self->signal);
-    }
-    PyThread_release_lock(self->lock);
-}
-
 /* work(number): a thread's whole life. */
 static PyObject *ring_work(PyObject *object, PyObject *args) {
     Ring *self = (Ring *)object;
@@ -170,15 +177,15 @@ static PyObject *ring_work(PyObject *object, PyObject *args) {
         PyThread_acquire_lock(self->lock, WAIT_LOCK);
         self->fill_wait_ns += waited;
         waited = 0;
-        Slot *slot = number < num_wanted(self) ? core_take_ticket(self) : NULL;
-        Worker *next = slot == NULL ? NULL : core_choose(self, num_worth(self));
-        int is_over = self->is_closed || (self->count >= 0 && self->next_ticket >= self->count);
-        if (slot == NULL && !is_over) own->is_waiting = 1;
+        int piece, is_last = is_over(self);
+        Slot *slot = number < core_num_wanted(self) ? core_claim(self, &piece) : NULL;
+        Worker *next = slot == NULL && !is_last ? NULL : core_choose(self, core_num_worth(self));
+        if (slot == NULL && !is_last) own->is_waiting = 1;
         PyThread_release_lock(self->lock);
         core_wake(next);
         if (slot != NULL) {
-            core_make_in(self, slot, work, &state);
-        } else if (is_over) {
+            core_work_on(self, slot, piece, 0, work, &state);
+        } else if (is_last) {
             break;
         } else {
             int64_t began = core_now();
@@ -200,10 +207,7 @@ static PyObject *ring_close(PyObject *object, PyObject *args) {
         if (self->workers[k].is_waiting) PyThread_release_lock(self->workers[k].signal);
         self->workers[k].is_waiting = 0;
     }
-    if (self->is_waiting) {
-        self->is_waiting = 0;
-        PyThread_release_lock(self->signal);
-    }
+    core_wake_consumer(self);
     PyThread_release_lock(self->lock);
     Py_RETURN_NONE;
 }
@@ -213,10 +217,12 @@ static PyObject *ring_counters(PyObject *object, PyObject *args) {
     Ring *self = (Ring *)object;
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     long long batches = self->next_get, waited = self->fill_wait_ns, fill = self->fill_ns, bytes = self->bytes;
-    long long seen = self->depth_seen, fetched = self->num_fetched;
+    long long seen = self->depth_seen, fetched = self->num_fetched, pieces = self->pieces;
+    long long here = self->made_here, again = self->made_again;
     PyThread_release_lock(self->lock);
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "batches", batches, "fill_wait_ns", waited, "fill_ns", fill, "depth_seen",
-                         seen, "bytes", bytes, "fetched", fetched, "in_line", (long long)self->num_in_line);
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "batches", batches, "fill_wait_ns", waited, "fill_ns", fill,
+                         "depth_seen", seen, "bytes", bytes, "fetched", fetched, "pieces", pieces, "samples_here", here,
+                         "made_again", again);
 }
 
 static PyObject *ring_behind(PyObject *object, PyObject *args) {

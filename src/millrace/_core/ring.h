@@ -42,15 +42,20 @@ void core_fetch_end(Fetch *fetch); /* waits for what is under way */
 /* program.c: what reads the next batch, or NULL where it is copied from the maps. */
 Fetch *core_fetch_of(const Program *program, Work *work);
 
-/* ring.c */
-enum { IDLE, FILLING, READY, HELD };
+/* ring.c. IDLE -> OPENING -> FILLING (its pieces are made) -> LAUNCHING (to a GPU) -> READY -> HELD by the loop -> IDLE.
+ * A slot is LEFT where the loop made its batch elsewhere, rather than wait for a thread that got no core; and GONE when
+ * that thread is done with it. */
+enum { IDLE, OPENING, FILLING, LAUNCHING, READY, HELD, LEFT, GONE };
 
 typedef struct {
     PyObject *owner; /* of the memory; NULL until it is first needed */
     Py_buffer memory;
     Py_ssize_t idle; /* its reference count when nobody but the feed holds it */
     int state;
-    int64_t batch, used;
+    int num_pieces, num_claimed, num_done;
+    int wrong_piece; /* the first with an error, which is kept */
+    int64_t batch;
+    Measure measure;
     Problem problem;
     PyObject *error;
     uint64_t target;         /* of the device */
@@ -75,17 +80,27 @@ typedef struct {
     PyThread_type_lock lock, signal; /* of everything here; of the consumer */
     /* Of num_workers, those from num_hot on work only while the data is cold, when threads mostly wait. */
     int64_t count, next_ticket, next_get, most_bytes; /* count is -1 for endless */
-    int64_t fill_wait_ns, fill_ns, depth_seen, bytes, num_in_line, num_fetched;
+    int64_t pieces, batch_bytes, pace_ns; /* of the batch opened last; nanoseconds that a MiB takes */
+    int64_t fill_wait_ns, fill_ns, depth_seen, bytes, num_fetched;
+    int64_t made_here, made_again; /* samples, by the loop; batches, by the loop instead of a thread that had begun */
     int64_t behind_ns; /* the loop waited for a GPU that had not caught up */
     Lanes lanes;
 } Ring;
 
-Slot *core_take_ticket(Ring *self);
+int core_is_cold(const Ring *self);
+int core_num_wanted(const Ring *self); /* threads that may work now */
+Slot *core_idle_slot(Ring *self);
+void core_open_for(Slot *slot, int64_t batch); /* OPENING */
+Slot *core_claim(Ring *self, int *piece);   /* the next piece to make; -1 of a slot to open; or NULL */
 int core_renew(Ring *self, Slot *slot, int64_t bytes);
-void core_make_in(Ring *self, Slot *slot, Work *work, PyThreadState **state);
 int64_t core_several(const Ring *self);
+int64_t core_num_worth(const Ring *self);
 Worker *core_choose(Ring *self, int64_t few);
 void core_wake(Worker *worker);
+void core_wake_consumer(Ring *self); /* where it waits */
+/* pieces.c: makes a piece, or opens a slot and makes its first, or all of it alone. The GIL is released in `state`;
+ * whatever goes wrong is kept in the slot. */
+void core_work_on(Ring *self, Slot *slot, int piece, int is_alone, Work *work, PyThreadState **state);
 PyObject *core_ring_get(PyObject *object, PyObject *args); /* take.c */
 
 int core_lanes_init(Lanes *lanes, PyObject *table);

@@ -34,6 +34,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->slots = calloc((size_t)num_slots, sizeof(Slot));
     self->workers = calloc((size_t)num_workers + 1, sizeof(Worker));
     self->count = count;
+    self->pieces = 1;
     if (self->lock == NULL || self->signal == NULL || self->work == NULL || self->slots == NULL || self->workers == NULL)
         goto fail;
     self->num_slots = num_slots;

@@ -43,7 +43,7 @@ static int64_t next_missing(const Column *column, int64_t shard, int64_t stop) {
 }
 
 int core_has_missing(const Program *self, const Work *work) {
-    for (int64_t i = 0; i < self->size; i++) {
+    for (int64_t i = work->first; i < work->last; i++) {
         const Gather *gather = self->gathers[work->parts[i]];
         for (int f = 0; f < gather->num_fields; f++) {
             int64_t start, stop;
@@ -56,7 +56,7 @@ int core_has_missing(const Program *self, const Work *work) {
 }
 
 int core_give_missing(const Program *self, const Work *work) {
-    for (int64_t i = 0; i < self->size; i++) {
+    for (int64_t i = work->first; i < work->last; i++) {
         const Gather *gather = self->gathers[work->parts[i]];
         for (int f = 0; f < gather->num_fields; f++) {
             const Field *field = &gather->fields[f];

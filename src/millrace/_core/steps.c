@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* One step: ("take", ids, next) | ("concat", ends, nexts) | ("stride", part, count, stride, rows)
+/* One step: ("take", ids, next) | ("select", words, ranks, next) | ("concat", ends, nexts) | ("stride", part, count, stride, rows)
  * | ("locate", part, ends, firsts, stride, rows) | ("offsets", part, (offsets of each axis)). */
 static const int64_t *hold(Program *self, PyObject *object, int64_t *count) {
     Py_buffer *more = realloc(self->held, (size_t)(self->num_held + 1) * sizeof *more);
@@ -36,6 +36,16 @@ int core_step_init(Program *self, Step *step, PyObject *plan) {
         step->kind = TAKE;
         if (!PyArg_ParseTuple(plan, "OOi", &name, &numbers, &step->next)) return -1;
         step->numbers[0] = hold(self, numbers, &step->count);
+    } else if (!PyUnicode_CompareWithASCIIString(name, "select")) {
+        step->kind = SELECT;
+        int64_t words = 0, ranks = 0;
+        if (!PyArg_ParseTuple(plan, "OOOi", &name, &numbers, &more, &step->next)) return -1;
+        step->numbers[0] = hold(self, numbers, &words);
+        if (step->numbers[0] != NULL) step->numbers[1] = hold(self, more, &ranks);
+        if (step->numbers[1] == NULL) return -1;
+        if (ranks < 1 || words % BLOCK_WORDS || words / BLOCK_WORDS != ranks - 1) PyErr_SetString(PyExc_ValueError, "a step of select");
+        else step->count = step->numbers[1][ranks - 1];
+        step->rows = ranks - 1;
     } else if (!PyUnicode_CompareWithASCIIString(name, "concat")) {
         step->kind = CONCAT;
         if (!PyArg_ParseTuple(plan, "OOO", &name, &numbers, &more)) return -1;
@@ -72,7 +82,7 @@ int core_steps_check(const Program *self) {
         const Step *step = &self->steps[k];
         int is_fine = 1;
         /* Steps only lead onwards, so that they end. */
-        if (step->kind == TAKE) is_fine = step->next > k && step->next < self->num_steps;
+        if (step->kind == TAKE || step->kind == SELECT) is_fine = step->next > k && step->next < self->num_steps;
         else if (step->kind == CONCAT)
             for (int64_t i = 0; i < step->count; i++)
                 is_fine &= step->numbers[1][i] > k && step->numbers[1][i] < self->num_steps;
@@ -82,7 +92,7 @@ int core_steps_check(const Program *self) {
             is_fine = step->num_axes <= self->num_axes; /* as many as the work area has room for */
             for (int f = 0; f < gather->num_fields; f++)
                 is_fine &= gather->fields[f].kind == RECORD || gather->fields[f].axis < step->num_axes;
-        } else if (is_fine && step->kind != TAKE && step->kind != CONCAT) {
+        } else if (is_fine && step->kind != TAKE && step->kind != SELECT && step->kind != CONCAT) {
             const Gather *gather = self->gathers[step->part];
             for (int f = 0; f < gather->num_fields; f++)
                 is_fine &= gather->fields[f].axis == 0 && (gather->fields[f].kind != RECORD || step->kind == LOCATE);

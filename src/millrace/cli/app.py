@@ -7,18 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli import prepare_table, prepare_text
+from millrace.cli import prepare_records, prepare_table, prepare_text, queue
 
 COMMANDS = (
     "info",
     "head",
     "verify",
     "gc",
+    "push",
+    "pull",
+    "stage",
     "explain",
     "verify-resume",
+    "augment",
+    "export",
     "train",
     "generate",
     "forecast",
+    "worker",
+    "plan",
     "doctor",
     "demo",
 )
@@ -50,8 +57,21 @@ prepare = typer.Typer(
 )
 prepare.command("text", epilog=f"Example: {prepare_text.EXAMPLE}")(prepare_text.run)
 prepare.command("table", epilog=f"Example: {prepare_table.EXAMPLE}")(prepare_table.run)
+prepare.command("records", epilog=f"Example: {prepare_records.EXAMPLE}")(prepare_records.run)
 prepare.callback()(lambda: None)
 app.add_typer(prepare, name="prepare")
+
+
+queues = typer.Typer(
+    help="Look into a queue, or empty it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=f"Example: {queue.EXAMPLE}",
+)
+queues.command("status", epilog=f"Example: {queue.EXAMPLE}")(queue.status)
+queues.command("drain", epilog=f"Example: {queue.DRAIN_EXAMPLE}")(queue.drain)
+queues.callback()(lambda: None)
+app.add_typer(queues, name="queue")
 
 
 def _version(show: bool) -> None:

@@ -24,19 +24,13 @@ def run(as_json: options.Json = False) -> None:
 
 def examine() -> dict[str, Any]:
     import platform as python_platform
-    from importlib.metadata import PackageNotFoundError, version
 
     from millrace import __version__
     from millrace.native import num_cores
     from millrace.store import lock, platform
+    from millrace.store.publish import installed
 
-    def installed(name: str) -> str | None:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
-
-    optional = ("numpy", "torch", "pyarrow", "tokenizers", "matplotlib")
+    optional = ("numpy", "torch", "pyarrow", "tokenizers", "redis", "matplotlib")
     return {
         "millrace": __version__,
         "python": python_platform.python_version(),

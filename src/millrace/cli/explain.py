@@ -84,6 +84,8 @@ def last_step(run: str) -> int | None:
 
 def explain_run(path: str, step: int) -> Any:
     """What a step of a run held, by the lines that its feeds wrote."""
+    import numpy as np
+
     from millrace.errors import StoreNotFound
     from millrace.feed import journal
     from millrace.feed.explain import describe, prepared_from
@@ -101,7 +103,7 @@ def explain_run(path: str, step: int) -> Any:
         stores[fingerprint] = store if is_same else open_store(where, snapshot=fingerprint)
     view = from_spec(start["view"], stores, journal.arrays(path))
     end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
-    found = describe(view, order_from_spec(start["order"]), position, end, step - 1)
+    found = describe(view, order_from_spec(start["order"]), np.arange(position, end), step - 1)
     found |= {"sources": prepared_from(view), "stop": start["stop"]}
     return found
 

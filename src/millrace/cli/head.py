@@ -43,6 +43,8 @@ def run(
 def record(store: Any, number: int, rows: int) -> dict[str, Any]:
     """The values of one record: all record columns, and the first rows of each row column."""
     entry: dict[str, Any] = {"record": number, "rows": {}, "shown": rows, "columns": {}}
+    if classes := _classes(store, number):
+        entry["classes"] = classes
     if store.manifest is not None and store.manifest.tokenizer is not None:
         start, stop = store.offsets[number : number + 2].tolist()
         last = min(stop, start + 20 * rows)
@@ -64,6 +66,20 @@ def record(store: Any, number: int, rows: int) -> dict[str, Any]:
         entry["rows"][column.axis] = stop - start
         entry["columns"][name] = _plain(values[start : min(stop, start + rows)])
     return entry
+
+
+def _classes(store: Any, number: int) -> dict[str, str]:
+    """The names of the classes of a record, by column."""
+    named, columns = store.meta.get("classes"), store.layout.columns
+    if isinstance(named, (list, tuple)):
+        named = {"label": named}
+    found = {}
+    for name, names in named.items() if isinstance(named, dict) else ():
+        is_single = name in columns and columns[name].per == "record" and not columns[name].shape
+        code = store.columns[name][number] if is_single else None
+        if isinstance(names, (list, tuple)) and code is not None and 0 <= code < len(names):
+            found[name] = str(names[int(code)])
+    return found
 
 
 def _split_rows(store: Any, number: int, start: int, stop: int) -> tuple[int, int]:
@@ -139,7 +155,7 @@ def show(entry: dict[str, Any]) -> None:
     who = f" {entry['columns']['name']!r}" if "series" in entry and "name" in entry["columns"] else ""
     is_cut = "text" not in entry and max(entry["rows"].values(), default=0) > entry["shown"]
     cut = f" (the first {entry['shown']} shown)" if is_cut else ""
-    print_line(f"record {entry['record']:,}{who}: {', '.join(lengths)}{cut}")
+    print_line(f"record {entry['record']:,}{who}: {', '.join(lengths)}{cut}".removesuffix(": "))
     if "text" in entry:
         print_line(f"  text  {entry['text']!r}{'…' if entry['truncated'] else ''}")
     if entry.get("series"):
@@ -154,13 +170,25 @@ def show(entry: dict[str, Any]) -> None:
     for name, value in entry["columns"].items():
         if "series" in entry and name in SHOWN_BY_NAME:
             continue  # shown above
-        if isinstance(value, list) and value and isinstance(value[0], list):
+        if sizes := _sizes(value):
+            print_line(f"  {name}  {' x '.join(map(str, sizes))} numbers; --json shows them")
+        elif isinstance(value, list) and value and isinstance(value[0], list):
             print_line(f"  {name}")
             columns = [aligned([row[k] for row in value]) for k in range(min(len(value[0]), MAX_NUMBERS))]
             for cells in zip(*columns, strict=True):
                 print_line(f"    {'  '.join(cells)}{'  ...' * (len(value[0]) > MAX_NUMBERS)}")
         else:
-            print_line(f"  {name}  {_short(value)}")
+            of_class = f" ({entry['classes'][name]})" if name in entry.get("classes", {}) else ""
+            print_line(f"  {name}  {_short(value)}{of_class}")
+
+
+def _sizes(value: Any) -> list[int]:
+    """The sizes of an array with more than two dimensions, such as the pixels of an image; none for any other value."""
+    sizes = []
+    while isinstance(value, list) and value:
+        sizes.append(len(value))
+        value = value[0]
+    return sizes if len(sizes) > 2 else []
 
 
 def aligned(values: Sequence[Any]) -> list[str]:

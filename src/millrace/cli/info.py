@@ -48,7 +48,7 @@ def describe(store: Any) -> dict[str, Any]:
         "parent": None if manifest is None else manifest.parent,
         "snapshots": [] if manifest is None else _describe_snapshots(store),
         "records": store.num_records,
-        "rows": {axis: store.axis_rows(axis) for axis in store.axes if axis not in layout.columns},
+        "rows": {axis: store.axis_rows(axis) for axis in layout.row_axes if _has_column(layout, axis)},
         "shards": store.num_shards,
         "bytes": store.num_bytes,
         "columns": {
@@ -73,6 +73,11 @@ def describe(store: Any) -> dict[str, Any]:
         "tokenizer": None if manifest is None or manifest.tokenizer is None else manifest.tokenizer.get("name"),
         "meta": dict(store.meta),
     }
+
+
+def _has_column(layout: Any, axis: str) -> bool:
+    """Whether any column has this axis: where all are per record, none has."""
+    return any(column.axis == axis for column in layout.columns.values())
 
 
 def _describe_snapshots(store: Any) -> list[dict[str, Any]]:
@@ -132,12 +137,13 @@ def show(facts: dict[str, Any]) -> None:
 def _contents(facts: dict[str, Any]) -> list[str]:
     """Sentences about what the store is and how much it holds."""
     record, row = NOUNS.get(facts["kind"], ("record", "row"))
-    rows = [plural(count, row if axis == "rows" else f"{row} of {axis}") for axis, count in facts["rows"].items()]
+    rows = [plural(count, row) + f" of {axis}" * (axis != "rows") for axis, count in facts["rows"].items()]
     records = plural(facts["records"], record) + (" (a record each)" if record != "record" else "")
     what = f"a millrace store of {KINDS.get(facts['kind'], facts['kind'])}, format version {facts['version']}"
     return [
         f"{facts['path']} is {what if facts['version'] else 'in the layout of another tool: ' + facts['layout']}.",
-        f"It holds {' and '.join(rows)} in {records}: {size(facts['bytes'])} in {plural(facts['shards'], 'shard')}.",
+        f"It holds {' in '.join(filter(None, (' and '.join(rows), records)))}: {size(facts['bytes'])} in "
+        f"{plural(facts['shards'], 'shard')}.",
         *(_written(snapshot) for snapshot in facts["snapshots"] if snapshot["fingerprint"] == facts["fingerprint"]),
         f"Its fingerprint is {facts['fingerprint']}.",
     ]

@@ -27,6 +27,13 @@ Seed = Annotated[int, Option(min=0, help="Seed of the sample order.")]
 RunFolder = Annotated[str, Argument(metavar="RUN", help="The run folder, as given to millrace train --run.")]
 Checkpoint = Annotated[str, Option(help="Which checkpoint to use: latest or best.")]
 MovedStore = Annotated[str | None, Option(help="Path of the run's store, if it was moved.")]
+Engine = Annotated[str, Option(metavar="NAME", help="Where the work runs: local, ray or dask.")]
+Address = Annotated[
+    str | None,
+    Option(
+        metavar="ADDRESS", help="The Ray or Dask cluster to use.", show_default="one that is started on this machine"
+    ),
+]
 OwnModel = Annotated[
     str | None,
     Option(metavar="MODULE:CALLABLE", help="Your own model of the run, if you trust its code."),
@@ -86,3 +93,15 @@ def load_trained(run: str, checkpoint: str, model: str | None, store: str | None
 
     with training_extras():
         return load_model(Path(run), checkpoint, own=model, store=store)
+
+
+def copy_store(command: str, source: str, target: str, workers: int, *, as_json: bool) -> None:
+    """Copies a store into a folder, with progress and a report: ``pull`` and ``stage``."""
+    from millrace.cli.printing import byte_progress, print_transfer
+    from millrace.store.remote.contents import Contents
+    from millrace.store.remote.objects import Objects
+    from millrace.store.remote.pull import pull
+
+    with byte_progress(command, Contents.read(Objects(source)).manifest.totals.bytes) as step:
+        report = pull(source, target, workers=workers, progress=step)
+    print_transfer(f"{command.removesuffix('e')}ed", report, as_json=as_json)

@@ -120,6 +120,18 @@ class TableProgress(TextProgress):
         return [f"{done:,} {NOUNS[stage]}{'s' * (done != 1)}", *rate, *search, f"{size(memory())} memory"]
 
 
+class RecordProgress(TextProgress):
+    """Called as (stage, done, total, facts): bytes read, shards written."""
+
+    def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
+        if stage != "read":
+            return [f"{done:,} shard{'s' * (done != 1)}"]
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        records = facts["records"] - self._before.get("records", 0)
+        rate = [f"{thousands(records / seconds)} records/s"] if records else []
+        return [f"{facts['records']:,} records", *rate, f"{size(memory())} memory"]
+
+
 def _bar_width(width: int) -> int:
     """The width of the bar on a terminal of this width."""
     return max(6, min(40, width // 8))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from millrace.cli.options import Address, Engine
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
 
@@ -103,7 +104,8 @@ def run(
     stall: Annotated[
         float, option("Report a --transform that makes no progress for so long; 0: never.", "SECONDS", min=0)
     ] = 1800,
-    engine: Annotated[str, option("Where the work is done: local.")] = "local",
+    engine: Engine = "local",
+    address: Address = None,
     append: Annotated[bool, option("Add rows and entities to a store that is there.", None, "--append")] = False,
     refit: Annotated[
         bool, option("With --append: fit the scaling again and rewrite all rows.", None, "--refit")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from millrace.cli.options import Address, Engine
 from millrace.cli.printing import print_json, print_line, print_table, size
 
 EXAMPLE = "millrace prepare text books/*.txt --out corpus --tokenizer gpt2"
@@ -103,13 +104,14 @@ def run(
     ] = None,
     restart: Annotated[bool, Option("--restart", help="Begin afresh: delete the work of an interrupted run.")] = False,
     workers: Annotated[
-        int | None, Option(min=1, help="Number of worker processes.", show_default="one per core")
+        int | None, Option(min=1, help="Number of worker processes.", show_default="one per core; of --address: all")
     ] = None,
     stall: Annotated[
         float,
         Option(min=0, metavar="SECONDS", help="Stop if a worker makes no progress for this long; 0: never."),
     ] = 1800,
-    engine: Annotated[str, Option(help="Where the work runs: local.")] = "local",
+    engine: Engine = "local",
+    address: Address = None,
     append: Annotated[bool, Option("--append", help="Add to an existing store, as a new snapshot.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -155,18 +157,19 @@ def prepare(context: typer.Context, function: Any, progress: Any, given: Mapping
     """Runs a preparation with the options of its command; returns the report, and prints it for ``--json``."""
     import msgspec
 
-    from millrace.errors import ConfigError
     from millrace.prepare.advice import with_flags
 
     asked = context.params
-    if asked["engine"] != "local":
-        raise ConfigError(
-            f"--engine {asked['engine']}: this version prepares on one machine; leave it out, or give local"
-        )
-    options = {name: asked[name] for name in ("workers", "append", "restart")} | {"exclude": asked["exclude"] or ()}
+    options = {name: asked[name] for name in ("workers", "engine", "address", "append", "restart")}
     with progress:
         report = with_flags(function)(
-            asked["sources"], asked["out"], **options, stall_s=asked["stall"], progress=progress, **given
+            asked["sources"],
+            asked["out"],
+            **options,
+            exclude=asked["exclude"] or (),
+            stall_s=asked["stall"],
+            progress=progress,
+            **given,
         )
     if asked["as_json"]:
         print_json(msgspec.to_builtins(report))

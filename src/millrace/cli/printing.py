@@ -110,6 +110,19 @@ def size(num_bytes: float) -> str:
     raise AssertionError
 
 
+def print_transfer(verb: str, report: Any, *, as_json: bool) -> None:
+    """What ``push``, ``pull`` or ``stage`` did."""
+    if as_json:
+        print_json({name: getattr(report, name) for name in report.__struct_fields__})
+    elif not report.files:
+        print_line(f"{report.target} holds this store already: fingerprint {report.fingerprint}")
+    else:
+        rest = report.files - report.sent_files
+        kept = f"; {plural(rest, 'file')} were there already" if rest else ""
+        what = f"{plural(report.sent_files, 'file')}, {size(report.sent_bytes)}"
+        print_line(f"{verb} {what} to {report.target}{kept}; fingerprint {report.fingerprint}")
+
+
 @contextlib.contextmanager
 def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal, else a line every 5 seconds. Call it with the bytes done."""

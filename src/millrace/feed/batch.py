@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.ragged import Array, Int64s, Ragged, moved, pinned
+from millrace.ragged import Array, Int64s, Ragged, moved, pinned, shared
 
 
 class Marks(NamedTuple):
@@ -112,11 +112,19 @@ class Batch(dict[str, Any]):
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """The same batch with its columns as tensors on a device; text and the marks stay on the host."""
-        return with_marks({name: moved(v, device, non_blocking) for name, v in dict.items(self)}, self.__dict__)
+        return self._mapped(lambda value: moved(value, device, non_blocking))
 
     def pin_memory(self) -> Batch:
         """The same batch with its columns as tensors in pinned memory."""
-        return with_marks({name: pinned(value) for name, value in dict.items(self)}, self.__dict__)
+        return self._mapped(pinned)
+
+    def _mapped(self, function: Callable[[Any], Any]) -> Batch:
+        """Columns of one axis share their offsets afterwards too."""
+        once = shared(function)
+        columns = {
+            name: value.map(once) if isinstance(value, Ragged) else once(value) for name, value in dict.items(self)
+        }
+        return with_marks(columns, self.__dict__)
 
     def micro(self, count: int) -> list[Batch]:
         """``count`` contiguous slices, as views, for gradient accumulation."""

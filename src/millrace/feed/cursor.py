@@ -22,13 +22,14 @@ def identity(view: View, order: Order, seed: int) -> dict[str, Any]:
     return {
         "store": stores[0] if len(stores) == 1 else digest(*stores),
         "view": view.fingerprint,
-        "order": digest(canonical(order.spec())),
+        "order": digest(canonical(order.identity())),
         "seed": seed,
     }
 
 
-def write(position: int, view: View, order: Order, seed: int) -> dict[str, Any]:
-    return {"version": VERSION, "position": position, **identity(view, order, seed)}
+def write(place: Mapping[str, int], view: View, order: Order, seed: int) -> dict[str, Any]:
+    """``place`` is the position, and with a budget its ``bin`` and ``max_rows``."""
+    return {"version": VERSION, **place, **identity(view, order, seed), **order.state()}
 
 
 def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
@@ -44,6 +45,19 @@ def read(state: Mapping[str, Any], view: View, order: Order, seed: int) -> int:
             message = _difference(part, saved, own, view, order)
             raise ResumeMismatch(message, part=part, expected=own, found=saved)
     return int(state["position"])
+
+
+def read_bin(state: Mapping[str, Any], max_rows: int | None) -> int:
+    """The bins delivered of the window at the position, after comparing the budget; 0 without one."""
+    saved = state.get("max_rows")
+    if saved != max_rows:
+        raise ResumeMismatch(
+            f"the state is of max_rows={saved}, this feed has max_rows={max_rows}; give max_rows={saved}, or start over",
+            part="budget", expected=max_rows, found=saved,
+        )  # fmt: skip
+    if max_rows is not None and (type(state.get("bin")) is not int or state["bin"] < 0):
+        raise ConfigError(f"this is not a state of a feed with max_rows: bin is {state.get('bin')!r}")
+    return 0 if max_rows is None else int(state["bin"])
 
 
 def _difference(part: str, saved: Any, here: Any, view: View, order: Order) -> str:

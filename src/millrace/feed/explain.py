@@ -41,21 +41,21 @@ def explain_batch(line: Line, batch: int, rename: Mapping[str, str]) -> Explanat
     """What one batch of a line holds, over all ranks."""
     if batch < 0 or (line.num_batches is not None and batch >= line.num_batches):
         raise ConfigError(f"batch {batch} is outside the feed; it has {line.num_batches} batches")
-    if line.end(batch + 1) > MAX_POSITION:
+    if line.end(batch) > MAX_POSITION - line.batch:
         raise ConfigError(f"batch {batch} lies beyond position 2^63 - 1, where every line ends")
-    found = describe(line.view, line.order, *line.span(batch), batch)
+    found = describe(line.view, line.order, line.positions_of(batch), batch)
     return Explanation(found, rename=dict(rename)) if rename else found
 
 
-def describe(view: View, order: Order, start: int, stop: int, batch: int) -> Explanation:
-    """Positions [start, stop) of an order over a view."""
-    positions = np.arange(start, stop, dtype=np.int64)
+def describe(view: View, order: Order, positions: Int64s, batch: int) -> Explanation:
+    """What stands at these positions of an order over a view."""
     samples = order.samples(positions)
     rows = describe_samples(view, samples)
-    for position, row in zip(positions.tolist(), rows, strict=True):
-        row["position"], row["epoch"] = position, position // order.n
+    epochs = order.epochs(positions)
+    for position, epoch, row in zip(positions.tolist(), epochs.tolist(), rows, strict=True):
+        row["position"], row["epoch"] = position, epoch
     return Explanation(
-        batch=batch, positions=positions, samples=samples, epochs=positions // order.n,
+        batch=batch, positions=positions, samples=samples, epochs=epochs,
         shards=[row.get("shard") for row in rows], rows=rows,
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def prepared_from(view: View) -> dict[str, list[str]]:
 def describe_samples(view: View, samples: Int64s) -> list[dict[str, Any]]:
     """Where each sample comes from, in the order given."""
     if isinstance(view, Subset):
-        return _with_samples(describe_samples(view.view, view.ids[samples]), samples)
+        return _with_samples(describe_samples(view.view, view.numbers(samples)), samples)
     if isinstance(view, Concat):
         parts, inside = view.parts(samples)
         found: list[dict[str, Any]] = [{}] * len(samples)
@@ -88,12 +88,15 @@ def _with_samples(rows: list[dict[str, Any]], samples: Int64s) -> list[dict[str,
 
 
 def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
-    """Each sample with one piece per record that it has rows of: a block may hold the ends of several documents."""
-    store: Any = view.store
+    """Each sample with one piece per record that it has rows of: a block may hold the ends of several documents.
+
+    Records and rows are numbered as in the whole store (or split), also where ``where`` chose some.
+    """
+    store: Any = view.store.whole
     spans = view.spans(samples)
     owners = np.arange(len(spans))
     owners = owners if spans.offsets is None else np.repeat(owners, np.diff(spans.offsets))
-    records, starts, stops, which = _by_record(store, spans, view.records(samples)[owners])
+    records, starts, stops, which = _by_record(store, spans, view.stored_records(samples)[owners])
     shards, first_rows = store.locate_records(records)
     names = {shard: store.shard_name(shard) for shard in np.unique(shards).tolist()}
     columns = _record_values(store, records)

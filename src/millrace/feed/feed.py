@@ -14,18 +14,24 @@ from typing import Any
 from millrace.errors import ConfigError
 from millrace.feed import cursor, journal
 from millrace.feed.batch import Batch, last_span
+from millrace.feed.budget import Budget, BudgetLine
 from millrace.feed.callers import check_caller
 from millrace.feed.explain import Explanation, explain_batch
 from millrace.feed.iteration import Iteration, Progress
 from millrace.feed.lightning import LastBatch
 from millrace.feed.line import Line
+from millrace.feed.make.decode import Decode
 from millrace.feed.make.transform import Transform
 from millrace.feed.options import check_line, check_options, check_ranks, check_view, warn_large_batch
 from millrace.feed.passes import Pass, Passes, not_by_number
+from millrace.feed.processes.job import Job
+from millrace.feed.processes.pool import Pool, close_all
+from millrace.feed.processes.shared_slots import SharedSlots
+from millrace.feed.remote.link import Link
 from millrace.feed.report import Report
 from millrace.feed.world import rank_and_world
 from millrace.native import num_cores
-from millrace.order.orders import Order, Shuffled
+from millrace.order.orders import MAX_POSITION, Order, Shuffled
 from millrace.ragged import Int64s, as_integer
 from millrace.view.view import View
 
@@ -37,7 +43,13 @@ class Feed:
     the feed stands. ``state_dict()`` counts what the loop got. After a restore with any world size, batch, depth or
     workers, the remaining samples are the same. A feed finds its rank when iteration starts, so you may construct it
     before the process group. ``rename`` gives columns other names, after the transform. A last batch that is not full
-    is padded and marked by ``valid`` (``last="pad"``), left out (``"drop"``) or cut (``"short"``).
+    is padded and marked by ``valid`` (``last="pad"``), left out (``"drop"``) or cut (``"short"``). With ``queue``, workers
+    on other machines make the batches of this ``run``; those that do not come in time are made here. ``tier="ram"`` copies
+    the columns of the view into memory first.
+
+    ``decode(record, rng)`` gets each sample by itself, then ``transform(batch, rng)`` the whole batch. ``workers`` threads
+    run them ahead of the loop, or processes: ``processes=True``, or "auto" to choose by measuring. The batches are the
+    same, also if a worker dies. ``by_epoch`` keeps the processes from pass to pass, until ``close()``.
 
     >>> from millrace import Blocks, from_arrays
     >>> import numpy as np
@@ -59,10 +71,15 @@ class Feed:
         world: int | None = None,
         device: Any = "cpu",
         transform: Transform | None = None,
+        decode: Decode | None = None,
         rename: Mapping[str, str] | None = None,
         last: str = "pad",
         workers: int | None = None,
+        processes: bool | str = False,
         depth: int = 4,
+        queue: str | None = None,
+        max_rows: int | None = None,
+        tier: str | None = None,
         run: str | os.PathLike[str] | None = None,
     ) -> None:
         check_view(view)
@@ -74,26 +91,48 @@ class Feed:
         self.epochs = None if epochs is None else as_integer("epochs", epochs)
         self.device, self.transform, self.depth, self.last = str(device), transform, depth, last
         self.rename, self.run = dict(rename or {}), run
+        self.decode, self.processes, self.queue, self.tier = decode, processes, queue, tier
+        self.uses_processes = bool(processes) and processes != "auto"
+        self.choice: str | None = None  # what "auto" chose, and why
         self.rank_option, self._workers = (rank, world), workers
+        self.budget = None if max_rows is None else Budget(view, order, max_rows)
         check_options(self, workers)
         warn_large_batch(self)
-        self.workers = workers or min(4, num_cores())
-        # Without a transform the loop makes batches itself rather than wait: it needs one core.
-        self.fillers = workers or max(1, min(4, num_cores() - 1))
-        self._position = 0  # where it started or was restored
+        self.fillers = workers  # without a transform; None: by cores and bytes, when an iterator starts
+        self._position = self._bin = 0  # where it started or was restored
         self.progress: Progress | None = None  # of the last iterator since then
-        self._origin = 0  # p0: where batch 0 of explain and state_at begins
+        self._origin = self._origin_bin = 0  # p0: where batch 0 of explain and state_at begins
+        self._reached: int | None = None  # where the loop stood before it skipped
         self._in_passes = False  # whether batches end with their epoch, as in by_epoch()
         self.earliest_pass = 0  # the next pass does not begin before this: a framework set its epoch
         self.is_restored = False  # since its last iterator
         self.lightning_batch: LastBatch | None = None  # while Lightning reads this feed
         self._live: weakref.ref[Iteration | Pass] | None = None
         self.last_report: Report | None = None  # of the last iterator that ended
+        self.link: Link | None = None  # to the queue, which stays from pass to pass
+        self._pools: list[Pool] = []  # worker processes, likewise
+        weakref.finalize(self, close_all, self._pools)  # also at interpreter exit
+
+    @property
+    def workers(self) -> int:
+        """Threads or processes that run ``decode`` and ``transform``."""
+        usual = max(1, min(8, num_cores() - 1)) if self.uses_processes else min(4, num_cores())
+        return self._workers or usual
 
     @property
     def position(self) -> int:
         """Where the feed stands. It counts what the loop got, not what was made ahead."""
         return self._position if self.progress is None else self.progress.position
+
+    @property
+    def bin(self) -> int:
+        """Of a feed with ``max_rows``: the bins delivered of the window at ``position``."""
+        return self._bin if self.progress is None else self.progress.line.place(self.progress.count).get("bin", 0)
+
+    @property
+    def reached(self) -> int:
+        """Where the loop stands, before what it skipped and has not read past yet."""
+        return self.position if self._reached is None or self.progress is not None else self._reached
 
     @property
     def stop(self) -> int | None:
@@ -109,14 +148,17 @@ class Feed:
     def world(self) -> int:
         return rank_and_world(*self.rank_option)[1] if self.progress is None else self.progress.line.world
 
-    def line(self, start: int, stop: int | None, rank: int = 0, world: int = 1) -> Line:
-        return Line(self.view, self.order, self.batch, rank, world, start, stop, last=self.last)
+    def line(self, start: int, stop: int | None, rank: int = 0, world: int = 1, first_bin: int = 0) -> Line:
+        options = (self.view, self.order, self.batch, rank, world, start, stop)
+        if self.budget is None:
+            return Line(*options, last=self.last)
+        return BudgetLine(*options, last=self.last, first_bin=first_bin, budget=self.budget)
 
     def line_here(self, start: int, stop: int | None) -> Line:
         """The line for the rank that this process is now."""
         rank, world = rank_and_world(*self.rank_option)
         check_ranks(self, rank, world)
-        return self.line(start, stop, rank, world)
+        return self.line(start, stop, rank, world, self.bin if start == self.position else 0)
 
     def __len__(self) -> int:
         """Batches of the whole feed, wherever it stands; ``remaining`` counts those that are left."""
@@ -125,18 +167,20 @@ class Feed:
     @property
     def remaining(self) -> int:
         """Batches from where the feed stands to its end."""
+        if self.budget is not None:
+            return _finite(self.line(self.position, self.stop, first_bin=self.bin))
         return _finite(replace(self._count_line, start=self.position))
 
     @property
     def _count_line(self) -> Line:
         """The line that counts batches: from p0, and in passes if the feed is read by epoch."""
-        line = self.line(self._origin, self.stop)
+        line = self.line(self._origin, self.stop, first_bin=self._origin_bin)
         return replace(line, epoch=self.order.n) if self._in_passes else line
 
     def count_passes(self, in_passes: bool) -> None:
         """Counts batches from here if the loop changes between reading by epoch and reading on."""
         if in_passes != self._in_passes:
-            self._in_passes, self._origin = in_passes, self.position
+            self._in_passes, self._origin, self._origin_bin = in_passes, self.position, self.bin
 
     def __iter__(self) -> Iteration:
         self.check_idle("iterate")
@@ -153,7 +197,7 @@ class Feed:
         if self.run is not None:
             journal.note_start(self.run, self, line)
         if line.start != self.position:  # the loop left a pass early: count batches from here
-            self._origin = line.start
+            self._origin, self._origin_bin = line.start, 0
         iteration = Iteration(self, line, is_pass=is_pass)
         self.progress, self.is_restored = iteration.progress, False
         return iteration
@@ -185,33 +229,36 @@ class Feed:
 
         With ``repeat`` every pass is the whole first epoch, for evaluation; the feed itself stays where it is.
         """
+        passes = Passes(self, repeat=repeat)
         if not repeat:
             self.count_passes(True)
-        return Passes(self, repeat=repeat)
+        return passes
 
     def __getitem__(self, key: Any) -> Any:
         raise not_by_number("a feed has")
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed stands, as JSON under 1 KB. It counts what the loop got, not what was made ahead."""
-        return cursor.write(self._used, self.view, self.order, self.seed)
+        is_unused = self.lightning_batch is not None and self.lightning_batch.is_unused
+        if is_unused and self.progress is not None:  # a batch that Lightning took, but has not used yet
+            return self._state(self.progress.line.place(self.progress.count - 1))
+        return self._state({"position": self.position, "bin": self.bin})
 
-    @property
-    def _used(self) -> int:
-        """Where the feed stands, without a batch that Lightning took but has not used yet."""
-        if self.lightning_batch is not None and self.lightning_batch.is_unused and self.progress is not None:
-            return self.progress.line.end(self.progress.count - 1)
-        return self.position
+    def _state(self, place: Mapping[str, int]) -> dict[str, Any]:
+        budget = {} if self.budget is None else {"bin": place["bin"], "max_rows": self.budget.max_rows}
+        return cursor.write({"position": place["position"], **budget}, self.view, self.order, self.seed)
 
     def state_at(self, batches: int) -> dict[str, Any]:
         """The state after this many batches since construction or restore, for frameworks that read ahead."""
         if as_integer("batches", batches) < 0:
             raise ConfigError(f"state_at({batches}); expected 0 or more batches")
-        return cursor.write(self._count_line.end(batches), self.view, self.order, self.seed)
+        return self._state(self._count_line.place(batches))
 
     def state_before(self, batch: Batch) -> dict[str, Any]:
         """The state of a loop that has this batch but has not used it yet, for loops that read ahead."""
         span, positions, progress = last_span(batch), batch.positions, self.progress
+        if self.budget is not None and positions is not None and len(positions):
+            return self._state(self._count_line.place(int(self._count_line.number_of(positions[0]))))
         start = None if span is None else span[0]
         if start is None:
             if progress is None or positions is None or len(positions) != progress.line.size:
@@ -219,25 +266,49 @@ class Feed:
                     "state_before() needs a whole batch of this feed; this is a part, or lost its positions"
                 )
             start = int(positions[0]) - progress.line.share[0]
-        return cursor.write(start, self.view, self.order, self.seed)
+        return self._state({"position": start, "bin": 0})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses the state of another store, view, order or seed."""
         self.check_idle("load a state")
-        self._position = self._origin = cursor.read(state, self.view, self.order, self.seed)
+        position = cursor.read(state, self.view, self.order, self.seed)
+        bin_number = cursor.read_bin(state, None if self.budget is None else self.budget.max_rows)
+        self.order = self.order.resumed(state, position)
+        self._begin_at(position, bin_number)
+
+    def skip(self, positions: int) -> None:
+        """Leaves out the next ``positions`` samples of the whole run, such as those of a loss spike.
+
+        The state counts them as delivered, so a resumed run leaves them out too.
+        """
+        self.check_idle("skip")
+        if self.budget is not None:
+            raise ConfigError("skip() of a feed with max_rows: its positions are not delivered in order; leave it out")
+        if as_integer("positions", positions) < 0:
+            raise ConfigError(f"skip({positions}); expected 0 or more positions")
+        if self.position + positions > (MAX_POSITION if self.stop is None else self.stop):
+            raise ConfigError(f"skip({positions}) from position {self.position:,} passes the end of the feed")
+        reached = self.reached
+        self._begin_at(self.position + positions)
+        self._reached = reached
+
+    def _begin_at(self, position: int, bin_number: int = 0) -> None:
+        self._position, self._origin, self._reached = position, position, None
+        self._bin = self._origin_bin = bin_number
         self.progress, self.lightning_batch, self.earliest_pass, self.is_restored = None, None, 0, True
 
     def explain(self, batch: int) -> Explanation:
-        """What batch number ``batch`` since construction or restore holds, over all ranks: samples, rows, sources."""
+        """What batch number ``batch`` since construction, restore or skip holds, over all ranks: samples, rows, sources."""
         return explain_batch(self._count_line, as_integer("batch", batch), self.rename)
 
     def steps_of(self, samples: Any, epoch: int | None = None) -> Int64s:
         """The batch of each sample in an epoch (default: the current one): the inverse of ``explain``.
 
-        Batches before construction or restore are negative.
+        Batches before construction, restore or skip are negative.
         """
-        epoch = self.position // self.order.n if epoch is None else as_integer("epoch", epoch)
-        if epoch < 0 or (self.epochs is not None and epoch >= self.epochs):
+        if epoch is None:
+            epoch = self.order.epochs_of(samples, self.position)
+        elif as_integer("epoch", epoch) < 0 or (self.epochs is not None and epoch >= self.epochs):
             last = "any" if self.epochs is None else self.epochs - 1
             raise ConfigError(f"epoch={epoch}; this feed has epochs 0 to {last}")
         return self._count_line.number_of(self.order.positions(samples, epoch))  # type: ignore[no-any-return]
@@ -246,12 +317,26 @@ class Feed:
         """Who waited for whom, for the live or else the last iterator; None before the first."""
         return self.last_report if self.live is None else self.live.report()
 
+    def pool_of_workers(self, depth: int, gpu: Any) -> Pool:
+        """Worker processes for an iterator: those that an earlier pass has left, or new ones."""
+        self._pools[:] = [pool for pool in self._pools if not pool.is_closed]
+        if (idle := next((pool for pool in self._pools if pool.is_idle), None)) is not None:
+            return idle
+        # Slots that are ready or being made, one in hand and one before it; on a GPU those on their way.
+        slots = SharedSlots(2 * depth + 2 if gpu is not None else depth + 2, gpu)
+        method = None if self.processes in (True, "auto") else str(self.processes)
+        self._pools.append(Pool(Job.of(self), self.workers, slots, method))
+        return self._pools[-1]
+
     def close(self) -> None:
-        """Ends the live iterator and its threads; the feed stands where the loop left it."""
+        """Ends the live iterator, its threads and worker processes; the feed stands where the loop left it."""
         live = self.live
         if live is not None:
             live.close()
         self._live = None
+        close_all(self._pools)
+        if self.link is not None:
+            self.link.close()
 
     def __enter__(self) -> Feed:
         return self
@@ -265,7 +350,9 @@ class Feed:
         options = {
             "batch": self.batch, "order": self.order, "seed": self.seed, "epochs": self.epochs, "rank": rank, "world": world,
             "device": self.device, "transform": self.transform, "rename": self.rename, "last": self.last,
-            "workers": self._workers, "depth": self.depth, "run": self.run,
+            "workers": self._workers, "depth": self.depth, "run": self.run, "decode": self.decode,
+            "processes": self.processes, "queue": self.queue, "tier": self.tier,
+            "max_rows": None if self.budget is None else self.budget.max_rows,
         }  # fmt: skip
         earliest = self.earliest_pass
         if self.progress is not None and self.progress.is_pass and self.progress.count > 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from millrace.errors import FeedError
 from millrace.feed.batch import Batch, part_of, rename_columns
 from millrace.feed.callers import check_caller
 from millrace.feed.compose import Composer
+from millrace.feed.foresight import Foresight
 from millrace.feed.line import Line
 from millrace.feed.report import Report
 from millrace.feed.stages import Fallback
@@ -49,20 +49,23 @@ class Progress:
 class Iteration:
     """The iterator of a feed. It ends with its last batch, by ``close()`` or garbage collection."""
 
-    def __init__(self, feed: Feed, line: Line, *, is_pass: bool = False) -> None:
+    def __init__(self, feed: Feed, line: Line, *, is_pass: bool = False, keeps_workers: bool = False) -> None:
         self._feed, self.line, self.progress = feed, line, Progress(line, is_pass)
         self.total = line.num_batches
         self._process, self._life = os.getpid(), _life
         self._rename = feed.rename or None
+        self._offsets_of = getattr(line, "offsets_of", None)  # of bins, with a budget
+        self._num_samples = 0  # of batches with bins
         self.is_closed = False
         self._takers: dict[str, object] = {}  # the call of next() under way; unlike a lock, it says whose it is
         self._began, self._next_s = perf_counter(), 0.0
-        self._composer = Composer(feed)
+        self._composer = Composer(feed, keeps_workers=is_pass or keeps_workers)
         self._start(line)
 
     def _start(self, line: Line) -> None:
         """Composes the stages for a line that begins where the loop stands."""
         self._first = self.progress.count  # the stages count from this batch
+        self._foresight = Foresight.of(line) if self._feed.queue is None else None  # workers read the files
         self._stages = self._composer.compose(line)
         self._place = self._stages.place
 
@@ -97,6 +100,9 @@ class Iteration:
                 batch = rename_columns(batch, self._rename)
             progress.count = count + 1
             self._next_s += perf_counter() - began
+            if self._offsets_of is not None:
+                batch.__dict__["bins"] = self._offsets_of(count)
+                self._num_samples += int(batch.__dict__["bins"][-1])
             if count + 1 == self.total:
                 batch = self._last(batch)
             del takers["next"]
@@ -124,12 +130,14 @@ class Iteration:
 
     def _take(self) -> Batch:
         self._check_process()  # a fork below Python was not noted; asking the system takes microseconds
+        if self._foresight is not None:
+            self._foresight.reach(self.progress.count - self._first)
         try:
             return self._place.take(self.progress.count - self._first)
         except Fallback as reason:
             self._composer.leave_out(reason)
         self._place.close()
-        self._start(replace(self.line, start=self.progress.position))
+        self._start(self.line.after(self.progress.count))
         if self.is_closed:  # by another thread
             self._place.close()
         return self._take()
@@ -144,11 +152,18 @@ class Iteration:
         way, make, ahead, place = self._stages
         counters, behind_s, count = ahead.report(), place.report().behind_s, self.progress.count
         return Report(
-            way, counters.workers, count, min(self.progress.position - self.line.start, count * self.line.size),
+            way, counters.workers, count, self._num_samples or self._samples_before(count),
             perf_counter() - self._began, self._next_s - (behind_s or 0.0), fill_s=counters.make_s,
             fill_wait_s=counters.put_wait_s, depth_seen=counters.mean_ready, made_in_line=counters.made_here,
+            made_again=counters.made_again, cores=counters.cores, pieces=counters.pieces,
             num_bytes=counters.num_bytes, is_cold=make.report().is_cold, past_cache=counters.past_cache, behind_s=behind_s,
+            deaths=counters.deaths, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
+            made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
+            choice=self._feed.choice,
         )  # fmt: skip
+
+    def _samples_before(self, count: int) -> int:
+        return min(self.progress.position - self.line.start, count * self.line.size)
 
     def close(self) -> None:
         is_mine = self._process == os.getpid()  # a forked child has neither the threads nor the GPU

@@ -32,7 +32,7 @@ def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
     with platform.writing(folder / NAME):
         platform.make_dir(folder)
         entry: dict[str, Any] = {
-            "step": _steps_before(folder, feed.position) + 1,  # a pass that the loop left took fewer steps
+            "step": _steps_before(folder, feed.reached) + 1,  # a pass that the loop left took fewer steps
             "position": line.start,
             "batch": feed.batch,
             "stop": line.stop,

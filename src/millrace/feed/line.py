@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,24 @@ class Line:
             return position
         is_over = self.last == "drop" and batches >= (self.num_batches or 0)
         return max(self.stop, self.start) if is_over else min(position, max(self.stop, self.start))
+
+    def after(self, batches: int) -> Line:
+        """The rest of the line after so many batches."""
+        return replace(self, start=self.end(batches))
+
+    def place(self, batches: int) -> dict[str, int]:
+        """Where the line goes on after so many batches, as a cursor keeps it."""
+        return {"position": self.end(batches)}
+
+    def positions_of(self, batch: int) -> Int64s:
+        """The positions of one batch, over all ranks."""
+        return np.arange(*self.span(batch), dtype=np.int64)
+
+    def read_positions(self, batch: int) -> Int64s:
+        """The positions whose samples this rank reads for a batch; padding repeats the first sample of all ranks."""
+        first, stop = self.span(batch)
+        positions = first + np.arange(*self.share, dtype=np.int64)
+        return np.where(positions < stop, positions, first)
 
     def span(self, batch: int) -> tuple[int, int]:
         """The positions [first, last) of one batch, over all ranks."""

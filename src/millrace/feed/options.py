@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from millrace.errors import ConfigError
 from millrace.feed.batch import check_names, check_rename
 from millrace.feed.line import LAST
+from millrace.feed.processes.job import check_job
+from millrace.feed.remote.record import check_queue
+from millrace.feed.tier import check_tier
 from millrace.order.orders import MAX_POSITION, Order, Sequential, share
 from millrace.ragged import as_integer
 from millrace.view.view import View
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from millrace.feed.feed import Feed
 
 DEVICES = ("cpu", "numpy", "cuda")  # also "cuda:1"
+PROCESSES = (False, True, "auto", "forkserver", "spawn")
 MAX_BYTES = 1 << 47  # what a process can address
 MAX_AHEAD = 4096  # batches kept ready, and threads: more would only take memory
 
@@ -44,6 +48,8 @@ def check_line(view: View, order: Order, batch: int) -> None:
 
 
 def check_options(feed: Feed, workers: int | None) -> None:
+    if feed.epochs is not None and not feed.order.has_epochs:
+        raise ConfigError(f"epochs={feed.epochs} of a mixture: its sources have epochs of their own; leave epochs out")
     if feed.epochs is not None and not 1 <= feed.epochs <= MAX_POSITION // feed.order.n:
         raise ConfigError(f"epochs={feed.epochs}; expected 1 or more, within 2^63 - 1 positions, or None for no end")
     if feed.device.split(":")[0] not in DEVICES:
@@ -55,17 +61,31 @@ def check_options(feed: Feed, workers: int | None) -> None:
         raise ConfigError(f"seed={feed.seed}; expected 0 to 2^64 - 1")
     if feed.last not in LAST:
         raise ConfigError(f"last={feed.last!r}; expected one of {', '.join(LAST)}")
-    if feed.stop is not None and feed.line(0, feed.stop).num_batches == 0:
+    if feed.budget is not None and feed.run is not None:
+        raise ConfigError(
+            "run= notes steps by position, which max_rows= does not deliver in order; leave one of them out"
+        )
+    if feed.budget is not None and feed.last == "short":
+        raise ConfigError("last='short' with max_rows=: batches differ in size anyway; use last='pad' or 'drop'")
+    if feed.budget is None and feed.stop is not None and feed.line(0, feed.stop).num_batches == 0:
         raise ConfigError(f"last='drop' leaves no batch of {feed.batch} in {feed.stop:,} samples; lower batch")
     rank, world = feed.rank_option
     if (rank is None) != (world is None):
         raise ConfigError(f"rank={rank}, world={world}; give both or neither")
     if rank is not None and world is not None:
         share(feed.batch, rank, world)
-    _check_transform(feed.transform)
+    _check_function("transform", "(batch, rng)", feed.transform)
+    _check_function("decode", "(record, rng)", feed.decode)
+    if not any(feed.processes is known or feed.processes == known for known in PROCESSES):
+        raise ConfigError(f"processes={feed.processes!r}; expected True, False, 'auto', 'forkserver' or 'spawn'")
+    check_tier(feed.tier, uses_processes=feed.uses_processes)
+    if feed.uses_processes:
+        check_job(feed)
+    if feed.queue is not None:
+        check_queue(feed)
     names = [field.name for field in feed.view.fields]
     check_names(names)
-    check_rename(feed.rename, names if feed.transform is None else None)
+    check_rename(feed.rename, names if feed.transform is None and feed.decode is None else None)
 
 
 def check_ranks(feed: Feed, rank: int, world: int) -> None:
@@ -75,21 +95,21 @@ def check_ranks(feed: Feed, rank: int, world: int) -> None:
         raise ConfigError(f"last='short' with {world} ranks leaves some without a last batch; use last='pad'")
 
 
-def _check_transform(transform: Any) -> None:
-    """Refuses a transform whose signature cannot take (batch, rng)."""
-    if transform is None:
+def _check_function(name: str, takes: str, function: Any) -> None:
+    """Refuses a transform or decode whose signature cannot take two arguments."""
+    if function is None:
         return
-    if not callable(transform):
-        raise ConfigError(f"transform={transform!r} cannot be called; expected a function of (batch, rng)")
+    if not callable(function):
+        raise ConfigError(f"{name}={function!r} cannot be called; expected a function of {takes}")
     try:
-        signature = inspect.signature(transform)
+        signature = inspect.signature(function)
     except (ValueError, TypeError):  # written in C, without a signature
         return
     try:
         signature.bind(None, None)
     except TypeError:
-        name = getattr(transform, "__name__", type(transform).__name__)
-        raise ConfigError(f"transform {name!r} takes {signature}; a transform takes (batch, rng)") from None
+        own = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(f"{name} {own!r} takes {signature}; a {name} takes {takes}") from None
 
 
 def warn_large_batch(feed: Feed) -> None:

@@ -27,6 +27,12 @@ class Passes:
     """
 
     def __init__(self, feed: Feed, *, repeat: bool = False) -> None:
+        if not feed.order.has_epochs:
+            raise ConfigError(
+                "a mixture has no epochs, so it has no passes; iterate the feed, and evaluate each source"
+            )
+        if feed.budget is not None and not repeat:
+            raise ConfigError("by_epoch() of a feed with max_rows; iterate the feed itself, with epochs= for an end")
         if feed.line(0, feed.order.n).num_batches == 0:
             raise ConfigError(f"{feed.order.n:,} samples are fewer than batch={feed.batch}; lower batch")
         self.feed, self.is_repeated = feed, repeat
@@ -66,7 +72,7 @@ class Passes:
         if self.ended_epoch is not None and self.ended_epoch == self._epoch:
             return None
         if self.is_repeated:
-            return Iteration(feed, feed.line_here(0, feed.order.n))
+            return Iteration(feed, feed.line_here(0, feed.order.n), keeps_workers=True)
         feed.count_passes(True)
         line = self._pass_from(self.next_start)
         if not line.num_batches and line.stop != feed.stop:  # last="drop" leaves out all that is left

@@ -14,8 +14,8 @@ class Report:
     near zero, the feed limits the run. ``behind_s`` is not part of it.
     """
 
-    way: str  # "ring", "in line", "numpy", "transform"
-    workers: int
+    way: str  # "ring", "in line", "numpy", "transform" (threads), "processes", "queue"
+    workers: int  # threads or processes
     batches: int
     samples: int
     seconds: float
@@ -23,11 +23,20 @@ class Report:
     fill_s: float | None = None  # making batches, over all threads
     fill_wait_s: float | None = None  # threads rested, because enough batches lay ready
     depth_seen: float | None = None  # batches that lay ready when one was taken, on average
-    made_in_line: int | None = None  # batches that the loop made itself
+    made_in_line: int | None = None  # batches that the loop made itself, or pieces that add up to them
+    made_again: int | None = None  # batches that the loop made because a thread that had begun them got no core
+    cores: int | None = None  # that this process may use; with the bytes ahead they give the number of threads
+    pieces: int | None = None  # that a batch is divided into: threads make them side by side
     num_bytes: int | None = None
     is_cold: bool | None = None  # rows are requested from the disk ahead of the copy
     past_cache: int | None = None  # samples read past the page cache, from columns much larger than memory
     behind_s: float | None = None  # the loop waited for a GPU that was busy with earlier steps
+    deaths: int | None = None  # worker processes that ended, and were replaced
+    outgrown: int | None = None  # batches that did not fit into their shared slot at first
+    made_by_workers: int | None = None  # with a queue: batches that workers made
+    made_here: int | None = None  # with a queue: batches that this process made, since no worker had
+    refused: int | None = None  # with a queue: payloads that were not what was asked for
+    choice: str | None = None  # what processes="auto" chose, and why
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,8 +52,14 @@ class Report:
             lines.append(f"and waited {self.behind_s:.3g} s for a GPU that was behind")
         if self.fill_s is not None and self.fill_wait_s is not None:
             lines.append(
-                f"making batches took {self.fill_s:.3g} s; {self.workers} threads rested {self.fill_wait_s:.3g} s"
+                f"making batches took {self.fill_s:.3g} s; {self.workers} "
+                f"{'processes' if self.way == 'processes' else 'threads'} rested {self.fill_wait_s:.3g} s"
             )
+        if self.pieces is not None and self.way == "ring":
+            lines.append(f"{self.workers} threads on {self.cores} cores; a batch has {self.pieces} pieces")
+        if self.made_in_line:
+            again = f", {self.made_again:,} of them because a thread got no core" if self.made_again else ""
+            lines.append(f"the loop made {self.made_in_line:,} batches itself{again}")
         if self.depth_seen is not None:
             lines.append(f"{self.depth_seen:.1f} batches lay ready when one was asked for")
         if self.num_bytes is not None:
@@ -52,4 +67,15 @@ class Report:
         if self.is_cold:
             past = f"; {self.past_cache:,} samples were read past the page cache" if self.past_cache else ""
             lines.append(f"the data is cold: rows are requested ahead{past}")
+        if self.deaths:
+            lines.append(f"{self.deaths} worker processes ended and were replaced; their batches were made again")
+        if self.outgrown:
+            lines.append(f"{self.outgrown} batches were larger than their slot, and waited for a larger one")
+        if self.made_by_workers is not None:
+            refused = f"; {self.refused} payloads were refused" if self.refused else ""
+            lines.append(
+                f"workers made {self.made_by_workers:,} batches, this process made {self.made_here:,}{refused}"
+            )
+        if self.choice:
+            lines.append(f"processes='auto': {self.choice}")
         return "\n".join(lines)

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.lazy import cached_property
 from millrace.order.hashing import GOLDEN, UInt64s, mix64, mix64s
 from millrace.ragged import Array, Int64s
+
+_DECODE, _GROUP = 0x6465636F6465, 0x67726F7570  # whose numbers are others than those of a transform's samples
 
 
 class Rng:
@@ -23,7 +26,25 @@ class Rng:
     def __init__(self, seed: int, positions: Int64s) -> None:
         self._seed, self._calls = mix64(seed ^ 0x72616E646F6D), 0
         self._positions = positions
-        self._rows = mix64s(positions.astype(np.uint64) + np.uint64(GOLDEN))
+
+    @cached_property
+    def _rows(self) -> UInt64s:
+        """When first drawn from: many transforms draw nothing."""
+        return mix64s(self._positions.astype(np.uint64) + np.uint64(GOLDEN))
+
+    @classmethod
+    def of_records(cls, seed: int, positions: Int64s) -> Rng:
+        """The numbers that ``RecordRng`` gives, for many records at once."""
+        return cls(seed ^ _DECODE, positions)
+
+    def of_group(self, groups: Int64s) -> Rng:
+        """Numbers that samples of one group share: row ``i`` belongs to ``groups[i]``."""
+        return Rng(self._seed ^ _GROUP, groups)
+
+    @property
+    def positions(self) -> Int64s:
+        """Of the samples; -1 where a row is padding."""
+        return self._positions
 
     def _bits(self, tail: tuple[int, ...]) -> UInt64s:
         self._calls += 1
@@ -53,6 +74,39 @@ class Rng:
         """A numpy generator for the sample in this row."""
         key = np.array([self._seed, int(self._rows[row])], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
+
+
+class RecordRng:
+    """Random numbers for the one record that ``decode`` gets: as ``Rng``, without the first axis.
+
+    They follow the position too, and are other numbers than a transform draws for the same sample.
+    """
+
+    def __init__(self, seed: int, position: int) -> None:
+        self._seed, self._position = seed ^ _DECODE, position
+        self._rng: Rng | None = None  # made at the first draw: most records need none
+
+    @property
+    def _one(self) -> Rng:
+        if self._rng is None:
+            self._rng = Rng(self._seed, np.array([self._position], np.int64))
+        return self._rng
+
+    def uniform(self, *tail: int) -> Any:
+        """float64 in [0, 1): a number, or an array of shape ``tail``."""
+        return self._one.uniform(*tail)[0]
+
+    def integers(self, low: int, high: int, *tail: int) -> Any:
+        """int64 in [low, high)."""
+        return self._one.integers(low, high, *tail)[0]
+
+    def normal(self, *tail: int) -> Any:
+        """Standard normal float64."""
+        return self._one.normal(*tail)[0]
+
+    def generator(self) -> np.random.Generator:
+        """A numpy generator for this record; it always starts at its beginning."""
+        return self._one.generator(0)
 
 
 # Wichura's AS 241 (PPND16): rational functions of degree 7, relative error about 1e-16.

@@ -19,14 +19,21 @@ class Counters(NamedTuple):
     """What one stage has counted since it began; None: this stage does not count it."""
 
     is_cold: bool | None = None  # make: rows are requested from the disk ahead of the copy
-    workers: int = 0  # ahead: threads that make batches
+    workers: int = 0  # ahead: threads or processes that make batches
     taken: int | None = None  # ahead: batches handed over
-    made_here: int | None = None  # ahead: batches that the loop's own thread made
+    made_here: int | None = None  # ahead: batches that the loop's own thread made, or parts that add up to them
+    made_again: int | None = None  # ahead: batches that the loop made because a thread that had begun got no core
+    cores: int | None = None  # ahead: that this process had when it began
+    pieces: int | None = None  # ahead: that a batch is divided into, for threads to make
     make_s: float | None = None  # ahead: time to make batches, over all workers
     put_wait_s: float | None = None  # ahead: workers rested, because enough batches lay ready
     mean_ready: float | None = None  # ahead: batches that lay ready when one was taken
     num_bytes: int | None = None  # ahead: of all batches made
     past_cache: int | None = None  # ahead: samples read past the page cache
+    made_by_workers: int | None = None  # ahead: batches that came from workers through a queue
+    refused: int | None = None  # ahead: payloads of a queue that were not what was asked for
+    deaths: int | None = None  # ahead: worker processes that ended, and were replaced
+    outgrown: int | None = None  # ahead: batches that did not fit into their shared slot at first
     behind_s: float | None = None  # place: the loop waited for a device busy with earlier steps
 
 

@@ -121,12 +121,15 @@ class Native:
         """
         out: dict[str, Any] = {}
         arrays, places = [], []
+        shared: dict[str, Int64s] = {}  # columns of one axis have one array of offsets
         for field in self.fields:
             offsets = None
             if field.axis is not None and field.length is None and field.pad is None:
-                offsets = np.concatenate(([0], np.cumsum(spans[field.axis].lengths[first:last])))
+                if field.axis not in shared:
+                    shared[field.axis] = np.concatenate(([0], np.cumsum(spans[field.axis].lengths[first:last])))
+                offsets = shared[field.axis]
                 array = allocate(field.name, (int(offsets[-1]), *field.tail), field.dtype)
-                out[field.name] = Ragged(array, offsets)
+                out[field.name] = Ragged.trusted(array, offsets)
             else:
                 shape = (last - first, *(n or 0 for n in field.shape))
                 array = out[field.name] = allocate(field.name, shape, field.dtype)

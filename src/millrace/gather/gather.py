@@ -68,6 +68,8 @@ class Sources(dict[str, Any]):
     _native: tuple[Any, Native | None] | None = None
 
     def native(self, fields: Sequence[Field]) -> Native | None:
+        if self._is_limited:
+            return Native.of(self, fields)  # which keeps its shards: a new one for each use
         if self._native is None or self._native[0] is not fields:
             self._native = fields, Native.of(self, fields)
         return self._native[1]
@@ -80,6 +82,10 @@ class Sources(dict[str, Any]):
             rows = Field(name, name, name, np.dtype(np.uint8))
             found = self._bytes[name] = Sources({name: self[name].raw}), (rows,)
         return found
+
+    @cached_property
+    def _is_limited(self) -> bool:
+        return any(column.files(())[0].is_limited for column in self.values() if hasattr(column, "files"))
 
     @cached_property
     def _bytes(self) -> dict[str, tuple[Sources, tuple[Field, ...]]]:
@@ -111,7 +117,7 @@ class Located:
         assert self._records is not None
         for name, column in ((field.name, field.column) for field in self._fields if field.is_text):
             rows = self._texts[column].fill(first, last)[column]
-            arrays[name] = self._columns[column].decoded(rows, self._records[first:last])
+            arrays[name] = self._columns[column].decode(rows, self._records[first:last])
         return {field.name: arrays[field.name] for field in self._fields}
 
     def is_cold(self) -> bool | None:

@@ -33,13 +33,17 @@ class Reference:
         """Samples [first, last) as a dict of arrays and ``Ragged``s."""
         out: dict[str, Any] = {}
         shared: dict[int, Array] = {}
+        offsets: dict[str, Int64s] = {}
         for field in self._fields:
             if field.measure is not None:
                 out[field.name] = self._measured(field, first, last, allocate)
             elif field.axis is None:
                 out[field.name] = self._record_items(field, first, last, allocate)
             elif field.length is None:
-                out[field.name] = self._ragged(field, first, last, allocate)
+                found = self._ragged(field, first, last, allocate)
+                if field.pad is None:  # columns of one axis have one array of offsets
+                    found.offsets = offsets.setdefault(field.axis, found.offsets)
+                out[field.name] = found
             else:
                 array = allocate(field.name, (last - first, field.length, *field.tail), field.dtype)
                 out[field.name] = self._dense[field.name].fill(first, last, array, shared)

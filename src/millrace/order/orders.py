@@ -28,6 +28,8 @@ class Order(ABC):
     A subclass gives ``_forward(inside, epochs)`` and ``_backward(samples, epoch)`` on int64 arrays in [0, n).
     """
 
+    has_epochs = True  # whether every sample comes once in each n positions
+
     def __init__(self, n: int, seed: int | None = None) -> None:
         self.n = as_integer("n", n)
         self.seed = None if seed is None else as_integer("seed", seed)
@@ -41,18 +43,29 @@ class Order(ABC):
 
     def samples(self, positions: npt.ArrayLike) -> Int64s:
         """The sample at each position."""
-        line = _checked(positions, MAX_POSITION, "position")
+        line = check_numbers(positions, MAX_POSITION, "position")
         plan = None if core is None else self.plan()
         if plan is not None:
             found = np.empty(len(line), np.int64)
             core.samples(plan, as_int64s(line), found)
             return found
+        return self._at(line)
+
+    def _at(self, line: Int64s) -> Int64s:
         epochs, inside = np.divmod(line, np.int64(self.n))
         return self._forward(inside, epochs)
 
-    def positions(self, samples: npt.ArrayLike, epoch: int = 0) -> Int64s:
+    def epochs(self, positions: npt.ArrayLike) -> Int64s:
+        """The epoch of each position."""
+        return check_numbers(positions, MAX_POSITION, "position") // self.n
+
+    def epochs_of(self, samples: npt.ArrayLike, position: int) -> Any:
+        """The epoch of these samples in which a position lies, as ``positions`` takes it."""
+        return position // self.n
+
+    def positions(self, samples: npt.ArrayLike, epoch: Any = 0) -> Int64s:
         """Where each sample stands in one epoch."""
-        wanted = _checked(samples, self.n - 1, "sample")
+        wanted = check_numbers(samples, self.n - 1, "sample")
         if not 0 <= epoch <= (MAX_POSITION - self.n + 1) // self.n:
             raise ConfigError(f"epoch={epoch} of {self.n} samples ends beyond position 2^63 - 1")
         return self._backward(wanted, epoch) + np.int64(epoch * self.n)
@@ -71,12 +84,25 @@ class Order(ABC):
     def spec(self) -> dict[str, Any]:
         """JSON that rebuilds the order."""
 
+    def identity(self) -> dict[str, Any]:
+        """The part of the spec that a saved state must agree with."""
+        return self.spec()
+
+    def state(self) -> dict[str, Any]:
+        """What a saved state keeps of the order, besides the position."""
+        return {}
+
+    def resumed(self, state: Mapping[str, Any], position: int) -> Order:
+        """The order of a run that goes on from a saved state."""
+        return self
+
     def __repr__(self) -> str:
         options = ", ".join(f"{key}={value}" for key, value in self.spec().items() if key not in ("order", "n"))
         return f"{type(self).__name__}({self.n:,}{', ' if options else ''}{options})"
 
 
-def _checked(values: npt.ArrayLike, limit: int, what: str) -> Int64s:
+def check_numbers(values: npt.ArrayLike, limit: int, what: str) -> Int64s:
+    """Positions or samples as int64, refused outside [0, limit]."""
     array = np.asarray(values)
     if array.ndim == 0:
         array = array[None]
@@ -125,10 +151,10 @@ class Shuffled(Order):
         super().__init__(n, seed)
 
     def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
-        return _by_stream(inside, epochs, self.n, int(self.seed or 0), 0)
+        return by_stream(inside, epochs, self.n, int(self.seed or 0), 0)
 
     def _backward(self, samples: Int64s, epoch: int) -> Int64s:
-        return _by_stream(samples, np.full(len(samples), epoch), self.n, int(self.seed or 0), 0, backward=True)
+        return by_stream(samples, np.full(len(samples), epoch), self.n, int(self.seed or 0), 0, backward=True)
 
     def plan(self) -> tuple[Any, ...] | None:
         return ("shuffled", self.n, self.seed) if type(self) is Shuffled else None
@@ -137,7 +163,7 @@ class Shuffled(Order):
         return {"order": "shuffled", "n": self.n, "seed": self.seed}
 
 
-def _by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int, *, backward: bool = False) -> Int64s:
+def by_stream(inside: Int64s, streams: Int64s, n: int, seed: int, lane: int, *, backward: bool = False) -> Int64s:
     """Moves values of [0, n), or moves them back, each by the keys of its own stream."""
     if len(inside) == 0:
         return inside
@@ -175,7 +201,7 @@ class BlockShuffled(Order):
         slots += windows * self.window
         blocks = slots.copy()
         movable = slots < self._full
-        blocks[movable] = _by_stream(slots[movable], epochs[movable], max(self._full, 1), int(self.seed or 0), 1)
+        blocks[movable] = by_stream(slots[movable], epochs[movable], max(self._full, 1), int(self.seed or 0), 1)
         return blocks * self.block + offsets
 
     def _within(self, windows: Int64s, places: Int64s, epochs: Int64s, *, backward: bool) -> Int64s:
@@ -186,7 +212,7 @@ class BlockShuffled(Order):
         for mask, size in ((~short, self._size), (short, self.n % self._size)):
             if size and mask.any():
                 own = places[mask], streams[mask], size, int(self.seed or 0)
-                moved[mask] = _by_stream(*own, 2, backward=backward)
+                moved[mask] = by_stream(*own, 2, backward=backward)
         return moved
 
     def _backward(self, samples: Int64s, epoch: int) -> Int64s:
@@ -194,7 +220,7 @@ class BlockShuffled(Order):
         slots = blocks.copy()
         movable = blocks < self._full
         epochs, seed = np.full(len(samples), epoch, np.int64), int(self.seed or 0)
-        slots[movable] = _by_stream(blocks[movable], epochs[movable], max(self._full, 1), seed, 1, backward=True)
+        slots[movable] = by_stream(blocks[movable], epochs[movable], max(self._full, 1), seed, 1, backward=True)
         windows, inner = np.divmod(slots, np.int64(self.window))
         places = self._within(windows, inner * self.block + offsets, epochs, backward=True)
         positions: Int64s = windows * self._size + places
@@ -210,12 +236,16 @@ class BlockShuffled(Order):
 
 def order_from_spec(spec: Mapping[str, Any]) -> Order:
     """The order that ``spec()`` described."""
+    from millrace.order.mixture import MixtureOrder  # it is built on the orders here
+
     kinds: dict[str, type[Order]] = {"sequential": Sequential, "shuffled": Shuffled, "block_shuffled": BlockShuffled}
     options = dict(spec)
     kind = options.pop("order", None)
-    if kind not in kinds:
-        raise ConfigError(f"order {kind!r} is unknown; expected one of {', '.join(kinds)}")
+    if kind not in (*kinds, "mixture"):
+        raise ConfigError(f"order {kind!r} is unknown; expected one of {', '.join((*kinds, 'mixture'))}")
     try:
+        if kind == "mixture":
+            return MixtureOrder(options.pop("sizes"), options.pop("segments"), **options)
         return kinds[kind](options.pop("n"), **options)
     except (TypeError, KeyError) as error:
         raise ConfigError(f"the spec of a {kind} order is {dict(spec)}: {error}") from error

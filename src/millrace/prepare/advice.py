@@ -23,23 +23,7 @@ Report = TypeVar("Report", bound=msgspec.Struct)
 NAMES = {"stall": "stall_s"}  # flags that are not called like their argument
 INVERTED = {"no-normalize": "normalize=False", "no-dedup": 'dedup="none"'}
 # These words continue the sentence; any other word after a flag is its value.
-NO_VALUES = {
-    "a",
-    "and",
-    "gave",
-    "if",
-    "is",
-    "left",
-    "must",
-    "names",
-    "needs",
-    "or",
-    "out",
-    "rules",
-    "too",
-    "was",
-    "with",
-}
+NO_VALUES = "a and gave gives if is left must names needs or out rules too was with"
 WORDS = re.compile(
     r"""(?<![\w/.-])millrace\ (?:prepare|train|gc|explain|head|info|verify)\b[^;)]*  # a command stays as it is
     | (?<!\w)(?:'[^']*'|"[^"]*")                                                     # and what is quoted
@@ -104,7 +88,7 @@ def python_terms(message: str, defaults: Mapping[str, Any]) -> str:
             return match[0]
         if isinstance(defaults[name], bool):
             return f"{name}=True{rest}"
-        return f"{name}={rest}" if value is None or value in NO_VALUES else f"{name}={_literal(value)}"
+        return f"{name}={rest}" if value is None or value in NO_VALUES.split() else f"{name}={_literal(value)}"
 
     return WORDS.sub(replace, message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -15,25 +16,30 @@ class Exclude:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         # By pattern, what it matched: path -> whether it is a folder.
-        self._found: dict[str, dict[str, bool]] = {pattern: {} for pattern in patterns}
+        self._matches_of: dict[str, dict[str, bool]] = {pattern: {} for pattern in patterns}
+
+    def __bool__(self) -> bool:
+        """Whether there are patterns at all."""
+        return bool(self._matches_of)
 
     def matches(self, path: str, below: Sequence[str], *, is_folder: bool = False) -> bool:
         """Whether to leave out a path; ``below`` are its parts below the folder or pattern that was given."""
-        if not self._found or (is_folder and not below):
+        if is_folder and not below:
             return False
-        pattern = next((pattern for pattern in self._found if _matches(pattern, path, below)), None)
+        pattern = next((pattern for pattern in self._matches_of if _matches(pattern, path, below)), None)
         if pattern is not None:
-            self._found[pattern][path] = is_folder
+            self._matches_of[pattern][path] = is_folder
         return pattern is not None
 
     def notes(self) -> list[str]:
         """How much each pattern left out. One that matched nothing may be a mistake."""
-        return [
-            f"--exclude {pattern!r} left out {_counted(list(found.values()))}"
-            if found
-            else f"--exclude {pattern!r} matches no file; check the pattern"
-            for pattern, found in self._found.items()
-        ]
+        notes = []
+        for pattern, matches in self._matches_of.items():
+            counts = Counter("folder" if is_folder else "file" for is_folder in matches.values())
+            left = " and ".join(f"{counts[noun]:,} {noun}{'s' * (counts[noun] != 1)}" for noun in sorted(counts))
+            how = f"left out {left}" if left else "matches no file; check the pattern"
+            notes.append(f"--exclude {pattern!r} {how}")
+        return notes
 
 
 def _matches(pattern: str, path: str, below: Sequence[str]) -> bool:
@@ -42,8 +48,3 @@ def _matches(pattern: str, path: str, below: Sequence[str]) -> bool:
     # Its folders too: a pattern such as ``d/**`` finds files without asking for their folders.
     names += ["/".join(below[:k]) for k in range(1, len(below))] + list(below[:-1])
     return any(fnmatchcase(name, form) for name in names for form in {pattern, plain})
-
-
-def _counted(are_folders: list[bool]) -> str:
-    counts = ((are_folders.count(False), "file"), (are_folders.count(True), "folder"))
-    return " and ".join(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts if count)

@@ -47,19 +47,20 @@ class Found(NamedTuple):
 
 def find_files(
     paths: Sequence[str],
-    is_known: Callable[[str], bool],
+    is_known: Callable[[str], object],
     expected: str,
     *,
     avoid: Collection[Path] = (),
     given: Mapping[str, InputFile] | None = None,
     exclude: Sequence[str] = (),
+    describe: Callable[[str, str], InputFile] | None = None,
 ) -> Found:
     """Every file of the arguments, before any work is done; from folders, those that ``is_known``.
 
     ``avoid``: folders (real paths) without input, such as the output. ``given``: files that stand for an argument.
-    ``exclude``: patterns of files and folders to leave out (``exclude.py``).
+    ``exclude``: patterns of files and folders to leave out (``exclude.py``). ``describe``: what knows a file again.
     """
-    finder = _Finder(is_known, expected, avoid, Exclude(exclude))
+    finder = _Finder(is_known, expected, avoid, Exclude(exclude), describe or describe_file)
     given = given or {}
     named = [Path(path).parent for path in paths if not os.path.isdir(path) and os.path.lexists(path)]
     shared = len(Path(os.path.commonpath(named)).parts) if len({path.is_absolute() for path in named}) == 1 else 0
@@ -77,7 +78,7 @@ def find_files(
 
 
 def printable(path: str) -> str:
-    return os.fsencode(path).decode(errors="backslashreplace")
+    return path if path.isascii() else os.fsencode(path).decode(errors="backslashreplace")
 
 
 def ending(path: str) -> str:
@@ -101,11 +102,17 @@ class _Finder:
     """Takes every file once, and remembers what it left out."""
 
     def __init__(
-        self, is_known: Callable[[str], bool], expected: str, avoid: Collection[Path], exclude: Exclude
+        self,
+        is_known: Callable[[str], object],
+        expected: str,
+        avoid: Collection[Path],
+        exclude: Exclude,
+        describe: Callable[[str, str], InputFile],
     ) -> None:
         self._is_known, self._expected, self._avoid = is_known, expected, set(map(str, avoid))
-        self._exclude, self._depth = exclude, 0
+        self._exclude, self._depth, self._describe = exclude, 0, describe
         self._real = lru_cache(maxsize=1024)(lambda folder: os.path.realpath(folder or "."))
+        self._parts = lru_cache(maxsize=1024)(lambda folder: Path(printable(folder)).parts)
         self.files: list[InputFile] = []
         self._known: dict[object, tuple[str, bool]] = {}  # identity or name -> (name, whether the user named it)
         self._endings: Counter[str] = Counter()
@@ -119,7 +126,10 @@ class _Finder:
                 self._take(path, depth, is_named)
 
     def _is_excluded(self, path: str, *, is_folder: bool = False) -> bool:
-        return self._exclude.matches(printable(path), Path(printable(path)).parts[self._depth :], is_folder=is_folder)
+        if not self._exclude:  # as for most of a million files
+            return False
+        name = printable(path)
+        return self._exclude.matches(name, Path(name).parts[self._depth :], is_folder=is_folder)
 
     def add(self, file: InputFile) -> None:
         if file.path in self._known:
@@ -143,8 +153,8 @@ class _Finder:
         if name in self._known:
             raise _twice(self._known[name][0], name)
         self._known[identity] = self._known[name] = name, is_named
-        folders = tuple(map(printable, Path(path).parent.parts[depth:]))
-        self.files.append(msgspec.structs.replace(describe(path, self._expected), folders=folders))
+        folders = self._parts(os.path.dirname(path))[depth:]
+        self.files.append(msgspec.structs.replace(self._describe(path, self._expected), folders=folders))
 
     def _expand(self, argument: str) -> list[str]:
         if os.path.isdir(argument):
@@ -263,7 +273,8 @@ def _twice(first: str, second: str) -> ConfigError:
     return ConfigError(f"a file is given twice: {first!r} and {second!r}; name each once")
 
 
-def describe(path: str, expected: str) -> InputFile:
+def describe_file(path: str, expected: str) -> InputFile:
+    """A file with its size, its time and the hash of both its ends."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):

@@ -40,3 +40,13 @@ def source_digest(name: str, option: str) -> str | None:
         return xxhash.xxh3_128_hexdigest(Path(getattr(module, "__file__", None) or "").read_bytes())
     except OSError:
         return None
+
+
+_loaded: dict[str, str | None] = {}
+
+
+def loaded_digest(name: str, option: str) -> str | None:
+    """As ``source_digest``, when this process first asked: a worker that lives long keeps what it has imported."""
+    if name not in _loaded:
+        _loaded[name] = source_digest(name, option)
+    return _loaded[name]

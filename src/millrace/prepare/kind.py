@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from millrace.prepare.engines.engine import Function
+from millrace.prepare.engines.engine import Engine, Function
 from millrace.prepare.plan import differences
+from millrace.prepare.progress import Progress
 from millrace.store.layout import Column
+from millrace.store.shard import ShardEntry
 from millrace.store.snapshot import Base
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -18,6 +22,25 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 class PartsVoid(Exception):
     """Raised by a kind while parts are made: all of them are wrong, and have to be made again."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a run gives to its kind: where the store goes, where tasks run, and the way to the user."""
+
+    out: Path  # of the finished store
+    folder: Path  # of the unfinished store
+    append: bool
+    engine: Engine
+    progress: Progress
+    notes: list[str] = field(default_factory=list)  # for the report
+
+    def note(self, *notes: str) -> None:
+        """Shows notes to the user and keeps them for the report, each once."""
+        for note in notes:
+            if note not in self.notes:
+                self.notes.append(note)
+                self.progress("note", 0, 0, {"note": note})
 
 
 class Earlier(NamedTuple):
@@ -41,9 +64,10 @@ class Product(NamedTuple):
 class Kind(Protocol):
     """What one kind of data gives to ``Run``, in the order in which it is asked for.
 
-    A kind is made for one ``Run``, and remembers what it learns on the way.
+    A kind serves one ``Run``, which it does not know, and remembers what it learns on the way.
     """
 
+    context: Context  # given by the run before anything is asked
     report_type: type[msgspec.Struct]
     columns: Mapping[str, Column]  # of the store; known once all is settled
     # These three run in an engine, in any process.
@@ -52,7 +76,10 @@ class Kind(Protocol):
     write_shard: Function  # task of a shard (with ``split`` and ``number``) -> ShardEntry
     in_threads: bool = False  # whether tasks release the GIL and run no code of the user's
     apart: bool = False  # whether ``make_part`` runs code of the user's, which may crash its process
+    functions: Mapping[str, str] = NOTHING  # of the user's, by option, that tasks call
     surveys_late: bool = False  # whether ``survey`` needs the lock
+    parts_are_given: bool = False  # whether ``survey`` makes the parts, of records that only this process has
+    is_void: bool = False  # whether an error now means that the parts are of no use
 
     def survey(self) -> None:
         """Finds the sources, and refuses those that cannot be used."""
@@ -116,8 +143,8 @@ class Kind(Protocol):
     def end_shard(self, task: Any) -> Mapping[str, Any]:
         """A shard is in the journal; returns facts for progress."""
 
-    def product(self) -> Product:
-        """What the store and the report say, once all shards are written."""
+    def product(self, entries: Mapping[str, ShardEntry]) -> Product:
+        """What the store and the report say, once all shards are written; ``entries`` are those, by name."""
 
     def close(self) -> None:
         """Gives back what the kind holds."""

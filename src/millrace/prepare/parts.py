@@ -40,7 +40,7 @@ def read_done(folder: str | Path, name: int | str, kind: type[Done], emptied: Co
     return done if is_whole and getattr(done, "boot", platform.boot_id()) == platform.boot_id() else None
 
 
-def make_part(
+def write_part(
     folder: str | Path, name: int | str, kind: type[Done], make: Callable[[Path], Done], *, durable: bool = True
 ) -> Done:
     """The part that ``make`` writes into the folder it is given, unless it is there already.
@@ -50,10 +50,9 @@ def make_part(
     if (known := read_done(folder, name, kind)) is not None:
         return known
     final = part_folder(folder, name)
-    aside = platform.attempt_name(final)
-    with platform.writing(aside):
+    with platform.writing(final):
+        aside = platform.make_attempt(final)
         try:
-            platform.make_dir(aside)
             done = make(aside)
             line = msgspec.json.encode(done)
             platform.write_file(aside / "done.json", line + b"\n" + _seal(line), mode=0o644, durable=durable)
@@ -62,8 +61,6 @@ def make_part(
         except Exception:
             platform.remove(aside)
             raise
-        if final.is_dir() and read_done(folder, name, kind) is None:
-            platform.remove(final)  # damaged, or emptied since
         platform.place(aside, final)
     return done
 

@@ -110,7 +110,7 @@ def check_plan(
         try:
             old = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except (OSError, ValueError, RecursionError) as error:
-            raise damaged(path, str(error)) from error
+            raise damage_error(path, str(error)) from error
         if old == plain:
             return
         if old.get("version") != plain.get("version"):
@@ -122,7 +122,7 @@ def check_plan(
             msgspec.convert(old, form)
             refused = differences(allow(old, plain), plain)
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # it is JSON, and no plan
-            raise damaged(path, repr(error)) from error
+            raise damage_error(path, repr(error)) from error
         if refused:
             raise ConfigError(
                 f"{path.parent} was begun with other sources or options: {show_changes(refused)}; "
@@ -134,6 +134,6 @@ def check_plan(
         platform.sync_dir(path.parent)
 
 
-def damaged(path: Path, why: str) -> ConfigError:
+def damage_error(path: Path, why: str) -> ConfigError:
     """For a file of an interrupted preparation that is not what was written."""
     return ConfigError(f"{path} is damaged: {why}; begin afresh with --restart")

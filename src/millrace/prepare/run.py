@@ -18,11 +18,9 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError, MillraceError, SourceError, StoreWriteFailed
-from millrace.native import num_cores
-from millrace.prepare.engines.engine import Engine
-from millrace.prepare.engines.local import STALL_S, Workers
-from millrace.prepare.engines.threads import Threads
-from millrace.prepare.kind import Kind, PartsVoid, Product
+from millrace.prepare.engines.choice import open_engine
+from millrace.prepare.engines.engine import STALL_S
+from millrace.prepare.kind import Context, Kind, PartsVoid, Product
 from millrace.prepare.parts import part_folder
 from millrace.prepare.plan import PlanForm, check_plan, show_changes
 from millrace.prepare.progress import Progress, default_progress
@@ -50,31 +48,27 @@ class Run:
         append: bool = False,
         restart: bool = False,
         workers: int | None = None,
+        engine: str = "local",
+        address: str | None = None,
         stall_s: float = STALL_S,
         progress: Progress | None = None,
     ) -> None:
         self.out, self.append = Path(os.path.realpath(out)), append
-        self.partial = Partial(self.out, append=append, scratch=("parts", "plan.json", *scratch))
+        self.partial = Partial(self.out, append=append, scratch=("attempts", "parts", "plan.json", *scratch))
         self.folder = self.partial.folder
         self.progress = progress or default_progress()
-        self.notes: list[str] = []
         self.base: Base | None = None  # of the store that is appended to
-        self.is_void = False  # set by a kind: an error now means that the parts are of no use
-        self._workers, self._stall_s, self._restart = workers or num_cores(), stall_s, restart
+        self._restart = restart
+        self._place = engine, address, workers, stall_s  # where tasks run
         self._is_ours = False  # the folder was begun with our plan
         self._began_s = time.monotonic()
-
-    def note(self, *notes: str) -> None:
-        """Shows notes to the user and keeps them for the report, each once."""
-        for note in notes:
-            if note not in self.notes:
-                self.notes.append(note)
-                self.progress("note", 0, 0, {"note": note})
 
     def make(self, kind: Kind) -> Any:
         """Makes the store and returns the report, of type ``kind.report_type``."""
         self.kind = kind
-        self.engine: Engine = Threads(self._workers) if kind.in_threads else Workers(self._workers, self._stall_s)
+        self.engine = open_engine(*self._place, in_threads=kind.in_threads)
+        self.context = Context(self.out, self.folder, self.append, self.engine, self.progress)
+        kind.context = self.context
         if not kind.surveys_late:
             kind.survey()
         if not self.append and (self.out / "store.json").exists():
@@ -109,7 +103,7 @@ class Run:
         return self._unchanged(store.fingerprint, earlier.report)
 
     def _unchanged(self, fingerprint: str, report: Any) -> Any:
-        notes = list(dict.fromkeys((*report.notes, *self.notes)))
+        notes = list(dict.fromkeys((*report.notes, *self.context.notes)))
         return msgspec.structs.replace(report, fingerprint=fingerprint, notes=notes)
 
     def _has_nothing(self, error: MillraceError) -> bool:
@@ -117,7 +111,7 @@ class Run:
         is_of_others = not self._is_ours and (self.folder / "plan.json").exists()
         if is_of_others or self.partial.entries or (self.folder / "store.json").exists():
             return False
-        is_void = self.is_void and isinstance(error, (ConfigError, SourceError))
+        is_void = self.kind.is_void and isinstance(error, (ConfigError, SourceError))
         return is_void or all(path.parent.suffix for path in (self.folder / "parts").glob("*/done.json"))
 
     def _remove(self, names: Iterable[str]) -> None:
@@ -125,6 +119,16 @@ class Run:
             for name in sorted(names):
                 if not is_lease(name):
                     platform.remove(self.folder / name)
+
+    def _end_attempts(self) -> None:
+        """Tasks on a cluster may go on after their run: from here on they cannot end, nor can others begin."""
+        for path in sorted((self.folder / "attempts").glob("*")):
+            with platform.writing(self.folder, "removing"):
+                gone = path.with_suffix(".gone")
+                if path != gone:
+                    platform.rename(path, gone)
+            with contextlib.suppress(OSError):  # one is just writing there; the folder goes at the end
+                platform.remove(gone)
 
     def _make(self) -> Any:
         kind = self.kind
@@ -138,25 +142,27 @@ class Run:
             if last.fingerprint == fingerprint and not kind.changes(last.plan):
                 self.partial.close(remove=True)  # the last append was this one; it may have been killed at its very end
                 return self._unchanged(fingerprint, last.report)
+        self._end_attempts()
         check_plan(self.folder / "plan.json", kind.part_plan, kind.allow, self._change, PlanForm)
         self._is_ours = True
         self._remove(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*.tmp"))  # of workers that died
         kind.begin()
         tasks = kind.settle(self._make_parts())
         if tasks is None and self.base is not None:
-            report = self._report(kind.product(), self.base.manifest.fingerprint, is_new=False)
+            report = self._report(kind.product(self.partial.entries), self.base.manifest.fingerprint, is_new=False)
             self.partial.close(remove=True)
             return report
         self._write_shards(tasks or ())
         self.engine.stop()
-        product = kind.product()
-        self.note(*product.report.get("notes", ()))
+        self._end_attempts()
+        product = kind.product(self.partial.entries)
+        self.context.note(*product.report.get("notes", ()))
         provenance = {"plan": kind.plan, "report": product.report, **product.provenance}
         fingerprint = self.partial.publish(product.fields, self.base, provenance, product.files)
         return self._report(product, fingerprint, is_new=True)
 
     def _report(self, product: Product, fingerprint: str, *, is_new: bool) -> Any:
-        counts = {**product.report, **product.details, "notes": self.notes}
+        counts = {**product.report, **product.details, "notes": self.context.notes}
         seconds = time.monotonic() - self._began_s
         return self.kind.report_type(str(self.out), fingerprint, is_new, **counts, seconds=seconds)
 
@@ -171,12 +177,13 @@ class Run:
         kind = self.kind
         with platform.writing(self.folder):
             platform.make_dir(self.folder / "parts")
+            self.engine.settle_in(self.folder / "attempts", kind.functions)
         tasks = kind.part_tasks()
         parts = self._finished_parts(tasks)
         written = [part_folder(self.folder, tasks[number].key) for number in parts]
         self.progress("room", *check_room(self.folder, *kind.estimate(), written), {})
-        if parts:
-            self.note(f"{len(parts):,} of {len(tasks):,} parts came from an earlier run for this --out")
+        if parts and not kind.parts_are_given:
+            self.context.note(f"{len(parts):,} of {len(tasks):,} parts came from an earlier run for this --out")
         missing = [number for number in range(len(tasks)) if number not in parts]
         tally = kind.tally(tasks, parts)
         self.progress("read", tally.done, tally.total, {**tally.facts, "begins": True})
@@ -195,6 +202,7 @@ class Run:
                     tally.add(missing[number], part)
                     self.progress("read", tally.done, tally.total, tally.facts)
         except PartsVoid:
+            self._end_attempts()
             self._remove(("parts",))
             return self._make_parts()
         return [parts[number] for number in range(len(tasks))]

@@ -89,7 +89,7 @@ def file_hash(path: Path, kind: Any = xxhash.xxh3_64) -> str:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
-def mapped(path: Path, dtype: Any) -> Array:
+def map_array(path: Path, dtype: Any) -> Array:
     """A whole file as an array; mapped, since a part may be larger than memory."""
     fd = os.open(path, os.O_RDONLY | platform.O_BINARY)
     try:

@@ -13,7 +13,7 @@ class SplitForm(NamedTuple):
     """What may follow a word and its colon: a value for val, and after a comma one for test."""
 
     example: str
-    options: tuple[str, str]  # those of val and of test
+    options: tuple[str, ...]  # those of val and of test
     fixed: Mapping[str, Any] = {}
 
 
@@ -28,6 +28,14 @@ TEXT_FORMS = {
     "hash": SplitForm("hash:0.01,0.01", ("val", "test"), {"val_tail": False}),
     "tail": SplitForm("tail:0.01,0.01", ("val", "test"), {"val_tail": True}),
 }
+RECORD_FORMS = {
+    "hash": SplitForm("hash:0.01,0.01", ("val", "test"), {"val_tail": False}),
+    "tail": SplitForm("tail:0.01,0.01", ("val", "test"), {"val_tail": True}),
+    "keys": SplitForm("keys:A,B;C", ("val_keys", "test_keys")),
+    "list": SplitForm("list:val.txt,test.txt", ("val_list", "test_list")),
+    "folder": SplitForm("folder", (), {"split_folders": True}),
+}
+LISTS = ("entities", "keys")  # words whose values are names, with ; before those of test
 
 
 def expand_split(given: Mapping[str, Any], forms: Mapping[str, SplitForm]) -> dict[str, Any]:
@@ -43,13 +51,15 @@ def expand_split(given: Mapping[str, Any], forms: Mapping[str, SplitForm]) -> di
     if both := older_options(forms) & {name for name, value in options.items() if value is not None}:
         raise ConfigError(f"give either --split or --{min(both).replace('_', '-')}, not both")
     word, _, rest = str(text).partition(":")
-    parts = [part.strip() for part in rest.split(";" if word == "entities" else ",")]
+    parts = [part.strip() for part in rest.split(";" if word in LISTS else ",")]
     known = ", ".join(form.example for form in forms.values())
     if (form := forms.get(word)) is None:
         near = did_you_mean(word, forms)
         raise ConfigError(
             f"--split {text!r} begins with no known word{near}; expected one of {known}, where the second value is test"
         )
+    if not form.options and not rest:
+        return {**options, **form.fixed}
     if len(parts) > 2 or not any(parts):
         raise ConfigError(f"--split {text!r} needs one value, or two: the second is test; give {form.example}")
     values = {name: _value(text, word, part) for name, part in zip(form.options, parts, strict=False) if part}
@@ -68,16 +78,16 @@ def _with_split(options: Mapping[str, Any], forms: Mapping[str, SplitForm]) -> d
     fitting = [
         (len(form.fixed), word, [options.get(name) for name in form.options])
         for word, form in forms.items()
-        if form.fixed.items() <= options.items() and any(map(options.get, form.options))
+        if form.fixed.items() <= options.items() and (any(map(options.get, form.options)) or not form.options)
     ]
     rest = {name: value for name, value in options.items() if name not in older_options(forms)}
     if fitting:
-        _, word, (val, test) = max(fitting, key=lambda form: form[0])
-        values = [val, test] if test else [val]
+        _, word, both = max(fitting, key=lambda form: form[0])
+        values = both if both and both[-1] else both[:1]
         texts = [
             ",".join(value) if isinstance(value, list) else "" if value is None else str(value) for value in values
         ]
-        rest["--split"] = f"{word}:{(';' if word == 'entities' else ',').join(texts)}"
+        rest["--split"] = f"{word}:{(';' if word in LISTS else ',').join(texts)}".removesuffix(":")
     return rest
 
 
@@ -87,9 +97,9 @@ def older_options(forms: Mapping[str, SplitForm]) -> set[str]:
 
 
 def _value(split: str, word: str, text: str) -> Any:
-    if word == "time":
+    if word in ("time", "list"):
         return text
-    if word == "entities":
+    if word in LISTS:
         return [name.strip() for name in text.split(",") if name.strip()]
     try:
         share = float(text)

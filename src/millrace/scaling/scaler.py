@@ -16,6 +16,7 @@ from millrace.errors import ConfigError, StoreCorrupt
 from millrace.native import core
 from millrace.ragged import Array
 from millrace.scaling.moments import Float64s, Moments
+from millrace.store.strict_json import numbers_problem
 
 METHODS = ("standard", "minmax", "robust", "none")
 STATISTICS = ("count", "mean", "std", "min", "max", "nulls")
@@ -244,13 +245,8 @@ def _statistics(moments: Moments, nulls: Sequence[int] | None) -> dict[str, list
 
 
 def _numbers(where: str, key: str, values: Any, features: Sequence[str]) -> Float64s:
-    if not isinstance(values, list) or len(values) != len(features):
-        found = f"{len(values)} numbers" if isinstance(values, list) else repr(values)[:60]
-        raise _corrupt(where, f"{key} is {found}, expected a list of {len(features)}, one per feature")
-    for feature, value in zip(features, values, strict=True):
-        # An integer of 400 digits is valid JSON and has no float at all.
-        if type(value) not in (int, float) or not abs(value) <= 1.7976931348623157e308:
-            raise _corrupt(where, f"{key} of feature {feature!r} is {value!r:.40}, expected a finite number")
+    if problem := numbers_problem(key, values, features):
+        raise _corrupt(where, problem)
     return np.array(values, np.float64)
 
 

@@ -81,6 +81,14 @@ class ColumnArray:
         ids = self._ids.tolist() if which is None else [int(self._ids[k]) for k in which]
         return self._shards, [(shard, self._file) for shard in ids]
 
+    def shards_of(self, starts: Int64s, stops: Int64s) -> Int64s:
+        """The shards that hold rows of these spans."""
+        first, last = np.searchsorted(self.starts, starts, side="right") - 1, np.searchsorted(self.starts, stops)
+        steps = np.zeros(len(self.starts) + 1, np.int64)
+        np.add.at(steps, first[starts < stops], 1)
+        np.add.at(steps, last[starts < stops], -1)
+        return np.flatnonzero((np.cumsum(steps)[: len(self._ids)] > 0) & (np.diff(self.starts) > 0))
+
     def _piece(self, k: int, start: int, stop: int) -> Array:
         return self._values(self._shards.rows(int(self._ids[k]), self._file, start, stop))
 

@@ -95,13 +95,13 @@ class Folder:
                 "and keep snapshots that are in use with millrace gc --keep",
                 path=where,
             ) from error
-        manifest = self.decoded(name)
+        manifest = self.decode(name)
         if snapshot is not None and manifest.fingerprint != snapshot:
             raise corrupt(where, f"holds snapshot {manifest.fingerprint}, expected {snapshot}")
         try:
             data = self.read(manifest.shards.name, manifest.shards.bytes)
         except StoreCorrupt:
-            if snapshot is None and self.decoded("store.json").fingerprint != manifest.fingerprint:
+            if snapshot is None and self.decode("store.json").fingerprint != manifest.fingerprint:
                 return self.manifest(None)  # a newer snapshot was committed and this one collected meanwhile
             raise
         return manifest, manifests.check_table(manifest, data, os.path.join(self.path, manifest.shards.name))
@@ -111,7 +111,7 @@ class Folder:
         try:
             if self.has(f"snapshots/{fingerprint}.json"):
                 return
-            now = self.decoded("store.json").fingerprint
+            now = self.decode("store.json").fingerprint
         except (OSError, StoreError):
             return  # the store itself is damaged, or gone
         if now != fingerprint:
@@ -131,7 +131,7 @@ class Folder:
             pass
         return True
 
-    def decoded(self, name: str) -> Manifest:
+    def decode(self, name: str) -> Manifest:
         """The manifest in a file, checked by itself; not yet its shard table."""
         data = self.side_file(name, strict_json.MAX_BYTES)
         return manifests.decode(data, os.path.join(self.path, name))

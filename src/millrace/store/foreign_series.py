@@ -19,6 +19,7 @@ from millrace.ragged import Int64s
 from millrace.store import foreign_files as files
 from millrace.store.foreign_files import Foreign, Shard, corrupt
 from millrace.store.layout import Column
+from millrace.store.strict_json import numbers_problem
 
 DATA = "all_features.mmap"
 FEATURE_KEYS = ("features", "feature_columns")
@@ -162,13 +163,8 @@ def _scaler(folder: str, features: list[str]) -> dict[str, list[float]] | None:
 
 
 def _numbers(where: str, key: str, values: Any, features: list[str]) -> list[float]:
-    if not isinstance(values, list) or len(values) != len(features):
-        found = f"{len(values)} numbers" if isinstance(values, list) else repr(values)
-        raise corrupt(where, f"{key} is {found}, expected a list of {len(features)}, one per feature", CORRECT)
-    for feature, value in zip(features, values, strict=True):
-        # 1e999 is valid JSON and becomes inf; an integer of 400 digits has no float at all.
-        if type(value) not in (int, float) or not abs(value) <= 1.7976931348623157e308:
-            raise corrupt(where, f"{key} of feature {feature!r} is {value!r:.40}, expected a finite number", CORRECT)
+    if problem := numbers_problem(key, values, features):
+        raise corrupt(where, problem, CORRECT)
     return [float(value) for value in values]
 
 

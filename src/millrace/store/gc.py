@@ -95,9 +95,9 @@ def _chain(folder: Folder) -> list[Manifest]:
     found: dict[str, Manifest] = {}
     for name in sorted(os.listdir(os.path.join(folder.path, "snapshots"))):
         if _SNAPSHOT.fullmatch(name) and name.endswith(".json"):
-            manifest = folder.decoded(f"snapshots/{name}")
+            manifest = folder.decode(f"snapshots/{name}")
             found[manifest.fingerprint] = manifest
-    current = folder.decoded("store.json")
+    current = folder.decode("store.json")
     chain = []
     step: str | None = current.fingerprint
     while step is not None and step in found:

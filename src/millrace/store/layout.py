@@ -168,9 +168,12 @@ class Layout:
         lowered = [name.lower() for name in self.columns]
         if len(set(lowered)) != len(lowered):
             raise ConfigError("two columns differ only in case; some file systems cannot hold both")
-        axes = dict.fromkeys(column.axis for column in self.columns.values() if column.axis is not None)
-        if not axes:
-            raise ConfigError("no row column; a store needs at least one column with per='row'")
+        if not self.columns:
+            raise ConfigError("no column; a store needs at least one")
+        # Where all columns are per record, records have no rows.
+        axes = dict.fromkeys(column.axis for column in self.columns.values() if column.axis is not None) or {
+            PRIMARY_AXIS: None
+        }
         strings = [name for name, column in self.columns.items() if column.dtype == "string"]
         for axis in axes:
             check_name(axis, "axis")
@@ -225,6 +228,11 @@ class Layout:
 def num_blocks(num_bytes: Any) -> Any:
     """Hash blocks of files of these sizes; an empty file has none."""
     return (num_bytes + (BLOCK_BYTES - 1)) // BLOCK_BYTES
+
+
+def block_ends(sizes: Int64s) -> Int64s:
+    """Where the hash blocks of every file end in the list of all, (shards, files) like the sizes."""
+    return np.cumsum(num_blocks(sizes)).reshape(sizes.shape)
 
 
 def bfloat16_bits(array: Array) -> npt.NDArray[np.uint16]:

@@ -18,6 +18,7 @@ from millrace.ragged import Array, Int64s, Ragged, as_offsets
 from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES, Column, Layout
 from millrace.store.manifest import KINDS, VERSION, Cuts, check_cuts
+from millrace.store.shards import Shards
 from millrace.store.store import Store
 from millrace.store.strict_json import check_json
 from millrace.store.values import Normaliser
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-class ArrayShards:
+class ArrayShards(Shards):
     """Shards that are arrays already: ``arrays[shard][file]`` in the order of ``layout.files``."""
 
     def __init__(self, arrays: list[list[Array]]) -> None:
@@ -132,6 +133,8 @@ def from_arrays(
     for name, value in given.items():
         declared[name], arrays[name] = _declare(name, value, axes, (per or {}).get(name))
     layout = Layout(declared)
+    if offsets is None and all(column.per == "record" for column in declared.values()):
+        axes["rows"] = np.zeros(plain[0] + 1, np.int64)  # records without rows
     if offsets is not None and "rows" not in layout.axes:
         raise ConfigError("offsets= given, but no column has them: each is a Ragged or per record; leave offsets out")
     normaliser = Normaliser(layout)

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ HAS_CORE = hasattr(_core, "Map")  # a folder of C sources alone is not the core
 MAPS_HOLD_DESCRIPTORS = not HAS_CORE and sys.version_info < (3, 13)
 
 _seek_lock = threading.Lock()
+_attempts: ContextVar[str | None] = ContextVar("attempts", default=None)
 before_write: Callable[[str, str], None] | None = None
 """Called as (operation, path) before each change of the disk; only ``millrace.testing`` sets it."""
 
@@ -124,7 +126,29 @@ def rename(source: str | Path, target: str | Path) -> None:
 
 def attempt_name(path: str | Path) -> Path:
     """Where one attempt at ``path`` is written: no other attempt has this name, in whichever process it runs."""
-    return Path(f"{path}.{os.urandom(6).hex()}.tmp")
+    name, folder = f"{path}.{os.urandom(6).hex()}.tmp", _attempts.get()
+    return Path(name) if folder is None else Path(folder) / os.path.basename(name)
+
+
+@contextlib.contextmanager
+def attempts_in(folder: str | None) -> Iterator[None]:
+    """Inside, attempts are written in this folder, not beside what they are to become; where it is gone, none can begin."""
+    token = _attempts.set(folder)
+    try:
+        yield
+    finally:
+        _attempts.reset(token)
+
+
+def make_attempt(path: str | Path) -> Path:
+    """A new folder for one attempt at the folder ``path``."""
+    aside = attempt_name(path)
+    if _attempts.get() is None:
+        make_dir(aside)
+    else:
+        _step("mkdir", aside)
+        os.mkdir(aside)  # not its parent: that is gone when the run is over
+    return aside
 
 
 def place(attempt: str | Path, final: str | Path) -> bool:
@@ -210,6 +234,17 @@ def map_file(fd: int, length: int, *, random: bool = False) -> npt.NDArray[np.ui
     area = mmap.mmap(fd, length, access=mmap.ACCESS_READ, **({"trackfd": False} if sys.version_info >= (3, 13) else {}))
     if random and hasattr(area, "madvise"):
         area.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(area, np.uint8)
+
+
+def memory(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Zeroed bytes of their own, in huge pages where the kernel has them: random reads then miss fewer translations."""
+    if num_bytes == 0:
+        return np.zeros(0, np.uint8)
+    area = mmap.mmap(-1, num_bytes)
+    if hasattr(area, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            area.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(area, np.uint8)
 
 

@@ -178,24 +178,25 @@ class Partial:
         splits = dict.fromkeys((*fields["splits"], *sorted({entry.split for entry in written}, key=split_rank)))
         order = {split: k for k, split in enumerate(splits)}
         entries = sorted(written, key=lambda entry: (order[entry.split], entry.number))
-        manifest, table, hashes = build(fields, tuple(splits), entries, base)
+        built = build(fields, tuple(splits), entries, base)
+        fingerprint = built[0].fingerprint
         with platform.writing(self.out, "publishing"):
             self._remove_attempts()
             if base is None:
-                self._lay(self.folder, manifest, table, hashes, provenance, files or {})
+                self._lay(self.folder, built, provenance, files or {})
                 self._appear()
-                return manifest.fingerprint
+                return fingerprint
             for entry in entries:
                 if (self.shards / _name(entry)).exists():  # else a killed run has moved it
                     platform.rename(self.shards / _name(entry), self.out / "shards" / _name(entry))
             try:
-                self._lay(self.out, manifest, table, hashes, provenance, files or {})
+                self._lay(self.out, built, provenance, files or {})
             except OSError:
                 self._restore(base)
                 raise
         with contextlib.suppress(OSError):  # it is in the store: what stays here, the next append or gc removes
             self.close(remove=True)
-        return manifest.fingerprint
+        return fingerprint
 
     def complete(self) -> bool:
         """Ends a publication that was killed when all was written but the name; False where there is none."""
@@ -240,13 +241,12 @@ class Partial:
     def _lay(
         self,
         root: Path,
-        manifest: Manifest,
-        table: bytes,
-        hashes: bytes,
+        built: tuple[Manifest, bytes, bytes],
         provenance: Mapping[str, Any],
         files: Mapping[str, bytes | Iterable[bytes]],
     ) -> None:
         """The files beside the shards, the manifest last."""
+        manifest, table, hashes = built
         for name, data in files.items():
             platform.write_file(root / name, data)
         platform.make_dir(root / "snapshots")
@@ -277,14 +277,14 @@ def _name(entry: ShardEntry) -> str:
     return shard_name(entry.split, entry.number)
 
 
+def installed(package: str) -> str | None:
+    """The version of a package that is installed."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
 def describe_run() -> dict[str, Any]:
     """Who made this, for people: never part of the fingerprint."""
-
-    def installed(name: str) -> str | None:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
-
     versions = {"python": python_platform.python_version(), **{name: installed(name) for name in ("millrace", "numpy")}}
     return {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": sys.argv, "versions": versions}

@@ -10,12 +10,14 @@ import os
 import stat
 import weakref
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from millrace.errors import StoreCorrupt, StoreError, corrupt
+from millrace.errors import ConfigError, StoreCorrupt, StoreError, corrupt
+from millrace.native import free_memory, num_cores
 from millrace.ragged import Array, Int64s
 from millrace.store import manifest as manifests
 from millrace.store import platform
@@ -25,6 +27,7 @@ from millrace.store.layout import Layout
 from millrace.store.manifest import Manifest
 from millrace.store.plain_file import unreadable
 from millrace.store.shard import shard_name
+from millrace.store.shards import Shards
 from millrace.store.snapshot import Base
 from millrace.store.store import Store
 
@@ -60,7 +63,7 @@ def read_base(out: Path) -> Base:
     return Base(manifest, table.tobytes(), folder.read(hashes.name, hashes.bytes, hashes.hash))
 
 
-class DiskShards:
+class DiskShards(Shards):
     """The arrays of a store's shards, mapped when first touched and kept; past 16,384 maps of the process read by pread."""
 
     def __init__(
@@ -73,6 +76,7 @@ class DiskShards:
         self._bytes = self.layout.file_bytes(counts)
         self._checked = bytearray(len(table))
         self._maps: dict[tuple[int, int], Array] = {}
+        self._loaded: dict[tuple[int, int], Array] = {}  # copies in memory
         self._num_lent = 0  # maps that feeds and views own
         self._lent: weakref.WeakValueDictionary[tuple[int, int], Array] = weakref.WeakValueDictionary()
         self._lock = lock_of(self)
@@ -154,7 +158,9 @@ class DiskShards:
 
     def array(self, shard: int, file: int, *, random: bool = False) -> Array | None:
         """A mapped file; None past the last map. A ``random`` map ends when all who asked for it have dropped it."""
-        found = (self._lent if random else self._maps).get((shard, file))
+        found = self._loaded.get((shard, file))
+        if found is None:
+            found = (self._lent if random else self._maps).get((shard, file))
         if found is not None:
             return found
         mapped = self._map(shard, file, random=random)  # outside the lock: nobody waits for a disk with it
@@ -172,9 +178,29 @@ class DiskShards:
                 weakref.finalize(mapped, self._give_back).atexit = False
         return found
 
+    def load(self, files: Iterable[tuple[int, int]]) -> None:
+        """Copies files into memory, several at a time."""
+        missing = [file for file in files if file not in self._loaded]
+        needed, free = sum(int(self._bytes[file]) for file in missing), free_memory()
+        if needed > free:
+            raise ConfigError(
+                f"tier='ram' needs {needed:,} more bytes of memory, and {free:,} are free; leave tier= out"
+            )
+        with ThreadPoolExecutor(num_cores()) as pool:
+            self._loaded.update(zip(missing, pool.map(self._copy, missing), strict=True))
+
+    def _copy(self, place: tuple[int, int]) -> Array:
+        shard, file = place
+        rows: Array = self.rows(shard, file, 0, int(self._items[place]))  # type: ignore[assignment]
+        copy = self._shaped(platform.memory(int(self._bytes[place])), file)
+        copy[:] = rows
+        copy.flags.writeable = False
+        return copy
+
     def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
         """Whether there are maps left for all these files; the disk reads nothing before it is asked."""
-        return sum(1 for file in files if file not in self._lent) <= self._max_maps - self._num_maps()
+        needed = sum(1 for file in files if file not in self._lent and file not in self._loaded)
+        return needed <= self._max_maps - self._num_maps()
 
     def _num_maps(self) -> int:
         """Maps of this process; without the core only this store's are known."""

@@ -102,8 +102,7 @@ class ShardWriter:
         self._is_finished = False
 
     def _open(self) -> None:
-        self._aside = platform.attempt_name(self._final)
-        platform.make_dir(self._aside)
+        self._aside = platform.make_attempt(self._final)
         for file in self._layout.files:
             self._files.append(ColumnFile(self._aside / file.name, file))
         for k in range(len(self._layout.axes)):

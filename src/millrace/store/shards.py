@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from millrace.ragged import Array
@@ -13,6 +13,12 @@ class Shards(Protocol):
 
     How a tier keeps maps, descriptors or downloads is its own affair.
     """
+
+    lookahead: int = 0  # how many batches before its turn a feed names the files of a batch by ``expect``; 0: never
+
+    is_limited: bool = (
+        False  # whether only the files of a batch or two can be arrays at once: who reads drops them soon
+    )
 
     def rows(self, shard: int, file: int, start: int, stop: int, *, wait: bool = True) -> Array | None:
         """Items [start, stop) of a file. Without ``wait``: None if they are not at hand, and their reading begins."""
@@ -27,7 +33,15 @@ class Shards(Protocol):
         """A descriptor that reads a file past the page cache, for the caller to close; None where there is none."""
 
     def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
-        """Hears which (shard, file) a feed reads next, before it asks for them as arrays.
+        """Whether all these (shard, file) can be arrays at once; else they are read by rows."""
 
-        A tier that is far away begins to fetch them. False means: not all of them can be arrays at once, read by rows.
+    def expect(self, files: Sequence[tuple[int, int]]) -> None:
+        """Hears which (shard, file) the next batch needs: batch after batch, in the order of the feed.
+
+        A tier that is far away begins to fetch them, and knows what is needed last.
         """
+        return
+
+    def load(self, files: Iterable[tuple[int, int]]) -> None:
+        """Holds these files in memory from here on. Shards that lie there already have nothing to do."""
+        return

@@ -36,6 +36,9 @@ class Store:
     A store pickles as its path and snapshot, so that sending it to a worker costs nothing.
     """
 
+    condition: str | None = None  # what its records were chosen by, and which those are of the whole store
+    chosen: Int64s | None = None
+
     def __init__(
         self,
         *,
@@ -91,6 +94,16 @@ class Store:
         return int(self._starts[-1, self._axis(axis)])
 
     @property
+    def lookahead(self) -> int:
+        """How many batches ahead a feed names the files it will read (``Shards.expect``)."""
+        return self._shards.lookahead
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only the files of a batch or two can be mapped at once (``Shards.is_limited``)."""
+        return self._shards.is_limited
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """The names ``split`` knows: by time where the store has cuts, else sets of shards."""
         if self.split_name is not None:
@@ -137,6 +150,11 @@ class Store:
     @cached_property
     def _offsets(self) -> dict[str, Int64s]:
         return {}
+
+    def record_spans(self, axis: str | None = None) -> tuple[Int64s, Int64s]:
+        """Where the rows of each record begin and end on an axis, by default the primary one."""
+        offsets = self.axis_offsets(axis or self.layout.primary)
+        return offsets[:-1], offsets[1:]
 
     def _join_offsets(self, k: int) -> Int64s:
         joined, firsts = np.zeros(self.num_records + 1, np.int64), self._starts[:, 0].tolist()
@@ -248,6 +266,26 @@ class Store:
             mine = np.flatnonzero(self._split_of == self._splits.index(name))
             part._ids, part._counts, part._split_of = self._ids[mine], self._counts[mine], self._split_of[mine]
         return part
+
+    @property
+    def whole(self) -> Store:
+        """The store (or split) whose rows these are; another one after ``where``."""
+        return self
+
+    def where(self, condition: str) -> Store:
+        """The records for which a condition on record columns holds, numbered from 0. Rows keep their numbers.
+
+        ``n_hits`` is how many rows of the column (or axis) ``hits`` a record has. Comparisons are joined by ``and``, ``or``,
+        ``not`` and brackets; ``in (1, 2)`` takes several values. The text is parsed, never run.
+
+        >>> from millrace import from_arrays
+        >>> store = from_arrays({"hits": np.arange(6.0), "label": [3, 3, 1]}, offsets=[0, 1, 4, 6])
+        >>> store.where("label == 3 and n_hits > 1").chosen.tolist()
+        [1]
+        """
+        from millrace.store.selected import select
+
+        return select(self, condition)
 
     @cached_property
     def cuts(self) -> tuple[Int64s, Int64s] | None:

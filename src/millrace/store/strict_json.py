@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from millrace.errors import ConfigError, corrupt
@@ -46,6 +47,18 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"key {twice!r} appears twice")
     return result
+
+
+def numbers_problem(key: str, values: Any, features: Sequence[str]) -> str | None:
+    """Why a value of JSON is not one finite number for each feature; None where it is."""
+    if not isinstance(values, list) or len(values) != len(features):
+        found = f"{len(values)} numbers" if isinstance(values, list) else repr(values)[:60]
+        return f"{key} is {found}, expected a list of {len(features)}, one per feature"
+    for feature, value in zip(features, values, strict=True):
+        # 1e999 is valid JSON and becomes inf; an integer of 400 digits has no float at all.
+        if type(value) not in (int, float) or not abs(value) <= 1.7976931348623157e308:
+            return f"{key} of feature {feature!r} is {value!r:.40}, expected a finite number"
+    return None
 
 
 def _no_constants(text: str) -> Any:

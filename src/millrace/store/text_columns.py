@@ -54,9 +54,9 @@ class StringColumn:
         else:
             parts = [self.raw.span(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             data = np.concatenate([np.empty(0, np.uint8), *parts])
-        return self.decoded(Ragged(data, np.concatenate(([0], np.cumsum(stops - starts)))), records)
+        return self.decode(Ragged(data, np.concatenate(([0], np.cumsum(stops - starts)))), records)
 
-    def decoded(self, found: Ragged, records: Int64s) -> Array:
+    def decode(self, found: Ragged, records: Int64s) -> Array:
         """The texts of these records, whose bytes were found."""
         data, offsets = found.values.tobytes(), found.offsets.tolist()
         texts = np.empty(len(records), object)

@@ -54,6 +54,7 @@ class Normaliser:
             axis, rows = self.layout.column_axis(name), len(arrays[name])
             if axis is not None and lengths.setdefault(axis, rows) != rows:
                 raise ConfigError(f"column {name!r} has {rows} rows in this record, others of {axis!r} {lengths[axis]}")
+        lengths.setdefault(self.layout.primary, 0)  # where all columns are per record
         return arrays, lengths
 
     def records(self, columns: Mapping[str, Any], offsets: Any) -> tuple[dict[str, Array], dict[str, Int64s]]:

@@ -21,7 +21,7 @@ from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import strict_json
 from millrace.store.folder import Folder
-from millrace.store.layout import num_blocks
+from millrace.store.layout import block_ends, num_blocks
 from millrace.store.manifest import Manifest
 from millrace.store.reader import DiskShards
 from millrace.store.shard import check_blocks
@@ -112,7 +112,7 @@ def _files(folder: Folder, manifest: Manifest, damage: list[Damage]) -> Iterator
     counts = manifests.table_counts(table)
     shards = DiskShards(folder, manifest, table, counts)
     sizes = shards.layout.file_bytes(counts)
-    ends = np.cumsum(num_blocks(sizes)).reshape(sizes.shape)
+    ends = block_ends(sizes)
     for shard in range(len(table)):
         where = os.path.join(folder.path, "shards", shards.name(shard))
         if not os.path.isdir(where) or os.path.islink(where):

@@ -18,6 +18,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,7 @@ class Fault:
         raise OSError(code, os.strerror(code), path)
 
 
-@contextlib.contextmanager
-def count_steps(operation: str | None = None) -> Iterator[list[Step]]:
+def count_steps(operation: str | None = None) -> AbstractContextManager[list[Step]]:
     """Yields the list of the steps taken so far, as (operation, path); its length is what ``iofault`` can hit.
 
     >>> import tempfile
@@ -65,18 +65,17 @@ def count_steps(operation: str | None = None) -> Iterator[list[Step]]:
     >>> steps[0][0], steps[-1][0]
     ('mkdir', 'fsync')
     """
-    with _hook(None, operation) as steps:
-        yield steps
+    return _hook(None, operation)
 
 
-@contextlib.contextmanager
-def iofault(at: int, kind: int | str, *, operation: str | None = None, lasting: bool = False) -> Iterator[list[Step]]:
+def iofault(
+    at: int, kind: int | str, *, operation: str | None = None, lasting: bool = False
+) -> AbstractContextManager[list[Step]]:
     """Within the block the ``at``-th step (from 1) raises ``OSError(kind)``, or kills the process (``"kill"``).
 
     Yields the list of steps, the one that failed included. See ``Fault`` for the options.
     """
-    with _hook(Fault(at, kind, operation, lasting), operation) as steps:
-        yield steps
+    return _hook(Fault(at, kind, operation, lasting), operation)
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ def records(
 
 
 @dataclass(frozen=True)
-class Dataset:
+class StoreContents:
     """What to write and what must be read back: records with the split of each, and where shards are cut."""
 
     columns: dict[str, Column]
@@ -146,13 +146,13 @@ class Dataset:
 
 
 @st.composite
-def datasets(draw: st.DrawFn) -> Dataset:
+def datasets(draw: st.DrawFn) -> StoreContents:
     """Columns, records of them, a split for each, and a shard size from one record per shard to one shard."""
     made = draw(columns())
     found = draw(records(made))
     splits = draw(st.lists(st.sampled_from(SPLITS), min_size=len(found), max_size=len(found)))
     shard_bytes = draw(st.sampled_from([1, 17, 60, 200, 1000, 1 << 20]))
-    return Dataset(made, found, splits, shard_bytes)
+    return StoreContents(made, found, splits, shard_bytes)
 
 
 def as_arrays(columns: Mapping[str, Column], records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Array]]:

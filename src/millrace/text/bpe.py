@@ -55,7 +55,7 @@ def tokenizers_package(name: str) -> Any:
     return tokenizers
 
 
-class Outline(NamedTuple):
+class TokenizerOutline(NamedTuple):
     """What encoding needs from a ``tokenizer.json``, in a form that is quickly sent to workers."""
 
     end: int
@@ -82,7 +82,7 @@ class HuggingFaceTokenizer(Tokenizer):
         *,
         plain_special: bool = False,
         is_known: bool = False,
-        outline: Outline | None = None,
+        outline: TokenizerOutline | None = None,
     ) -> None:
         self.name, self._data, self._plain_special = name, data, plain_special
         if not is_known:
@@ -93,14 +93,14 @@ class HuggingFaceTokenizer(Tokenizer):
         if os.environ.get("MILLRACE_BPE"):
             self.use(os.environ["MILLRACE_BPE"])
 
-    def _make_outline(self, end: int | None) -> Outline:
+    def _make_outline(self, end: int | None) -> TokenizerOutline:
         vocabulary, added = self._vocabulary(), self._body.get("added_tokens") or []
         top = max(vocabulary.values(), default=-1)
         if end is None:
             end = next((vocabulary[name] for name in END_NAMES if name in vocabulary), top + 1)
         # Added tokens in a text are recognised, as by Hugging Face; for gpt2 they are plain text, as for tiktoken.
         names = [] if self._plain_special else [token["content"].encode() for token in added]
-        return Outline(end, max(top, end) + 1, names, splitting_pattern(self._body), core_merges(self._body))
+        return TokenizerOutline(end, max(top, end) + 1, names, splitting_pattern(self._body), core_merges(self._body))
 
     @cached_property
     def _body(self) -> dict[str, Any]:

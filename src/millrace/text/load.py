@@ -15,7 +15,7 @@ from millrace.identity import digest
 from millrace.store.folder import Folder
 from millrace.store.manifest import MAX_TOKENIZER_BYTES
 from millrace.store.manifest import TOKENIZER_FILE as FILE
-from millrace.text.bpe import HuggingFaceTokenizer, Outline, tokenizers_package
+from millrace.text.bpe import HuggingFaceTokenizer, TokenizerOutline, tokenizers_package
 from millrace.text.kinds import GPT2_PATTERN
 from millrace.text.merges import merges_by_name
 from millrace.text.rank_file import TiktokenTokenizer
@@ -90,7 +90,9 @@ def stored_tokenizer(folder: Folder, described: dict[str, Any]) -> Tokenizer:
     return load_tokenizer(described, data, os.path.join(folder.path, FILE))
 
 
-def load_tokenizer(described: dict[str, Any], data: bytes, path: str, outline: Outline | None = None) -> Tokenizer:
+def load_tokenizer(
+    described: dict[str, Any], data: bytes, path: str, outline: TokenizerOutline | None = None
+) -> Tokenizer:
     """The tokenizer of a store, its file checked against the manifest; ``outline`` if it was loaded before."""
     if digest(data) != described["hash"]:
         raise StoreCorrupt(
@@ -129,7 +131,7 @@ def gpt2() -> Tokenizer:
         merges_by_name(json.loads(vocabulary), words[0::2], words[1::2], byte_alphabet()) if may_use_core() else None
     )
     file = _gpt2_json(vocabulary, lines).encode()
-    outline = Outline(50256, 50257, (), GPT2_PATTERN, merges)
+    outline = TokenizerOutline(50256, 50257, (), GPT2_PATTERN, merges)
     return HuggingFaceTokenizer(file, "gpt2", plain_special=True, is_known=True, outline=outline)
 
 

@@ -120,6 +120,10 @@ def _check_values(config: Config, name: str) -> None:
     betas = config.optimizer.betas
     if not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(f"{name}: optimizer.betas = {list(betas)}; expected two numbers from 0 to below 1")
+    for source in config.data.sources:
+        is_right = source.keys() == {"store", "weight"} and isinstance(source["store"], str)
+        if not is_right or isinstance(source["weight"], bool) or not isinstance(source["weight"], (int, float)):
+            raise ConfigError(f"{name}: data.sources has {source}; expected a store and its weight, a number")
     for key in ("data.prepare", "model.options"):
         _check_plain(value_of(config, key), key, name)
     model, train, data = config.model, config.train, config.data
@@ -130,7 +134,10 @@ def _check_values(config: Config, name: str) -> None:
         (kind in ("gpt", "transformer") and model.width % model.heads,
          f"model.width = {model.width} is not a multiple of model.heads = {model.heads}"),
         (model.document_mask and kind in FORECASTERS, f"model.document_mask is for gpt; leave it out for {kind}"),
+        (data.pack and kind in FORECASTERS, f"data.pack is for text; leave it out for {kind}"),
         (train.recompute and kind == "lstm", "train.recompute is for gpt and transformer; leave it out for lstm"),
+        (data.sources and (data.store or data.input),
+         f"both data.sources and {'a store' if data.store else 'an input'} are given; list all stores in data.sources"),
         (data.store and data.input,
          f"both a store ({data.store}) and an input ({data.input}) are given; give one: --store for prepared data, --input for "
          "a small file to be prepared within the run"),

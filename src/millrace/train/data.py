@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from millrace.errors import ConfigError, MillraceError, StoreNotFound
+from millrace.feed.mixture import Mixture
 from millrace.prepare.functions import load_function
 from millrace.prepare.table.table import prepare_table
 from millrace.prepare.text.text import prepare_text
@@ -22,10 +23,12 @@ from millrace.store.store import Store
 from millrace.train.models.forecaster import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
 from millrace.train.models.layers import Layers
-from millrace.train.run_folder import DATA, Run, as_begun, input_changes, read_run
+from millrace.train.run_folder import DATA, RunFile, as_begun, input_changes, read_run
 from millrace.train.settings import FORECASTERS, Config, Data
 from millrace.train.start_checks import why_empty
 from millrace.view.blocks import Blocks
+from millrace.view.compose import Concat
+from millrace.view.packed import Packed
 from millrace.view.records import Records
 from millrace.view.view import View, row_column
 from millrace.view.windows import Windows
@@ -37,6 +40,8 @@ MAX_SCAN = 200_000_000  # tokens read to find the largest id, if a store keeps n
 
 def store_path(config: Config, run: Path) -> str:
     """The path of a run's store: ``data.store``, or the one made from ``data.input``."""
+    if config.data.sources:
+        return str(config.data.sources[0]["store"])
     if not config.data.store and not config.data.input:
         raise ConfigError("no data: give --store DIR for prepared data, or --input FILE for a small file")
     if config.data.store and os.path.realpath(config.data.store) == os.path.realpath(run):
@@ -44,7 +49,7 @@ def store_path(config: Config, run: Path) -> str:
     return config.data.store or str(run / DATA)
 
 
-def prepare_input(config: Config, run: Path, before: Run | None) -> None:
+def prepare_input(config: Config, run: Path, before: RunFile | None) -> None:
     """Prepares ``data.input`` inside the run folder, as ``millrace prepare`` does. A continued run keeps its store."""
     if not config.data.input or (before is not None and (run / DATA / "store.json").exists()):
         return
@@ -108,25 +113,45 @@ def check_kind(config: Config, store: Store) -> None:
 
 
 def training_view(store: Store, config: Config) -> View:
-    check_kind(config, store)
-    part = store.split(config.data.split)
-    view = _view(part, config)
-    if not len(view):
-        raise ConfigError(why_empty(view, part, config.data))
-    return view
+    """The view of the train split, or of those of all sources, mixed by their weights."""
+    views = []
+    for own in _stores(store, config):
+        check_kind(config, own)
+        part = own.split(config.data.split)
+        views.append(_view(part, config))
+        if not len(views[-1]):
+            raise ConfigError(why_empty(views[-1], part, config.data))
+    if not config.data.sources:
+        return views[0]
+    return Mixture([(view, source["weight"]) for view, source in zip(views, config.data.sources, strict=True)])
 
 
 def validation_view(store: Store, config: Config) -> View | None:
-    """The view of the val split; None without such a split, or if no sample fits into it."""
-    if config.data.val_split not in store.splits:
-        return None
-    view = _view(store.split(config.data.val_split), config)
-    return view if len(view) else None
+    """The view of the val split, of all sources one after the other; None where no sample fits into any."""
+    parts = [own.split(config.data.val_split) for own in _stores(store, config) if config.data.val_split in own.splits]
+    views = [view for part in parts if len(view := _view(part, config))]
+    return None if not views else views[0] if len(views) == 1 else Concat(views)
+
+
+def _stores(store: Store, config: Config) -> list[Store]:
+    """The store of a run, or all of its sources, of which it is the first; their tokens must mean the same."""
+    stores = [store, *(open_store(source["store"]) for source in config.data.sources[1:])]
+    known = [
+        None if own.manifest is None or not own.manifest.tokenizer else own.manifest.tokenizer["hash"] for own in stores
+    ]
+    for own, tokenizer in zip(stores, known, strict=True):
+        if tokenizer != known[0]:
+            raise ConfigError(
+                f"{own.path} has another tokenizer than {store.path}, so their tokens differ; prepare both with the same"
+            )
+    return stores
 
 
 def _view(part: Store, config: Config) -> View:
     data = config.data
     if KINDS.get(config.model.kind, part.kind) == "text":
+        if data.pack:
+            return Packed(part, length=data.length)
         return Blocks(part, length=data.length, stride=data.stride or None)
     if KINDS.get(config.model.kind, part.kind) == "series":
         return windows_of(part, data)
@@ -147,7 +172,7 @@ def has_mask(store: Store, column: str) -> bool:
     return mask is not None and mask.axis == values.axis and (mask.shape or (1,)) == (values.shape or (1,))
 
 
-def resolved(config: Config, store: Store, before: Run | None, say: Callable[[str], None]) -> Config:
+def with_mask_of(config: Config, store: Store, before: RunFile | None, say: Callable[[str], None]) -> Config:
     """The configuration with the mask of the store, unless the run began without one; says what it added."""
     masked = with_mask(config, store)
     if before is None:
@@ -175,7 +200,8 @@ def vocabulary(store: Store, config: Config) -> int:
     wanted = config.model.vocabulary
     if known is None and not wanted:
         raise ConfigError(f"{store.path} does not say its vocabulary; set model.vocabulary, e.g. 50304 for GPT-2's")
-    needed = int(known or 0) if described else max(int(known or 0), _largest_token(store) + 1)
+    largest = 0 if described else max(_largest_token(own) for own in _stores(store, config))
+    needed = int(known or 0) if described else max(int(known or 0), largest + 1)
     if wanted and needed > wanted:
         or_not = ", or leave it out" if known is not None else ""
         raise ConfigError(

@@ -1,12 +1,8 @@
-"""The reference of every configuration key, made from ``settings.py``, for ``millrace train --keys`` and its page.
-
-``docs/guide/configuration.md`` is ``page()``; write it again with ``python -m millrace.train.keys > docs/guide/configuration.md``.
-"""
+"""The reference of every configuration key, made from ``settings.py``, for ``millrace train --keys``."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +17,7 @@ KINDS = {
     "tuple[str, ...]": NAMES,
     "tuple[float, float]": "two numbers",
     "dict[str, Any]": "a table",
+    "tuple[dict[str, Any], ...]": "a list of tables",
 }
 
 
@@ -95,43 +92,3 @@ def lines() -> list[str]:
             if key.name.startswith(f"{section}."):
                 text += [f"  {key.name} = {toml(key.default)}", f"      {key.type}. {key.meaning}"]
     return text
-
-
-INTRODUCTION = """\
-# Configuration
-
-A configuration is a TOML file with the keys below. Leave out what should keep its default.
-`--set train.batch=64` changes a key for one run. This page is made from the code. The same
-reference on a terminal, and for machines:
-
-```console
-$ millrace train --keys
-$ millrace train --keys --json
-```
-
-The presets are such files. Python reads them, and checks every key and value:
-
-```python
-from millrace.train.config import load_config
-
-print(load_config("nano", ["train.batch=64"]).train)
-```
-"""
-
-
-def page() -> str:
-    """The text of ``docs/guide/configuration.md``."""
-    parts = [INTRODUCTION]
-    for section, about in sections().items():
-        rows = [
-            f"| `{key.name}` | {key.type} | `{toml(key.default)}` | {key.meaning} |"
-            for key in every_key()
-            if key.name.startswith(f"{section}.")
-        ]
-        heading = [f"## [{section}]", "", about, "", "| key | takes | default | meaning |", "|---|---|---|---|"]
-        parts.append("\n".join([*heading, *rows]) + "\n")
-    return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

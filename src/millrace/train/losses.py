@@ -75,7 +75,7 @@ class Losses:
 
 def describe_samples(view: View, order: Order, first: int, last: int) -> tuple[list[int], str]:
     """The samples of positions [first, last) that hold values that are not finite, else all, and their rows."""
-    batch = describe(view, order, first, last, 0)
+    batch = describe(view, order, np.arange(first, last), 0)
     bad = sorted(_bad_samples(view, batch.samples))
     rows = "; ".join([_rows(row) for row in batch.rows if not bad or row["sample"] in bad][:MAX_ROWS])
     samples = bad or batch.samples.tolist()

@@ -36,13 +36,20 @@ from millrace.train.tensors import hash_file
 NAME, DATA = "run.json", "data"
 # Sections that a run with a checkpoint cannot change: the state would not fit, or the samples would be others.
 FIXED = ("model", "data")
-FREE = {"data.store", "data.input", "data.prepare", "data.val_split"}  # input_changes compares two of them
+FREE = {
+    "data.store",
+    "data.sources",
+    "data.input",
+    "data.prepare",
+    "data.val_split",
+    "data.queue",
+}  # input_changes compares two of them
 SAME_RESULT = {"workers", "stall_s"}  # options of a preparation that do not change its result
 Change = tuple[str, Any, Any]  # a key, its value before, and now
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFile:
     """The contents of ``run.json``."""
 
     config: Config
@@ -52,7 +59,7 @@ class Run:
     input_hash: str | None = None  # that of data.input when the run began
 
 
-def read_run(folder: Path) -> Run | None:
+def read_run(folder: Path) -> RunFile | None:
     """The run in a folder, if one began there."""
     path = folder / NAME
     try:
@@ -60,14 +67,16 @@ def read_run(folder: Path) -> Run | None:
         config = parse_config(values["config"], str(path))
         # A store inside the run folder moves with it.
         store = str(folder / DATA) if config.data.input else values["store"]["path"]
-        return Run(config, store, values["store"]["fingerprint"], values["threads"], values.get("input"))
+        return RunFile(config, store, values["store"]["fingerprint"], values["threads"], values.get("input"))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise TrainError(f"{path} is damaged ({error}); use another --run, or remove it") from error
 
 
-def earlier_run(folder: Path, config: Config, resume: str, has_saved: bool, say: Callable[[str], None]) -> Run | None:
+def earlier_run(
+    folder: Path, config: Config, resume: str, has_saved: bool, say: Callable[[str], None]
+) -> RunFile | None:
     """The run that a trainer continues, if one began in the folder; refuses what it cannot continue.
 
     A run without a checkpoint has nothing to lose: with other settings it begins again, and a line says what changed.
@@ -105,7 +114,7 @@ def _shown(value: Any) -> str:
     return json.dumps(value) if isinstance(value, tuple) else repr(value)
 
 
-def existing_run(folder: Path) -> Run:
+def existing_run(folder: Path) -> RunFile:
     """The run in a folder, for commands that need one."""
     found = read_run(folder)
     if found is None:
@@ -113,7 +122,7 @@ def existing_run(folder: Path) -> Run:
     return found
 
 
-def write_run(folder: Path, config: Config, store: Store, world: World, before: Run | None) -> None:
+def write_run(folder: Path, config: Config, store: Store, world: World, before: RunFile | None) -> None:
     values = {
         "config": as_dict(config),
         "input": input_hash(config.data.input) if before is None else before.input_hash,
@@ -132,7 +141,7 @@ def write_run(folder: Path, config: Config, store: Store, world: World, before: 
         platform.sync_dir(folder)
 
 
-def as_begun(config: Config, before: Run) -> Config:
+def as_begun(config: Config, before: RunFile) -> Config:
     """The configuration with the mask that a forecaster began with, which the file need not name."""
     begun, given = before.config.data.include, config.data.include
     if config.model.kind not in FORECASTERS or set(begun) != {*given, "mask"}:
@@ -140,14 +149,14 @@ def as_begun(config: Config, before: Run) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, include=begun))
 
 
-def setting_changes(before: Run, config: Config) -> list[Change]:
+def setting_changes(before: RunFile, config: Config) -> list[Change]:
     """What differs in the model, the view or the optimiser: a trained state would not fit."""
     old, new = _flat(before.config), _flat(as_begun(config, before))
     fixed = [key for key in old if key.partition(".")[0] in FIXED and key not in FREE]
     return [(key, old[key], new[key]) for key in (*fixed, "optimizer.name", "train.seed") if old[key] != new[key]]
 
 
-def input_changes(before: Run, config: Config) -> list[Change]:
+def input_changes(before: RunFile, config: Config) -> list[Change]:
     """Another input, or other options of its preparation. The same input may lie elsewhere, or be gone."""
     old, new = before.config.data, config.data
     if not new.input:
@@ -178,7 +187,7 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, world: World) -> Iterator[None]:
+def lock_run(folder: Path, world: World) -> Iterator[None]:
     """Locks the run folder: one trainer at a time. The first rank holds the lock, and it ends with the process."""
     if not world.is_first:
         yield

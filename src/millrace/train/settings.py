@@ -25,9 +25,15 @@ class Data:
 
     store: str = key("", "The prepared store, or a layout of another tool. `--store` sets it.")
     input: str = key("", "A small file to prepare within the run, instead of a store. `--input` sets it.")
+    sources: tuple[dict[str, Any], ...] = key(
+        (),
+        "Several stores instead of one: a table [[data.sources]] for each, with its `store` and `weight`. The weights are "
+        "shares of samples, and may change when a run continues.",
+    )
     split: str = key("train", "The split to train on.")
     val_split: str = key("val", "The split to evaluate on. A store without it is trained without evaluation.")
     length: int = key(256, "Text: tokens of one sample.", least=1)
+    pack: bool = key(False, "Text: samples hold whole documents side by side, which do not see each other.")
     lookback: int = key(64, "Series: rows the model sees.", least=1)
     horizon: int = key(8, "Series: rows the model forecasts.", least=1)
     lead: int = key(0, "Series: rows between lookback and horizon.", least=0)
@@ -38,6 +44,9 @@ class Data:
         (),
         "Series: what else the model gets: static, static_categorical, categorical, known_future, mask, time. "
         "lstm and transformer always get the mask of a store that has one.",
+    )
+    queue: str = key(
+        "", "A queue such as redis://host/0, through which `millrace worker` makes batches. No password here."
     )
     prepare: dict[str, Any] = key({}, "Options for preparing `input`, e.g. {tokenizer = 'bytes'}.")  # noqa: RUF009 - it is a field
 

@@ -49,7 +49,7 @@ def train(config: Config, folder: Path, *, resume: str = "auto", console: Consol
     world = start_world(config.train.device, config.train.timeout_s)
     try:
         with (
-            run_folder.locked(folder, world), rank_errors(world),
+            run_folder.lock_run(folder, world), rank_errors(world),
             contextlib.closing(Trainer(config, folder, world, resume=resume, console=console)) as trainer,
         ):  # fmt: skip
             return trainer.run()
@@ -76,7 +76,7 @@ class Trainer:
         has_saved = bool(self.checkpoints.names())
         before = run_folder.earlier_run(folder, config, resume, has_saved, self._console.say)
         self.store = self._open(before, has_saved)
-        config = self.config = data.resolved(config, self.store, before, self._console.say)
+        config = self.config = data.with_mask_of(config, self.store, before, self._console.say)
         self.view = data.training_view(self.store, config)
         self.val_view = data.validation_view(self.store, config)
         self.precision = Precision(config.train.precision, world.device)
@@ -84,7 +84,7 @@ class Trainer:
             warnings.simplefilter("ignore", UserWarning)
             self.feed = Feed(
                 self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
-                device=str(world.device),
+                device=str(world.device), queue=config.data.queue or None,
             )  # fmt: skip
         check_batch_memory(self.feed, world.size)
         seed_step(config.train.seed, 0, 0)  # the same weights on every rank
@@ -110,7 +110,7 @@ class Trainer:
 
     # The start.
 
-    def _open(self, before: run_folder.Run | None, has_saved: bool) -> Any:
+    def _open(self, before: run_folder.RunFile | None, has_saved: bool) -> Any:
         """The store, as it was when the run began. Rank 0 prepares an input first."""
         if self.world.is_first:
             for line in self.checkpoints.sweep():

@@ -8,16 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.gather.gather import Field
-from millrace.ragged import Spans, as_integer
-from millrace.view.view import StoreLike, View, check_store, row_column, store_spec
+from millrace.gather.gather import Allocate, Field, Located, new_array
+from millrace.ragged import Int64s, Spans, as_integer, concatenated_ranges
+from millrace.view.documents import mark_documents, mark_fields, mask_column, token_column
+from millrace.view.view import StoreLike, View, check_store, source, store_spec
 
 
 class Blocks(View):
     """Sample ``i`` is rows ``[i * stride, i * stride + length + 1)`` of the stream: x the first, y the last ``length``.
 
     The stream is the rows of the store or split one after the other, over the ends of documents and shards. Where the
-    store has a row column ``mask`` (``prepare text --mask-field``), a sample has it too, aligned with y.
+    store has a row column ``mask`` (``prepare text --mask-field``), a sample has it too, aligned with y. With ``documents``
+    a sample also has ``document``, ``place`` and ``mask`` as in ``Packed``: y at the end of a document does not count.
 
     >>> from millrace import from_arrays
     >>> view = Blocks(from_arrays({"tokens": np.arange(10, dtype=np.uint16)}), length=4)
@@ -25,39 +27,34 @@ class Blocks(View):
     (2, [4, 5, 6, 7], [5, 6, 7, 8])
     """
 
-    def __init__(self, store: StoreLike, *, length: int, stride: int | None = None, column: str | None = None) -> None:
+    def __init__(
+        self,
+        store: StoreLike,
+        *,
+        length: int,
+        stride: int | None = None,
+        column: str | None = None,
+        documents: bool = False,
+    ) -> None:
         check_store(store)
         length, stride = as_integer("length", length), None if stride is None else as_integer("stride", stride)
         if length < 1 or (stride is not None and stride < 1):
             raise ConfigError(f"length={length}, stride={stride}; both count tokens: expected 1 or more")
-        if store.cuts is not None:
-            raise ConfigError(f"split {store.split_name!r} is a split by time, which has no token stream; use Windows")
         self.store, self.length, self.stride = store, length, stride or length
-        self.column = column or row_column(store, "tokens")
-        declared = store.layout.columns.get(self.column)
-        if declared is None or declared.axis is None or declared.shape or declared.storage.kind not in "iu":
-            held = "nothing" if declared is None else f"{declared.dtype}{list(declared.shape)} per {declared.per}"
-            raise ConfigError(
-                f"column {self.column!r} holds {held}; Blocks needs a row column of single integers, such as tokens. "
-                "For series use Windows, for whole records Records"
-            )
-        if declared.dtype in ("bfloat16", "dictionary") or declared.axis != store.layout.primary:
-            raise ConfigError(
-                f"column {self.column!r} is {declared.dtype} on axis {declared.axis!r}; Blocks needs tokens on the first axis"
-            )
+        self.column, declared = token_column(store, column, "Blocks")
         wide, axis = np.dtype(np.int64), declared.axis
-        self.fields = (
+        self.documents = bool(documents)
+        self._rows = (
             Field("x", self.column, axis, wide, length=length),
             Field("y", self.column, axis, wide, first=1, length=length),
             *self._mask(),
         )
+        self.fields = (*self._rows[:2], *mark_fields(self.column, axis, length)) if documents else self._rows
 
     def _mask(self) -> tuple[Field, ...]:
         """Whether each token of y counts for the loss, where the store says so."""
-        declared = self.store.layout.columns.get("mask")
-        if declared is None or self.column != "tokens" or declared.dtype not in ("bool", "uint8") or declared.shape:
-            return ()
-        if declared.axis != self.store.layout.primary:
+        declared = mask_column(self.store, self.column)
+        if declared is None:
             return ()
         return (Field("mask", "mask", declared.axis, declared.storage, first=1, length=self.length),)
 
@@ -69,7 +66,11 @@ class Blocks(View):
         return Spans(starts, starts + (self.length + 1))
 
     def plan(self) -> list[tuple[Any, ...]] | None:
-        return [("stride", self, len(self), self.stride, self.length + 1)] if type(self) is Blocks else None
+        is_plain = type(self) is Blocks and not self.documents
+        return [("stride", self, len(self), self.stride, self.length + 1)] if is_plain else None
+
+    def located(self, samples: Int64s) -> Located:
+        return _LocatedDocuments(self, samples) if self.documents else super().located(samples)
 
     def unused_rows(self) -> int:
         count, rows = len(self), self.store.num_rows
@@ -80,4 +81,33 @@ class Blocks(View):
 
     def spec(self) -> dict[str, Any]:
         options = {"column": self.column, "length": self.length, "stride": self.stride}
-        return {"view": "blocks", **store_spec(self.store), **options}
+        later = {"documents": True} if self.documents else {}
+        return {"view": "blocks", **store_spec(self.store), **options, **later}
+
+
+class _LocatedDocuments(Located):
+    """Blocks with the marks of their documents."""
+
+    def __init__(self, view: Blocks, samples: Int64s) -> None:
+        self._length, self._offsets, self._starts = view.length, view.store.offsets, samples * view.stride
+        columns = {field.column: source(view.store.columns[field.column], field) for field in view._rows}
+        super().__init__(columns, view._rows, {view.fields[0].axis or "": view.spans(samples)}, None)
+
+    def fill(self, first: int, last: int, allocate: Allocate = new_array) -> dict[str, Any]:
+        rows = super().fill(first, last, lambda name, *own: allocate("own_mask" if name == "mask" else name, *own))
+        offsets, starts = self._offsets, self._starts[first:last]
+        stops = starts + self._length
+        begins = np.searchsorted(offsets, starts, side="right") - 1
+        ends = np.searchsorted(offsets, stops, side="left")
+        counts = ends - begins
+        documents = concatenated_ranges(begins, counts)
+        own_starts, own_stops = np.repeat(starts, counts), np.repeat(stops, counts)
+        froms, tos = np.maximum(offsets[documents], own_starts), np.minimum(offsets[documents + 1], own_stops)
+        stays = tos > froms  # documents without tokens have no piece
+        counts = np.add.reduceat(stays, np.cumsum(counts) - counts)
+        froms, tos, documents = froms[stays], tos[stays], documents[stays]
+        places, is_last = froms - offsets[documents], tos == offsets[documents + 1]
+        marks = mark_documents((last - first, self._length), counts, tos - froms, places, is_last, allocate)
+        if "mask" in rows:
+            marks["mask"] &= rows["mask"] != 0
+        return {"x": rows["x"], "y": rows["y"], **marks}

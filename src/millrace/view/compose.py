@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from millrace.errors import ConfigError
 from millrace.gather.gather import Allocate, Field, Located, any_of, new_array
-from millrace.identity import digest
+from millrace.identity import digest_chunks
 from millrace.lazy import cached_property
 from millrace.ragged import Int64s, Ragged, Spans
+from millrace.view.bitmap import PACKED, Bitmap
 from millrace.view.view import View
 
 MOST_COUNTED = 1 << 20  # samples of which a subset counts the rows for its repr
@@ -21,52 +22,65 @@ MOST_COUNTED = 1 << 20  # samples of which a subset counts the rows for its repr
 class Subset(View):
     """The samples of a view with these numbers, in this order, or where a mask is true.
 
+    A mask with many samples is kept as bits: 133 MB for a billion. ``by`` says how the samples were chosen, in JSON, where
+    they can be chosen again from that (``mr.random_split``, ``mr.k_fold``).
+
     >>> from millrace import Blocks, from_arrays
     >>> view = Blocks(from_arrays({"tokens": np.arange(100, dtype=np.uint16)}), length=10)
     >>> Subset(view, [3, 0])[0]["x"][:2].tolist()
     [30, 31]
     """
 
-    def __init__(self, view: View, ids: npt.ArrayLike) -> None:
-        chosen = np.asarray(ids)
-        if chosen.dtype == bool:
-            if chosen.shape != (len(view),):
-                raise ConfigError(f"a mask of shape {chosen.shape} for {len(view)} samples; give one value per sample")
-            chosen = np.flatnonzero(chosen)
-        if chosen.size == 0:
-            chosen = np.zeros(0, np.int64)
-        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
-            raise ConfigError(f"ids are {chosen.dtype} of shape {chosen.shape}; expected 1-D integers or a mask")
-        if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(view)):
-            bad = chosen.min() if chosen.min() < 0 else chosen.max()
-            raise ConfigError(f"id {bad} is out of range; the view has samples 0 to {len(view) - 1}")
-        self.view, self.store, self.fields = view, view.store, view.fields
-        self.ids: Int64s = chosen.astype(np.int64)
-        self.ids.flags.writeable = False
+    def __init__(self, view: View, ids: npt.ArrayLike | Bitmap, *, by: dict[str, Any] | None = None) -> None:
+        self.view, self.store, self.fields, self.by = view, view.store, view.fields, by
+        chosen = _chosen(ids, len(view))
+        # A bit for every sample, or a number for each that is chosen: what is smaller.
+        if isinstance(chosen, Bitmap) and len(chosen) * 64 < len(view):
+            chosen = chosen.ids()
+        self.chosen: Int64s | Bitmap = chosen
+        if isinstance(chosen, np.ndarray):
+            chosen.flags.writeable = False
+
+    @property
+    def ids(self) -> Int64s:
+        """The numbers of all chosen samples, 8 bytes for each."""
+        return self.chosen.ids() if isinstance(self.chosen, Bitmap) else self.chosen
+
+    def numbers(self, samples: npt.ArrayLike) -> Int64s:
+        """The numbers that these samples have in the view they were chosen of."""
+        wanted = self._checked(samples)
+        return self.chosen.select(wanted) if isinstance(self.chosen, Bitmap) else self.chosen[wanted]
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.chosen)
 
     @cached_property
     def stores(self) -> tuple[Any, ...]:
         return self.view.stores
 
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
-        return self.view.spans(self.ids[self._checked(samples)], axis)
+        return self.view.spans(self.numbers(samples), axis)
 
     def records(self, samples: npt.ArrayLike) -> Int64s:
-        return self.view.records(self.ids[self._checked(samples)])
+        return self.view.records(self.numbers(samples))
 
     def located(self, samples: Int64s) -> Located:
-        return self.view.located(self.ids[samples])
+        return self.view.located(self.numbers(samples))
+
+    def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
+        return self.view.files(self.numbers(samples))
 
     def plan(self) -> list[tuple[Any, ...]] | None:
         rest = self.view.plan() if type(self) is Subset else None
-        return None if rest is None else [("take", self.ids), *rest]
+        if rest is None:
+            return None
+        if isinstance(self.chosen, Bitmap):
+            return [("select", self.chosen.words, self.chosen.ranks), *rest]
+        return [("take", self.chosen), *rest]
 
     def unused_rows(self) -> int | None:
         """Rows that no chosen sample delivers; None for very many, for several views, and for a split by time."""
-        if len(self) > MOST_COUNTED or len(_leaves(self)) > 1 or self.store.cuts is not None:
+        if len(self) > MOST_COUNTED or len(leaves(self)) > 1 or self.store.cuts is not None:
             return None
         spans = self.spans(np.arange(len(self)))
         pieces = _delivered(self.fields, spans)
@@ -78,10 +92,38 @@ class Subset(View):
 
     @cached_property
     def ids_hash(self) -> str:
-        return digest(self.ids.astype("<i8").tobytes())
+        """The same for a mask and for the numbers of its samples."""
+        chunks = self.chosen.chunks() if isinstance(self.chosen, Bitmap) else [self.chosen]
+        return digest_chunks(8 * len(self), (chunk.astype("<i8").tobytes() for chunk in chunks))
 
     def spec(self) -> dict[str, Any]:
-        return {"view": "subset", "of": self.view.spec(), "ids": self.ids_hash}
+        found = {"view": "subset", "of": self.view.spec(), "ids": self.ids_hash}
+        return found if self.by is None else {**found, "by": self.by}
+
+
+def _chosen(ids: npt.ArrayLike | Bitmap, length: int) -> Int64s | Bitmap:
+    """Numbers of samples that were checked, or the bits of a mask."""
+    if isinstance(ids, Bitmap):
+        if ids.length != length:
+            raise ConfigError(f"a bitmap of {ids.length} samples for {length}; give one bit per sample")
+        return ids
+    chosen = np.asarray(ids)
+    if chosen.dtype == PACKED:
+        if chosen.shape != (-(-length // 8),):
+            raise ConfigError(f"bits of shape {chosen.shape} for {length} samples; give a byte for each eight")
+        return Bitmap(chosen, length)
+    if chosen.dtype == bool:
+        if chosen.shape != (length,):
+            raise ConfigError(f"a mask of shape {chosen.shape} for {length} samples; give one value per sample")
+        return Bitmap.of(chosen)
+    if chosen.size == 0:
+        chosen = np.zeros(0, np.int64)
+    if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+        raise ConfigError(f"ids are {chosen.dtype} of shape {chosen.shape}; expected 1-D integers or a mask")
+    if len(chosen) and (chosen.min() < 0 or chosen.max() >= length):
+        bad = chosen.min() if chosen.min() < 0 else chosen.max()
+        raise ConfigError(f"id {bad} is out of range; the view has samples 0 to {length - 1}")
+    return chosen.astype(np.int64)
 
 
 class Concat(View):
@@ -150,11 +192,18 @@ class Concat(View):
         parts = {k: self.views[k].located(inside[views == k]) for k in np.unique(views).tolist()}
         return _LocatedConcat(self.fields, views, parts)
 
+    def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
+        views, inside = self.parts(samples)
+        for k in np.unique(views).tolist():
+            yield from self.views[k].files(inside[views == k])
+
     def plan(self) -> list[tuple[Any, ...]] | None:
         each = [view.plan() for view in self.views] if type(self) is Concat else [None]
         return None if None in each else [("concat", self._ends, each)]
 
     def unused_rows(self) -> int | None:
+        if len(self.stores) < len(self.views):  # what one view leaves out, another may deliver
+            return None
         each = [view.unused_rows() for view in self.views]
         return None if None in each else sum(rows or 0 for rows in each)
 
@@ -173,22 +222,23 @@ def _delivered(fields: Sequence[Field], spans: Spans) -> list[tuple[Int64s, Int6
     return [(spans.starts + first, spans.starts + first + length) for first, length in dense]
 
 
-def _leaves(view: View) -> list[View]:
+def leaves(view: View) -> list[View]:
+    """The views of stores that a view is made of."""
     if isinstance(view, Subset):
-        return _leaves(view.view)
-    return [leaf for part in view.views for leaf in _leaves(part)] if isinstance(view, Concat) else [view]
+        return leaves(view.view)
+    return [leaf for part in view.views for leaf in leaves(part)] if isinstance(view, Concat) else [view]
 
 
 def _labels(view: View) -> Any:
     """What stands on the last axis of each field, for views that know."""
-    leaf = _leaves(view)[0]
+    leaf = leaves(view)[0]
     return getattr(leaf, "features", None), getattr(leaf, "labels", None)
 
 
 def _check_dictionaries(view: Concat) -> None:
     """Codes are delivered, so they must mean the same everywhere; a dictionary that another continues is fine."""
     longest: dict[str, tuple[str, ...]] = {}
-    for leaf in _leaves(view):
+    for leaf in leaves(view):
         for field in leaf.fields:
             column = leaf.store.layout.columns.get(field.column)
             mine = (column.values if column is not None else None) or ()
@@ -219,10 +269,12 @@ class _LocatedConcat(Located):
             low, high = int(self._before[k][first]), int(self._before[k][last])
             filled[k] = self._parts[k].fill(low, high)
         out: dict[str, Any] = {}
+        offsets: dict[Any, Int64s] = {}  # columns that share theirs in every part have one array here too
         for field in self._fields:
             parts = {k: found[field.name] for k, found in filled.items()}
             if field.axis is not None and field.length is None and field.pad is None:
-                out[field.name] = _interleave(field, views, parts, allocate)
+                found = out[field.name] = _interleave(field, views, parts, allocate)
+                found.offsets = offsets.setdefault(tuple(id(part.offsets) for part in parts.values()), found.offsets)
                 continue
             shape = (last - first, *(n or 0 for n in field.shape))
             array = np.empty(shape, object) if field.is_text else allocate(field.name, shape, field.dtype)

@@ -74,7 +74,8 @@ class Records(View):
         """Counts the records with more than ``pad`` rows on some axis, and refuses or warns of them."""
         most, is_cut = np.zeros(len(self), np.int64), np.zeros(len(self), bool)
         for axis in axes:
-            lengths = np.diff(self.store.axis_offsets(axis))
+            starts, stops = self.store.record_spans(axis)
+            lengths = stops - starts
             most, is_cut = np.maximum(most, lengths), is_cut | (lengths > pad)
             if axis == self.store.layout.primary:
                 self._cut_rows = int(np.maximum(lengths - pad, 0).sum())
@@ -97,18 +98,24 @@ class Records(View):
         return self.store.num_records
 
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
-        records = self._checked(samples)
-        offsets = self.store.axis_offsets(axis or self.store.layout.primary)
+        records, chosen = self._checked(samples), self.store.chosen
+        records = records if chosen is None else chosen[records]
+        offsets = self.store.whole.axis_offsets(axis or self.store.layout.primary)
         return Spans(offsets[records], offsets[records + 1])
 
     def records(self, samples: npt.ArrayLike) -> Int64s:
         return self._checked(samples)
 
     def plan(self) -> list[tuple[Any, ...]] | None:
-        return [("offsets", self)] if type(self) is Records else None
+        if type(self) is not Records:
+            return None
+        return [("offsets", self)] if self.store.chosen is None else [("take", self.store.chosen), ("offsets", self)]
 
     def unused_rows(self) -> int:
-        return self._cut_rows
+        if self.store.chosen is None:
+            return self._cut_rows
+        starts, stops = self.store.record_spans()
+        return self._cut_rows + self.store.num_rows - int((stops - starts).sum())
 
     def spec(self) -> dict[str, Any]:
         """Keys that came later are left out at their defaults, so that fingerprints stay."""

@@ -8,13 +8,16 @@ from typing import Any
 import numpy.typing as npt
 
 from millrace.errors import ConfigError, ResumeMismatch
+from millrace.lazy import attachment
+from millrace.view.bitmap import Bitmap
 from millrace.view.blocks import Blocks
 from millrace.view.compose import Concat, Subset
+from millrace.view.packed import Packed
 from millrace.view.records import Records
 from millrace.view.view import View
 from millrace.view.windows import Windows
 
-_LEAVES: dict[str, Callable[..., View]] = {"blocks": Blocks, "windows": Windows, "records": Records}
+_LEAVES: dict[str, Callable[..., View]] = {"blocks": Blocks, "windows": Windows, "records": Records, "packed": Packed}
 
 
 def from_spec(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.ArrayLike] | None = None) -> View:
@@ -31,10 +34,12 @@ def from_spec(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.Arra
 def _rebuilt(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.ArrayLike] | None) -> View:
     kind = spec["view"]
     if kind == "subset":
-        ids = (arrays or {}).get(spec["ids"])
+        of, ids, by = from_spec(spec["of"], store, arrays), (arrays or {}).get(spec["ids"]), spec.get("by")
+        if ids is None and by is not None:
+            ids = attachment("selection")(of, by)
         if ids is None:
             raise ConfigError(f"the ids of a subset ({spec['ids']}) are missing; give arrays={{hash: ids}}")
-        subset = Subset(from_spec(spec["of"], store, arrays), ids)
+        subset = Subset(of, ids, by=by)
         if subset.ids_hash != spec["ids"]:
             raise ResumeMismatch(
                 f"the ids given have hash {subset.ids_hash}, the spec says {spec['ids']}; give those the spec was made with",
@@ -45,12 +50,12 @@ def _rebuilt(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.Array
         return Concat([from_spec(part, store, arrays) for part in spec["of"]])
     if kind not in _LEAVES:
         raise ConfigError(f"view {kind!r} is unknown; expected one of {', '.join((*_LEAVES, 'subset', 'concat'))}")
-    options = {key: value for key, value in spec.items() if key not in ("view", "store", "split")}
+    options = {key: value for key, value in spec.items() if key not in ("view", "store", "split", "where")}
     return _LEAVES[kind](_part(spec, store), **options)
 
 
 def _part(spec: Mapping[str, Any], store: Any) -> Any:
-    """The split of the store that a spec names."""
+    """The split of the store that a spec names, and the records of it that were chosen."""
     wanted = spec.get("store")
     if isinstance(store, Mapping):
         if wanted not in store:
@@ -62,14 +67,17 @@ def _part(spec: Mapping[str, Any], store: Any) -> Any:
             f"the spec belongs to store {wanted}, this one is {root.fingerprint}; open the store (or snapshot) it was made with",
             part="store", expected=wanted, found=root.fingerprint,
         )  # fmt: skip
-    split = spec.get("split")
-    return root if split is None else root.split(split)
+    split, where = spec.get("split"), spec.get("where")
+    part = root if split is None else root.split(split)
+    return part if where is None else part.where(where)
 
 
 def view_arrays(view: View) -> dict[str, Any]:
-    """The arrays a spec names by hash: what ``from_spec`` needs as ``arrays``."""
+    """The arrays a spec names by hash: what ``from_spec`` needs as ``arrays``. Samples that can be chosen again are none."""
     if isinstance(view, Subset):
-        return {view.ids_hash: view.ids, **view_arrays(view.view)}
+        chosen = view.chosen.packed if isinstance(view.chosen, Bitmap) else view.chosen
+        own = {view.ids_hash: chosen} if view.by is None else {}
+        return {**own, **view_arrays(view.view)}
     if isinstance(view, Concat):
         return {key: ids for part in view.views for key, ids in view_arrays(part).items()}
     return {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,10 +44,16 @@ class StoreLike(Protocol):
     @property
     def root(self) -> Any: ...
 
+    @property
+    def whole(self) -> Any: ...
+
     split_name: str | None
     time_cuts: Any
+    condition: str | None
+    chosen: Int64s | None
 
     def axis_offsets(self, axis: str) -> Int64s: ...
+    def record_spans(self, axis: str | None = None) -> tuple[Int64s, Int64s]: ...
 
 
 class View(ABC):
@@ -79,8 +85,8 @@ class View(ABC):
     def plan(self) -> list[tuple[Any, ...]] | None:
         """The view as plain steps that the C core runs; None where only Python knows it, as with a view of one's own.
 
-        Steps: ``("take", ids)``, ``("concat", ends, [plan of each])``, and last ``("stride", view, count, stride,
-        rows)``, ``("locate", view, ends, firsts, stride, rows)`` or ``("offsets", view)``.
+        Steps: ``("take", ids)``, ``("select", words, ranks)`` of a bitmap, ``("concat", ends, [plan of each])``, and last
+        ``("stride", view, count, stride, rows)``, ``("locate", view, ends, firsts, stride, rows)`` or ``("offsets", view)``.
         """
         return None
 
@@ -95,13 +101,32 @@ class View(ABC):
         axes = {field.axis for field in self.fields if field.axis is not None}
         spans = {axis: self.spans(samples, axis) for axis in axes}
         needs_records = any(field.axis is None for field in self.fields)
-        return Located(self._sources, self.fields, spans, self.records(samples) if needs_records else None)
+        return Located(self._sources, self.fields, spans, self.stored_records(samples) if needs_records else None)
+
+    def stored_records(self, samples: npt.ArrayLike) -> Int64s:
+        """The record each sample starts in, as the whole store numbers it: the number ``where`` chose it by."""
+        records, chosen = self.records(samples), self.store.chosen
+        return records if chosen is None else chosen[records]
+
+    def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
+        """The files that samples are read from: for each field the ``Shards`` that have them, and (shard, file)."""
+        for field in self.fields:
+            column = self.store.columns[field.column]
+            if field.axis is not None:
+                spans = self.spans(samples, field.axis)
+                starts, stops = spans.starts, spans.stops
+            else:
+                starts = self.records(samples)
+                starts, stops = column.spans(starts) if field.is_text else (starts, starts + 1)
+            stored = getattr(column, "codes", getattr(column, "raw", column))
+            yield stored.files(stored.shards_of(starts, stops))
 
     @cached_property
     def _sources(self) -> Sources:
         """The columns as they are stored: codes of dictionaries, bits of bfloat16; only those asked for."""
         names = {field.column: field for field in self.fields}
-        return Sources({name: source(self.store.columns[name], field) for name, field in names.items()})
+        columns = self.store.whole.columns
+        return Sources({name: source(columns[name], field) for name, field in names.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: not what can be computed again there."""
@@ -171,5 +196,6 @@ def row_column(store: StoreLike, preferred: str) -> str:
 
 
 def store_spec(store: StoreLike) -> dict[str, Any]:
-    """What a spec says of its store: whose contents, and which split."""
-    return {"store": store.root.fingerprint, "split": store.split_name}
+    """What a spec says of its store: whose contents, which split, and by what its records were chosen."""
+    found = {"store": store.root.fingerprint, "split": store.split_name}
+    return found if store.condition is None else {**found, "where": store.condition}

@@ -86,7 +86,7 @@ class Windows(View):
     def longest(self) -> int:
         """Rows of the longest record, or of what a split by time has of it."""
         cuts = self.store.cuts
-        return int(max(np.diff(self.store.offsets) if cuts is None else cuts[1], default=0))
+        return int(max(self._lengths if cuts is None else cuts[1], default=0))
 
     def why_empty(self) -> str:
         """What a view without samples asks for, and what there is."""
@@ -111,17 +111,24 @@ class Windows(View):
     @cached_property
     def _counts(self) -> Int64s:
         """Windows in each record."""
-        ends = np.diff(self._offsets) if self.store.cuts is None else self.store.cuts[1]
-        return np.maximum(0, (ends - self.span - self._firsts) // self.stride + 1)
+        ends = self._lengths if self.store.cuts is None else self.store.cuts[1]
+        counts: Int64s = np.maximum(0, (ends - self.span - self._firsts) // self.stride + 1)
+        return counts
 
     @cached_property
     def _ends(self) -> Int64s:
         """Windows up to and including each record: the one integer per record that is kept."""
         return np.cumsum(self._counts)
 
+    @cached_property
+    def _starts(self) -> Int64s:
+        """The first row of each record."""
+        return self.store.record_spans(self.fields[0].axis)[0]
+
     @property
-    def _offsets(self) -> Int64s:
-        return self.store.axis_offsets(self.fields[0].axis or "")
+    def _lengths(self) -> Int64s:
+        starts, stops = self.store.record_spans(self.fields[0].axis)
+        return stops - starts
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -131,7 +138,7 @@ class Windows(View):
         records = np.searchsorted(self._ends, wanted, side="right")
         inside = wanted - (self._ends[records] - self._counts[records])
         firsts = self._firsts if isinstance(self._firsts, int) else self._firsts[records]
-        return records, self._offsets[records] + firsts + inside * self.stride
+        return records, self._starts[records] + firsts + inside * self.stride
 
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
         starts = self._record_and_start(samples)[1]
@@ -141,9 +148,11 @@ class Windows(View):
         return self._record_and_start(samples)[0]
 
     def plan(self) -> list[tuple[Any, ...]] | None:
-        if type(self) is not Windows:
+        # The core numbers records as the windows do: their columns are others where some were chosen.
+        has_records = any(field.axis is None for field in self.fields)
+        if type(self) is not Windows or (has_records and self.store.chosen is not None):
             return None
-        return [("locate", self, self._ends, self._offsets[:-1] + self._firsts, self.stride, self.span)]
+        return [("locate", self, self._ends, self._starts + self._firsts, self.stride, self.span)]
 
     def unused_rows(self) -> int:
         """Rows in no lookback and no horizon of their record; in a split by time, of the rows from its first lookback on."""
@@ -151,7 +160,7 @@ class Windows(View):
         counts = self._counts
         # The k-th row of a window is new in every window until one starts early enough to hold it as well.
         covered = sum(int(np.minimum(counts, n).sum()) * m for n, m in zip(again, how_many, strict=True))
-        ends = np.diff(self._offsets) if self.store.cuts is None else self.store.cuts[1]
+        ends = self._lengths if self.store.cuts is None else self.store.cuts[1]
         return int(np.maximum(ends - self._firsts, 0).sum()) - covered
 
     @property

@@ -226,7 +226,7 @@ def test_every_option_reaches_the_function(source, folder, capsys):
         ),
         (["--min-rows", "0"], "--min-rows 0"),
         (["--min-rows", "1000"], "no entity has --min-rows 1000 rows left; the longest of 3 was read with 100"),
-        (["--engine", "ray"], "prepares on one machine"),
+        (["--engine", "spark"], "--engine 'spark'; expected local, ray or dask"),
         (["--transform", "nothing"], "expected module:function"),
         (["--gap", "3"], "--gap 3 needs a cut in time; give --split time:2024-03-01"),
         (["--refit"], "--refit is for --append"),

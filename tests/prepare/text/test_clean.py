@@ -22,7 +22,7 @@ from millrace.prepare.text.clean.characters import (
     clean,
     clean_core,
     clean_documents,
-    clean_numpy,
+    clean_python,
     is_utf8,
     is_utf8_python,
     tables,
@@ -150,15 +150,15 @@ def test_many_documents_are_cleaned_like_each(some, before):
         data += gap
     expected = [clean(text).encode() for text, _ in some]
     documents = Documents(data, np.array(starts), np.array(ends))
-    assert list(clean_numpy(documents)) == expected
-    assert list(clean_numpy(Documents.of([text.encode() for text, _ in some]))) == expected
+    assert list(clean_python(documents)) == expected
+    assert list(clean_python(Documents.of([text.encode() for text, _ in some]))) == expected
     if core:
         assert list(clean_core(documents)) == expected
         with mock.patch("millrace.prepare.text.clean.characters.MANY_BYTES", 0):  # with tables of characters
             assert list(clean_core(documents)) == expected
 
 
-@pytest.mark.parametrize("cleaner", [clean_numpy, pytest.param(clean_core, marks=pytest.mark.needs_core)])
+@pytest.mark.parametrize("cleaner", [clean_python, pytest.param(clean_core, marks=pytest.mark.needs_core)])
 def test_what_lies_between_documents_is_no_part_of_them(cleaner):
     data = b"  one\xff\x00gap two \n\n\nthree four\n"
     documents = Documents(data, np.array([0, 11, 24]), np.array([5, 15, 24]), np.array([7, 8, 9]), None, 3)

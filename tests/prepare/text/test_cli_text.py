@@ -145,7 +145,11 @@ def test_old_flags_are_not_shown(capsys):
         (["SOURCE", "--tokenizer", "gpt9"], "neither gpt2"),
         (["SOURCE", "--document", "page"], "--document 'page'; expected one of line, blank-line, file, record"),
         (["SOURCE", "--val", "1.5"], "--val 1.5"),
-        (["SOURCE", "--engine", "ray"], "prepares on one machine"),
+        (["SOURCE", "--engine", "rya"], "--engine 'rya'; expected local, ray or dask"),
+        (
+            ["SOURCE", "--address", "tcp://there:8786"],
+            "--address tcp://there:8786 is for clusters; choose --engine ray",
+        ),
         (["SOURCE", "--filter", "nothing"], "expected module:function"),
         (["SOURCE", "--tokenizer", "bytes", "--val", "0.0000001"], "--val 0"),
         (["SOURCE", "--max-document", "10"], "--long-documents split"),

@@ -24,7 +24,7 @@ from millrace.prepare.text.read.sources import cut_parts, find_sources
 
 
 def read(path: Path, **options: object) -> list[tuple[int, bytes | Bad]]:
-    sources = find_sources([str(path)], None)[0]
+    sources = find_sources([str(path)])[0]
     asked = ReadOptions(**options)  # type: ignore[arg-type]
     parts = cut_parts(sources, asked.part_bytes)
     found = [found for part in parts for piece in part.slices for found in read_documents(sources[0], piece, asked)]
@@ -300,7 +300,7 @@ DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 def test_the_text_column_of_parquet_by_row_groups(tmp_path, kind):
     texts = [f"text {k} é" for k in range(10)]
     path = table(tmp_path / "a.parquet", pyarrow.array(texts).cast(kind))
-    assert len(cut_parts(find_sources([str(path)], None)[0], 1)) == 4
+    assert len(cut_parts(find_sources([str(path)])[0], 1)) == 4
     assert read(path) == read(path, part_bytes=1) == [(k, text.encode()) for k, text in enumerate(texts)]
 
 
@@ -374,7 +374,8 @@ def test_records_longer_than_the_limit_can_be_skipped(tmp_path, on_error, length
 @pytest.mark.parametrize("size", [200, 5_000, 60_000, 600_000])
 def test_of_a_file_in_hand_are_a_block_or_two_however_long_it_is(tmp_path, size):
     path = written(tmp_path / "lines.txt", (b"x" * (size - 1) + b"\n") * (12_000_000 // size))
-    (source,), options = find_sources([str(path)], "line")[0], ReadOptions(document="line")
+    options = ReadOptions(document="line")
+    (source,) = find_sources([str(path)], options)[0]
     chunks = list(read_chunks(source, cut_parts([source], 1 << 30)[0].slices[0], options))
     assert sum(map(len, chunks)) == 12_000_000 // size
     assert max(len(chunk.text) for chunk in chunks) <= 3 * max(BLOCK, size)

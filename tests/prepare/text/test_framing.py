@@ -36,7 +36,7 @@ texts = st.lists(st.sampled_from(PIECES), max_size=14).map(b"".join)
 
 
 def read(path: Path, document: str, cuts: list[int] | None = None, **options: object) -> list[tuple[int, bytes]]:
-    (source,) = find_sources([str(path)], document)[0]
+    (source,) = find_sources([str(path)], ReadOptions(document=document))[0]
     edges = [0, *sorted(cuts or []), -1]
     units = [SourceSlice(0, start, stop) for start, stop in pairwise(edges) if start != stop]
     found = [found for unit in units for found in read_documents(source, unit, ReadOptions(**options))]  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def test_a_slice_within_one_document_reads_no_further_than_itself(tmp_path, monk
 
     monkeypatch.setattr(documents, "BLOCK", 1000)
     monkeypatch.setattr(documents._Window, "read_on", counted)
-    (source,) = find_sources([str(path)], "line")[0]
+    (source,) = find_sources([str(path)], ReadOptions(document="line"))[0]
     assert list(read_documents(source, SourceSlice(0, 100_000, 200_000), ReadOptions())) == []
     assert 100 <= len(calls) <= 102
 

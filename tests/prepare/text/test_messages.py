@@ -17,7 +17,7 @@ from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part import PartDone
 from millrace.prepare.text.read.framing import read_documents
 from millrace.prepare.text.read.sources import cut_parts, find_sources
-from millrace.prepare.text.report import Tally
+from millrace.prepare.text.report import ByteTally
 from millrace.text import breaks, simple
 
 RECORDS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
@@ -336,14 +336,14 @@ def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
     (tmp_path / "a.txt").write_text("short\n\n" + "word " * 20_000 + "\n\n" + "last " * 200)
     size = (tmp_path / "a.txt").stat().st_size
     options = ReadOptions(tokenizer="bytes", part_bytes=10_000)
-    sources = find_sources([str(tmp_path / "a.txt")], None)[0]
+    sources = find_sources([str(tmp_path / "a.txt")])[0]
     parts = cut_parts(sources, options.part_bytes)
     without = [part.number for part in parts if not list(read_documents(sources[0], part.slices[0], options))]
     assert without == list(range(1, len(parts) - 1))
     done = [PartDone(k, 0, "", 0, 0, 0, 0, {}, {}, 0, (0,) if k in without else ()) for k in range(len(parts))]
     rng = np.random.default_rng(5)
     for _ in range(50):
-        tally, seen = Tally(sources, parts), []
+        tally, seen = ByteTally(sources, parts), []
         left = rng.permutation(len(parts)).tolist()
         while left:
             if 0 in left:
@@ -353,7 +353,7 @@ def test_slices_that_one_long_document_fills_are_done_when_it_is_read(tmp_path):
             seen.append(tally.done)
         assert seen == sorted(seen)
         assert seen[-1] == tally.total == size
-    tally = Tally(sources, parts)
+    tally = ByteTally(sources, parts)
     for number in range(1, len(parts)):
         tally.add(number, done[number])
     assert tally.done == parts[-1].slices[0].stop - parts[-1].slices[0].start  # the last document alone

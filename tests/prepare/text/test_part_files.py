@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.native import core
+from millrace.prepare.runs import copy_runs_core, copy_runs_numpy, offsets_of
 from millrace.prepare.text import text as prepare
 from millrace.prepare.text.options import split_options
 from millrace.prepare.text.part_files import COLUMNS, part_column
-from millrace.prepare.text.shards.columns import copy_runs_core, copy_runs_numpy, offsets_of
 
 TWINS = [copy_runs_numpy, *([copy_runs_core] if core else [])]
 edges = st.lists(st.integers(0, 30), max_size=12).map(lambda found: sorted(found[: len(found) // 2 * 2]))
@@ -61,7 +61,7 @@ def test_a_part_keeps_what_the_store_and_the_report_need(tmp_path, monkeypatch, 
     seen = {}
 
     def settle(self, done):
-        folder, reading = self._folder, split_options({"tokenizer": "bytes", **options})[0]
+        folder, reading = self.context.folder, split_options({"tokenizer": "bytes", **options})[0]
         named = {name.removesuffix(".bin") for name in reading.part_files} & set(COLUMNS)
         seen["files"] = {path.stem for path in (folder / "parts" / done[0].key).glob("*.bin")} & set(COLUMNS)
         seen["columns"] = {name: part_column(folder, done[0].key, name) for name in named}

@@ -16,6 +16,7 @@ import pytest
 import millrace as mr
 from millrace.prepare import run as room
 from millrace.prepare.engines import local
+from millrace.prepare.engines.engine import WorkerFailed
 from millrace.testing import Fault, NotPossibleHere, count_steps, expect_no_leaks, run_forked, small_disk, tree_digest
 
 OPTIONS = {"tokenizer": "bytes", "val": 0, "workers": 1, "on_error": "skip", "part_bytes": 60}
@@ -163,13 +164,13 @@ def started(monkeypatch):
 def test_a_worker_that_hangs_is_named_with_its_slice(slowly, tmp_path, started):
     options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:hangs"}
     named = r"no progress for 4 s on part \d \('.*1\.txt' from 0.*stall_s="
-    with expect_no_leaks(), pytest.raises(local.WorkerFailed, match=named):
+    with expect_no_leaks(), pytest.raises(WorkerFailed, match=named):
         mr.prepare_text(slowly, tmp_path / "out", stall_s=4, **options)
 
 
 def test_a_filter_that_ends_its_process_leaves_a_single_worker_alone(slowly, tmp_path):
     options = {**OPTIONS, "workers": 1, "filter": "slow_filters:exits"}
-    with pytest.raises(local.WorkerFailed, match=r"exit code 3\) 3 times on part 0"):
+    with pytest.raises(WorkerFailed, match=r"exit code 3\) 3 times on part 0"):
         mr.prepare_text(slowly, tmp_path / "out", **options)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import check_unchanged
+from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.sources import Part, Source, SourceSlice, cut_parts, find_sources
 
 CHOSEN = {"tokenizer": "bytes", "val": 0, "document": "file"}
@@ -32,7 +33,7 @@ def make(tmp_path, monkeypatch):
 
 
 def found(*arguments: str) -> list[str]:
-    return [source.path for source in find_sources(arguments, None)[0]]
+    return [source.path for source in find_sources(arguments)[0]]
 
 
 def test_arguments_stand_as_given_and_names_by_their_bytes(make):
@@ -63,17 +64,17 @@ def test_folders_give_files_of_known_endings_that_are_not_hidden(make):
 
 def test_endings_say_what_a_file_holds(make):
     make("a.txt", "a.py", "a.md.gz", "a.jsonl.zst", "a.csv", "noending", "a.TXT")
-    kinds = {
-        source.path: (source.format, source.document, source.compression) for source in find_sources(["*"], None)[0]
-    }
+    kinds = {source.path: (source.format, source.document, source.compression) for source in find_sources(["*"])[0]}
     assert kinds == {
         "a.txt": ("text", "blank-line", None), "a.TXT": ("text", "blank-line", None), "a.py": ("text", "file", None),
         "a.md.gz": ("text", "file", "gzip"), "a.jsonl.zst": ("jsonl", "record", "zstd"), "a.csv": ("csv", "record", None),
         "noending": ("text", "blank-line", None),
     }  # fmt: skip
-    assert {source.document for source in find_sources(["*"], "line")[0] if source.format == "text"} == {"line"}
+    assert {
+        source.document for source in find_sources(["*"], ReadOptions(document="line"))[0] if source.format == "text"
+    } == {"line"}
     with pytest.raises(ConfigError, match=r"record for 'a\.txt'"):
-        find_sources(["a.txt"], "record")
+        find_sources(["a.txt"], ReadOptions(document="record"))
 
 
 def test_a_file_named_twice_is_refused_however_it_is_named(make):
@@ -82,23 +83,23 @@ def test_a_file_named_twice_is_refused_however_it_is_named(make):
     for again in ("d/a.txt", "./d/a.txt", "d/../d/a.txt", "link.txt"):
         for arguments in (["d/a.txt", again], ["d", "d/a.txt", again]):
             with pytest.raises(ConfigError, match=r"given twice: 'd/a\.txt' and .*name each once"):
-                find_sources(arguments, None)
+                find_sources(arguments)
 
 
 @pytest.mark.parametrize("second", ["d", "d/*", "d/**", "./d"])
 def test_a_file_named_and_met_in_a_folder_is_taken_once_where_it_first_stands(make, second):
     make("d/a.txt", "d/b.txt")
-    first, notes = find_sources(["d/b.txt", second], None)
+    first, notes = find_sources(["d/b.txt", second])
     assert [Path(source.path).name for source in first] == ["b.txt", "a.txt"]
     assert [note for note in notes if "b.txt' left out: met again" in note]
-    assert [Path(source.path).name for source in find_sources([second, "d/b.txt"], None)[0]] == ["a.txt", "b.txt"]
+    assert [Path(source.path).name for source in find_sources([second, "d/b.txt"])[0]] == ["a.txt", "b.txt"]
 
 
 def test_a_walk_takes_a_file_once_and_names_what_it_left_out(make):
     make("d/a.txt", "d/b.txt", "d/x.png", "d/y.PNG", "d/z.tar.gz", "d/noending", "d/.hidden")
     os.link("d/a.txt", "d/c.txt")
     os.symlink("b.txt", "d/e.txt")
-    sources, notes = find_sources(["d"], None)
+    sources, notes = find_sources(["d"])
     assert [source.path for source in sources] == ["d/a.txt", "d/b.txt"]
     assert notes == [
         "'d/c.txt' and 1 more left out: met again, and taken once",
@@ -121,9 +122,9 @@ def test_what_is_no_plain_file_is_refused_by_name(make):
     make("d/a.txt")
     os.mkfifo("d/pipe.txt")
     with pytest.raises(SourceError, match=r"'d/pipe\.txt' is not a plain file"):
-        find_sources(["d"], None)
+        find_sources(["d"])
     with pytest.raises(SourceError, match=r"'d/pipe\.txt' is not a plain file"):
-        find_sources(["d/pipe.txt"], None)
+        find_sources(["d/pipe.txt"])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_what_is_no_plain_file_is_refused_by_name(make):
 def test_links_that_are_broken_or_lead_to_folders_are_left_out_by_name(make, name, target):
     make("d/a.txt")
     os.symlink(target, f"d/{name}")
-    sources, (note,) = find_sources(["d"], None)
+    sources, (note,) = find_sources(["d"])
     assert [source.path for source in sources] == ["d/a.txt"]
     assert note.startswith(f"'d/{name}' left out: a link ")
     if target == ".":
@@ -146,7 +147,7 @@ def test_patterns_do_not_go_round_in_loops(make, pattern):
         for k in range(12):  # each within each: glob would go through thousands of millions of names
             os.symlink("..", f"{folder}/up{k}")
     os.symlink("nowhere.txt", "d/gone.txt")
-    sources, notes = find_sources([pattern], None)
+    sources, notes = find_sources([pattern])
     assert [source.path.removeprefix("./") for source in sources] == ["d/a.txt", "d/e/b.txt", "d/e/f/c.txt"]
     assert all(source.path.startswith("./") == pattern.startswith("./") for source in sources)
     assert [note for note in notes if "gone.txt' left out: a link that leads nowhere" in note]
@@ -157,26 +158,26 @@ def test_two_stars_match_as_they_do_for_glob(make):
     make("d/a.txt", "d/e/b.txt", "d/e/f/c.dat", "d/e/f/a.txt", "x/d/a.txt", "a.txt", "d/e f/[a].txt")
     for pattern in ("**", "**/*.txt", "d/**", "d/**/*.txt", "**/d/*", "d/**/f/**", "**/e*/*", "*/**/a.txt", "d/e f/**"):
         files = {path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)}
-        assert {source.path for source in find_sources([pattern], None)[0]} >= files
+        assert {source.path for source in find_sources([pattern])[0]} >= files
         folders = [path for path in glob.glob(pattern, recursive=True) if os.path.isdir(path)]
         if not folders or pattern.endswith("**"):
-            assert {source.path for source in find_sources([pattern], None)[0]} == files
+            assert {source.path for source in find_sources([pattern])[0]} == files
 
 
 def test_a_file_that_is_no_text_is_refused_by_name(make):
     Path("a.bin").write_bytes(b"abc\0def")
     with pytest.raises(SourceError, match=r"'a\.bin' is binary: byte 3 is 0, .* with --format"):
-        find_sources(["a.bin"], None)
-    assert find_sources(["a.bin"], None, "text")[0][0].format == "text"
+        find_sources(["a.bin"])
+    assert find_sources(["a.bin"], ReadOptions(format="text"))[0][0].format == "text"
     for packed, compression in (("a.parquet.gz", "gzip"), ("a b.parquet.zst", "zstd")):
         make(packed)
-        source = find_sources([packed], None)[0][0]
+        source = find_sources([packed])[0][0]
         assert (source.format, source.document, source.compression) == ("parquet", "record", compression)
 
 
 def test_a_format_stands_above_the_ending(make):
     make("a.txt", "b", "c.json.gz")
-    sources, _ = find_sources(["a.txt", "b", "c.json.gz"], "line", "jsonl")
+    sources, _ = find_sources(["a.txt", "b", "c.json.gz"], ReadOptions(document="line", format="jsonl"))
     assert [(source.format, source.document, source.compression) for source in sources] == [
         ("jsonl", "record", None), ("jsonl", "record", None), ("jsonl", "record", "gzip"),
     ]  # fmt: skip
@@ -192,7 +193,7 @@ def test_a_link_to_a_file_is_that_file(make):
 @pytest.mark.parametrize("argument", ["missing.txt", "no*thing", "", "new\nline"])
 def test_an_argument_that_is_nothing_is_named_in_one_line(make, argument):
     with pytest.raises(ConfigError, match="does not exist and matches nothing") as caught:
-        find_sources([argument], None)
+        find_sources([argument])
     assert repr(argument) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -200,7 +201,7 @@ def test_an_argument_that_is_nothing_is_named_in_one_line(make, argument):
 def test_a_folder_without_files_to_read_says_so(make):
     make("d/a.png")
     with pytest.raises(ConfigError, match=r"no files in 'd' \(files of other endings left out: 1 \.png\); give"):
-        find_sources(["d"], None)
+        find_sources(["d"])
 
 
 NAMES = [
@@ -233,7 +234,7 @@ def test_errors_about_a_file_of_any_name_are_one_printable_line(make, tmp_path, 
         mr.prepare_text("d", tmp_path / "out", workers=1, **CHOSEN)
     str(caught.value).encode()
     assert str(caught.value).isprintable()
-    (source,) = find_sources(["d"], None)[0]
+    (source,) = find_sources(["d"])[0]
     os.remove(source.location)
     with pytest.raises(SourceError, match="has gone"):
         check_unchanged(source)
@@ -242,7 +243,7 @@ def test_errors_about_a_file_of_any_name_are_one_printable_line(make, tmp_path, 
 def test_two_names_that_would_be_shown_alike_are_refused(make):
     make(os.fsdecode(b"d/\xff.txt"), "d/\\xff.txt")
     with pytest.raises(ConfigError, match="given twice"):
-        find_sources(["d"], None)
+        find_sources(["d"])
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl", "a.csv", "a.txt.gz"])

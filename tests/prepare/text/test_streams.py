@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import SourceError
+from millrace.prepare import inflate
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read import records, streams
 from millrace.prepare.text.read.framing import read_documents
@@ -31,7 +32,7 @@ PACKERS = {".gz": gzip.compress, ".zst": zstd_compress}
 
 
 def read(path: Path, **options: object) -> list[bytes]:
-    (source,) = find_sources([str(path)], None)[0]
+    (source,) = find_sources([str(path)])[0]
     found = read_documents(source, SourceSlice(0, 0, -1), ReadOptions(**options))  # type: ignore[arg-type]
     return [getattr(one, "text", one) for one in found]
 
@@ -77,7 +78,7 @@ def test_windows_of_two_gibibytes_are_read(tmp_path):
 def test_a_compressed_file_is_one_unit(packed):
     path, pack = packed
     path.write_bytes(pack(os.urandom(5000)))
-    (part,) = cut_parts(find_sources([str(path)], None)[0], 100)
+    (part,) = cut_parts(find_sources([str(path)])[0], 100)
     assert part.slices == (SourceSlice(0, 0, -1),)
 
 
@@ -131,7 +132,7 @@ def test_an_empty_file_and_an_empty_member_have_no_documents(packed):
 
 
 def test_expansion_is_capped_by_the_ratio(packed, monkeypatch):
-    monkeypatch.setattr(streams, "FREE_EXPANSION", 1000)
+    monkeypatch.setattr(inflate, "FREE_EXPANSION", 1000)
     path, pack = packed
     path.write_bytes(pack(b"\n" * 100_000))
     assert read(path, max_ratio=100_000 // path.stat().st_size + 1) == []
@@ -153,7 +154,7 @@ def test_rows_of_few_values_expand_no_more_than_the_ratio(tmp_path, monkeypatch)
     path = tmp_path / "a.parquet"
     repeated_values(path, 100, 10_000)
     ratio = 1_000_000 // path.stat().st_size
-    monkeypatch.setattr(records, "FREE_EXPANSION", 1000)
+    monkeypatch.setattr(inflate, "FREE_EXPANSION", 1000)
     assert [len(text) for text in read(path, max_ratio=ratio + 1)] == [10_000] * 100
     with pytest.raises(
         SourceError, match=r"a\.parquet', row group 0: it expands to more than [0-9,]+ bytes; .*--max-ratio"
@@ -191,7 +192,7 @@ def test_a_missing_pyarrow_is_named_with_its_extra(tmp_path, monkeypatch):
     with pytest.raises(SourceError, match=r"needs pyarrow; pip install millrace\[text\]"):
         read(tmp_path / name)
     with pytest.raises(SourceError, match=r"needs pyarrow; pip install millrace\[text\]"):
-        cut_parts(find_sources([str(tmp_path / name)], None)[0], 1)
+        cut_parts(find_sources([str(tmp_path / name)])[0], 1)
 
 
 SCRIPT = """
@@ -199,11 +200,12 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
 from millrace.errors import SourceError
 from millrace.prepare.text.read.framing import read_documents
+from millrace.prepare import inflate
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.sources import SourceSlice, cut_parts, find_sources
 
 path, document, cutting = sys.argv[1:]
-(source,) = find_sources([path], document)[0]
+(source,) = find_sources([path], ReadOptions(document=document))[0]
 options = ReadOptions(long_documents=cutting, max_ratio=100)
 size = 0
 try:

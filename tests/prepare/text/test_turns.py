@@ -37,7 +37,7 @@ def test_groups_of_long_rows_are_heavy(tmp_path, monkeypatch, rows, size, expect
     monkeypatch.setattr(turns, "HEAVY_ROW", 1000)
     parquet.write_table(pyarrow.table({"text": [f"{k}" + "x" * size for k in range(rows)]}), tmp_path / "a.parquet")
     (tmp_path / "b.txt").write_text("x" * 20_000)
-    (found, text), *_ = find_sources([str(tmp_path / "a.parquet"), str(tmp_path / "b.txt")], None)
+    (found, text), *_ = find_sources([str(tmp_path / "a.parquet"), str(tmp_path / "b.txt")])
     assert turns.is_heavy(found, SourceSlice(0, 0, 1)) is expected
     assert not turns.is_heavy(text, SourceSlice(1, 0, -1))
 

@@ -44,11 +44,12 @@ PACKERS = {
 
 
 def slices_of(path: Path, part_bytes: int, document: str | None = None) -> list[SourceSlice]:
-    return [piece for part in cut_parts(find_sources([str(path)], document)[0], part_bytes) for piece in part.slices]
+    sources, _ = find_sources([str(path)], ReadOptions(document=document))
+    return [piece for part in cut_parts(sources, part_bytes) for piece in part.slices]
 
 
 def read(path: Path, slices: list[SourceSlice], document: str | None = None, **options: object) -> list[object]:
-    (source,) = find_sources([str(path)], document)[0]
+    (source,) = find_sources([str(path)], ReadOptions(document=document))[0]
     asked = ReadOptions(**options)  # type: ignore[arg-type]
     return [found for piece in slices for found in read_documents(source, piece, asked)]
 

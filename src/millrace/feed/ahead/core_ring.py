@@ -16,12 +16,23 @@ from millrace.feed.make import slots
 from millrace.feed.make.program import Program
 from millrace.feed.make.slot_layout import SlotLayout, Views
 from millrace.feed.stages import Counters
-from millrace.native import core
+from millrace.native import core, num_cores
 from millrace.ragged import Array
 
 COLD_WORKERS = 4  # at least, while the data is cold: they wait for the disk, and cores are not the limit
 HELD = 2  # slots of the loop: the batch of its step, and the one before until the next is there
+SPARE = 1  # a slot for the batch of a thread that gets no core; it has memory once it is needed
+THREAD_BYTES = 512 << 10  # made ahead that are worth a thread
+MAX_THREADS = 8  # unless you ask for more: the other cores are the loop's
 JOIN_S = 10.0  # a thread ends after the batch it works on
+
+
+def num_threads(cores: int, bytes_ahead: int) -> int:
+    """How many threads make batches of hot data, by cores and by the bytes to be made ahead.
+
+    A core is left to the loop. On a single core there are none: the loop makes each batch when it needs it.
+    """
+    return min(cores - 1, MAX_THREADS, max(1, bytes_ahead // THREAD_BYTES))
 
 
 class SlotMemory:
@@ -48,26 +59,35 @@ class CoreRing:
     """Batches of a program, at most ``depth`` ahead. Threads hold the core's ring, never this object."""
 
     def __init__(
-        self, program: Program, *, count: int | None, depth: int, workers: int, memory: SlotMemory | None = None,
+        self, program: Program, *, count: int | None, depth: int, workers: int | None, memory: SlotMemory | None = None,
         gpu: Any = None,
     ) -> None:  # fmt: skip
-        """``memory`` needs more than ``depth`` slots: the loop holds the others. If it holds more, those are new."""
+        """``memory`` needs more than ``depth`` slots: the loop holds the others. If it holds more, those are new.
+
+        ``workers`` is None for as many as fit, or 0 for none, also if the data is cold.
+        """
         in_line = workers == 0
         depth = 1 if in_line else depth
         if not in_line:
             program.open_files()
-        self.memory = memory or SlotMemory(program.layout, depth + (1 if in_line else HELD), slots.new_memory)
-        self._program, self._group, self._workers = program.core, program.group, workers
-        self._num_more = 0 if in_line else max(0, min(depth, COLD_WORKERS) - workers)
+        self.memory = memory or SlotMemory(program.layout, depth + (1 if in_line else HELD + SPARE), slots.new_memory)
+        self._program, self._group, self._size = program.core, program.group, program.layout.size
+        self._cores = num_cores()
+        if workers is None:
+            hot = num_threads(self._cores, depth * program.batch_bytes)
+            self._workers = hot if gpu is None else max(1, hot)  # copies to a GPU are queued beside the loop
+        else:
+            self._workers = min(workers, self._cores)  # with hot data none of them ever waits
+        self._num_more = 0 if in_line else max(workers or 0, COLD_WORKERS) - self._workers
         self._ring = core.Ring(
-            program.core, self.memory.allocate, -1 if count is None else count, depth, len(self.memory.arrays), workers,
-            self._num_more, None if gpu is None else gpu.table,
+            program.core, self.memory.allocate, -1 if count is None else count, depth, len(self.memory.arrays),
+            self._workers, self._num_more, None if gpu is None else gpu.table,
         )  # fmt: skip
         self._threads: list[threading.Thread] = []
         # Runs at garbage collection and at interpreter exit, whichever comes first.
         self._finish = weakref.finalize(self, _finish, self._ring, self._threads, gpu, os.getpid())
         try:
-            self._start(workers)
+            self._start(self._workers)
         except BaseException:  # Ctrl-C, or no thread can be started
             self._finish()
             raise
@@ -104,7 +124,8 @@ class CoreRing:
         """Batches that share a slot are counted as a full slot."""
         found, group = self._ring.counters(), self._group
         return Counters(
-            workers=self._workers, taken=found["batches"] * group, made_here=found["in_line"] * group,
+            workers=self._workers, taken=found["batches"] * group, made_here=found["samples_here"] * group // self._size,
+            made_again=found["made_again"] * group, pieces=found["pieces"], cores=self._cores,
             make_s=found["fill_ns"] * 1e-9, put_wait_s=found["fill_wait_ns"] * 1e-9,
             mean_ready=found["depth_seen"] / max(found["batches"], 1) * group, num_bytes=found["bytes"],
             past_cache=found["fetched"],

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from millrace.feed.stages import Counters, Make
 
 Outcome: TypeAlias = tuple[Any, BaseException | None, float, float]  # batch, error, seconds to make it, rest before it
-JOIN_S = 2.0  # for all threads together: a transform that never returns must not keep the program alive
+JOIN_S = 0.8  # for all threads together: a transform that never returns must not delay Ctrl-C by a second
 
 
 class Threads:

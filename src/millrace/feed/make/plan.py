@@ -17,6 +17,9 @@ class PlanMake:
         self._line, self._slots, self._in_threads = line, Slots(slots), in_threads
         self._lock = threading.Lock()
         self._plans: dict[int, Plan] = {}
+        # A plan holds the files of all its batches.
+        self._is_limited = any(store.is_limited for store in line.view.stores)
+        self._size = 1 if self._is_limited else line.plan_size()
 
     def make(self, batch: int) -> Batch:
         with self._slots.take() as slot:
@@ -25,13 +28,13 @@ class PlanMake:
             return Batch(plan.located.fill(rows.start, rows.stop, slot.array), **plan.marks(batch))
 
     def _plan(self, batch: int) -> Plan:
-        size = self._line.plan_size()
+        size = self._size
         number = batch // size
         with self._lock:
             plan = self._plans.get(number)
             if plan is None:
                 # Other threads may still use the plan before. Older ones are dropped, and made again if needed.
-                oldest = number - 1 if self._in_threads else number
+                oldest = number - 1 if self._in_threads and not self._is_limited else number
                 for old in [known for known in self._plans if known < oldest]:
                     del self._plans[old]
                 total = self._line.num_batches

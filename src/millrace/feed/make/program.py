@@ -36,8 +36,10 @@ class Program:
         self, line: Line, order: tuple[Any, ...], plan: list[tuple[Any, ...]], natives: list[Native], group: int
     ) -> None:
         steps: list[Any] = []
-        _flatten(plan, steps, [])
-        self._natives, self.layout = natives, SlotLayout(line.view.fields, line.size * group)
+        leaves: list[View] = []
+        _flatten(plan, steps, leaves)
+        parts = [leaf.fields for leaf in leaves]
+        self._natives, self.layout = natives, SlotLayout(line.view.fields, line.size * group, parts)
         self.group = group
         self.batch_bytes = self.layout.fixed_bytes + _ragged_bytes(line)
         first, last = line.share
@@ -69,7 +71,7 @@ class Program:
     def of(cls, line: Line, group: int = 1) -> Program | None:
         """The line as a program, or None if Python must plan it."""
         view, order = line.view, line.order.plan()
-        plan = None if core is None or order is None else view.plan()
+        plan = view.plan() if core is not None and order is not None and type(line) is Line else None
         if plan is None or order is None or line.size * group > MAX_SIZE or any(field.is_text for field in view.fields):
             return None
         natives = []
@@ -123,8 +125,8 @@ def _flatten(plan: list[tuple[Any, ...]], steps: list[Any], leaves: list[View]) 
     number = len(steps)
     kind, *rest = plan[0]
     steps.append(None)
-    if kind == "take":
-        steps[number] = (kind, as_int64s(rest[0]), _flatten(plan[1:], steps, leaves))
+    if kind in ("take", "select"):
+        steps[number] = (kind, *map(as_int64s, rest), _flatten(plan[1:], steps, leaves))
     elif kind == "concat":
         nexts = [_flatten(part, steps, leaves) for part in rest[1]]
         steps[number] = (kind, as_int64s(rest[0]), np.array(nexts, np.int64))
@@ -133,7 +135,7 @@ def _flatten(plan: list[tuple[Any, ...]], steps: list[Any], leaves: list[View]) 
         leaves.append(view)
         if kind == "offsets":
             axes = dict.fromkeys(field.axis for field in view.fields if field.axis is not None) or {None: None}
-            offsets = (view.store.axis_offsets(axis or view.store.layout.primary) for axis in axes)
+            offsets = (view.store.whole.axis_offsets(axis or view.store.layout.primary) for axis in axes)
             steps[number] = (kind, part, tuple(as_int64s(own) for own in offsets))
         else:
             numbers = (as_int64s(own) if isinstance(own, np.ndarray) else own for own in rest[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,17 +17,33 @@ Views: TypeAlias = tuple[Any, list[tuple[str, Field | None, Any]]]  # of arrays,
 class SlotLayout:
     """Where the marks and fields of a batch of ``size`` samples lie in a slot.
 
-    The offsets of ragged fields lie among the other fields. Their values follow at the end, field after field.
+    The offsets of ragged fields lie among the other fields, once for all fields of an axis. Their values follow at the
+    end, field after field. ``parts`` are the fields of each view of a Concat: their axes may differ.
     """
 
-    def __init__(self, fields: tuple[Field, ...], size: int) -> None:
+    def __init__(self, fields: tuple[Field, ...], size: int, parts: Sequence[tuple[Field, ...]] = ()) -> None:
         self.fields, self.size = fields, size
         self.has_ragged = any(is_ragged(field) for field in fields)
         self._end = 0
         self.marks = tuple(self._reserve(size * dtype.itemsize) for dtype in MARKS.values())
         self._marks_bytes = self._end
-        self.starts = tuple(self._reserve(self.num_bytes(field)) for field in fields)
+        starts: list[int] = []
+        axes: dict[Any, int] = {}
+        for number, field in enumerate(fields):
+            axis = tuple(own[number].axis for own in (fields, *parts)) if is_ragged(field) else number
+            if axis not in axes:
+                axes[axis] = self._reserve(self.num_bytes(field))
+            starts.append(axes[axis])
+        self.starts = tuple(starts)
         self.fixed_bytes = self._end
+        self._places = [self._place(field, start) for field, start in zip(fields, self.starts, strict=True)]
+
+    def _place(self, field: Field, start: int) -> tuple[Field, slice, np.dtype[Any], tuple[int, ...]]:
+        """Where a field lies, its type and its shape: asked for every batch."""
+        where = slice(start, start + self.num_bytes(field))
+        if is_ragged(field):
+            return field, where, np.dtype(np.int64), (self.size + 1,)
+        return field, where, field.dtype, (self.size, *(n or 0 for n in field.shape))
 
     def _reserve(self, num_bytes: int) -> int:
         start = self._end
@@ -45,23 +61,26 @@ class SlotLayout:
 
         Ragged values are left out. The memory is an array, or a tensor if ``dtype_of`` gives tensor types.
         """
-        fields = []
-        for field, start in zip(self.fields, self.starts, strict=True):
-            shape = (self.size + 1,) if is_ragged(field) else (self.size, *(n or 0 for n in field.shape))
-            dtype = np.dtype(np.int64) if is_ragged(field) else field.dtype
-            part = memory[start : start + self.num_bytes(field)].view(dtype_of(dtype)).reshape(shape)
-            fields.append((field.name, field if is_ragged(field) else None, part))
+        fields = [
+            (
+                field.name,
+                field if self.has_ragged and is_ragged(field) else None,
+                memory[where].view(dtype_of(dtype)).reshape(shape),
+            )
+            for field, where, dtype, shape in self._places
+        ]
         return memory[: self._marks_bytes], fields
 
     def add_ragged(self, values: dict[str, Any], views: Views, memory: Any, dtype_of: Any = np.dtype) -> None:
         """Replaces the offsets among ``values`` by ragged columns; ``views`` are those on the host."""
         end = self.fixed_bytes
-        for name, field, offsets in views[1]:
+        shared: dict[int, Any] = {}
+        for (name, field, offsets), start in zip(views[1], self.starts, strict=True):
             if field is not None:
                 rows = int(offsets[-1])
                 num_bytes = rows * row_bytes(field)
                 part = memory[end : end + num_bytes].view(dtype_of(field.dtype)).reshape(rows, *field.tail)
-                values[name] = Ragged.trusted(part, values[name])
+                values[name] = Ragged.trusted(part, shared.setdefault(start, values[name]))
                 end += aligned(num_bytes)
 
     def batch(self, views: Views, memory: Any) -> Batch:

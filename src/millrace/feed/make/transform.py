@@ -17,11 +17,15 @@ Transform: TypeAlias = Callable[[Batch, Any], Mapping[str, Any]]
 class TransformMake:
     """Runs the transform on the batches of another ``Make``, with random numbers that follow the position."""
 
-    def __init__(self, source: Make[Batch], transform: Transform, line: Line, seed: int) -> None:
-        self._source, self._transform, self._line, self._seed = source, transform, line, seed
+    def __init__(
+        self, source: Make[Batch], transform: Transform, line: Line, seed: int, note: Callable[..., None] | None = None
+    ) -> None:
+        self._source, self._transform, self._line, self._seed, self._note = source, transform, line, seed, note
 
     def make(self, batch: int) -> Batch:
         given = self._source.make(batch)
+        if self._note is not None:
+            self._note("transform")
         # Copies, because the transform may change the marks of the batch it is given.
         marks = {name: getattr(given, name).copy() for name in MARKS}
         try:

@@ -66,6 +66,15 @@ class Gpu:
         """Pinned memory, which the GPU reads by itself."""
         return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True).numpy()
 
+    def register(self, memory: Array) -> None:
+        """Pins memory that is there already, such as a slot that worker processes write."""
+        with self:
+            self._driver.register(memory.ctypes.data, memory.nbytes)
+
+    def unregister(self, memory: Array) -> None:
+        with contextlib.suppress(FeedError), self:
+            self._driver.unregister(memory.ctypes.data)
+
     def new_memory(self, num_bytes: int) -> Any:
         with self._torch.cuda.stream(self._external(self.home)):
             return self._torch.empty(num_bytes, dtype=self._torch.uint8, device=self.device)
@@ -148,6 +157,12 @@ class Driver:
         function = getattr(self._library, name)
         function.argtypes, function.errcheck = types, _check
         return function  # type: ignore[no-any-return]
+
+    def register(self, address: int, num_bytes: int) -> None:
+        self._function("cuMemHostRegister_v2", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)(address, num_bytes, 0)
+
+    def unregister(self, address: int) -> None:
+        self._function("cuMemHostUnregister", ctypes.c_void_p)(address)
 
     def addresses(self) -> list[int]:
         """Addresses of the functions the core calls, in its order."""

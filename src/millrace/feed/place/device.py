@@ -17,8 +17,10 @@ from millrace.feed.line import Line
 from millrace.feed.make.program import Program
 from millrace.feed.make.slot_layout import SlotLayout, is_ragged, torch_dtype
 from millrace.feed.stages import Counters, Ungrouped, closed_error
+from millrace.native import num_cores
 
 GROUP_BYTES = 16 << 20  # of the batches that share a slot
+GROUPS_AHEAD = 4  # slots with several batches each that are filled ahead, where there are as many threads
 MAX_GROUP = 8  # batches in a slot: whoever keeps a column keeps the slot
 
 
@@ -99,11 +101,15 @@ class PairedMemory(SlotMemory):
 class DeviceSlots:
     """The batches of a program on a device, at least ``depth`` ahead of the loop if it lets them."""
 
-    def __init__(self, program: Program, gpu: Any, *, count: int | None, depth: int, workers: int) -> None:
+    def __init__(self, program: Program, gpu: Any, *, count: int | None, depth: int, workers: int | None) -> None:
         self._gpu, self._layout, self._group, self._count = gpu, program.layout, program.group, count
         self._size = program.layout.size // program.group
         groups = None if count is None else -(-count // self._group)
-        ahead = depth if self._group == 1 else max(2, -(-depth // self._group), workers)
+        ahead = (
+            depth
+            if self._group == 1
+            else max(2, -(-depth // self._group), min(workers or num_cores() - 1, GROUPS_AHEAD))
+        )
         self._memory = PairedMemory(program.layout, ahead + HELD, gpu, self._group)
         self.ring = CoreRing(program, count=groups, depth=ahead, workers=workers, memory=self._memory, gpu=gpu)
         self._slots: list[tuple[int, DeviceMemory]] = []  # the loop's, the last one at the end

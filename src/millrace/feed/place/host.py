@@ -9,7 +9,7 @@ from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 from millrace.feed.pytrees import torch_pytrees
 from millrace.feed.stages import Ahead, Counters, closed_error
-from millrace.ragged import Ragged, is_numeric, tensor_maker
+from millrace.ragged import Ragged, is_numeric, shared, tensor_maker
 
 Convert: TypeAlias = Callable[[Batch], Batch]
 
@@ -46,11 +46,12 @@ def tensor_converter() -> Convert:
     torch_pytrees()
 
     def convert(batch: Batch) -> Batch:
+        offsets = shared(tensor)
         for name, value in dict.items(batch):
             if is_numeric(value):
                 batch[name] = tensor(value)
             elif isinstance(value, Ragged):
-                batch[name] = value.map(tensor)
+                batch[name] = Ragged.trusted(tensor(value.values), offsets(value.offsets))
         return batch
 
     return convert

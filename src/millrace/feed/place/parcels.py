@@ -18,6 +18,7 @@ from millrace.feed.batch import Batch, aligned
 from millrace.feed.make.slots import Slots
 from millrace.feed.place.device import DeviceMemory
 from millrace.feed.place.host import Convert
+from millrace.feed.processes.packing import Layout, Part, array_view, num_bytes, tensor_dtype
 from millrace.feed.stages import Ahead, Counters, Make, closed_error
 from millrace.ragged import Array, Ragged
 
@@ -57,6 +58,22 @@ class Parcel:
             return value.to(self.device, non_blocking=True) if hasattr(value, "to") else value
 
         return {name: v.map(there) if isinstance(v, Ragged) else there(v) for name, v in self.columns.items()}
+
+
+def parcel_of(layout: Layout, memory: Array, device: Any) -> Parcel:
+    """The parcel that a worker process packed into a slot: the slot is copied to the device as it is."""
+    end = 0
+
+    def extent(_: Array, part: Part) -> Any:
+        nonlocal end
+        dtype, own = tensor_dtype(part.kind, part.dtype), num_bytes(part)
+        if dtype is None:  # text stays on the host
+            return array_view(memory, part).copy()
+        end = max(end, part.begin + own)
+        return Extent(part.begin, own, dtype, part.shape)
+
+    columns = layout.columns(memory, extent)
+    return Parcel(memory, memory.ctypes.data, max(end, 1), Batch(marks=layout.marks(memory)), columns, device)
 
 
 class ParcelMake:
@@ -192,9 +209,11 @@ class Parcels:
         return Counters(behind_s=self._behind_s)
 
     def close(self) -> None:
-        self._ahead.close()
-        if self._landings:
-            with contextlib.suppress(FeedError), self._gpu:  # a GPU that failed copies no more
-                self._gpu.finish(self._landings[-1][0])
+        try:
+            if self._landings:
+                with contextlib.suppress(FeedError), self._gpu:  # a GPU that failed copies no more
+                    self._gpu.finish(self._landings[-1][0])
+        finally:
+            self._ahead.close()  # after the copies: it may give up the memory that they read
         self._landings.clear()
         self._flights.clear()

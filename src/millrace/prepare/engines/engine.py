@@ -5,16 +5,27 @@ Tasks are pure and may run twice, even at the same time: whatever a task writes 
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, SourceError, describe_error, rebuild_error
 from millrace.prepare.engines import listening
 
 Function = Callable[[Any], Any]  # at the top level of a module: engines pass it to other processes
 Moved = Callable[[int, Mapping[str, int]], None]
+Outcome = tuple[str, Any]  # "alive" and counts, "result" and what the task returned, or "error" and its description
+RETRIES = 2  # of a task whose worker died
+STALL_S = 1800.0  # seconds without progress after which a worker counts as hung
+
+
+class WorkerFailed(SourceError):
+    """A worker died or hung on a task; ``source`` names its input."""
 
 
 class Engine(ABC):
@@ -47,7 +58,7 @@ class Engine(ABC):
         moved = moved or (lambda number, counts: None)
         if self._begin(function, len(tasks), apart):
             try:
-                yield from self._run(function, tasks, moved, meanwhile)
+                yield from self._run(self._outcomes(function, tasks), moved, meanwhile)
             except BaseException:
                 self.close()  # nobody waits for the other tasks
                 raise
@@ -64,13 +75,40 @@ class Engine(ABC):
         """Starts what so many tasks need, without waiting; False where they will run in this thread."""
 
     @abstractmethod
+    def _outcomes(self, function: Function, tasks: Sequence[Any]) -> Generator[tuple[int, Outcome]]:
+        """Runs the tasks outside of this thread. Yields what they say with their numbers, until all have a result."""
+
     def _run(
-        self, function: Function, tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
+        self, outcomes: Generator[tuple[int, Outcome]], moved: Moved, meanwhile: Callable[[], None] | None
     ) -> Iterator[tuple[int, Any]]:
-        """As ``run``, outside of this thread."""
+        beside = None if meanwhile is None else _beside(meanwhile)
+        results: list[tuple[int, Any]] = []  # that wait for the end of ``meanwhile``
+        with contextlib.closing(outcomes):
+            for number, (what, value) in outcomes:
+                if what == "error":
+                    raise rebuild_error(value)
+                elif what == "alive":
+                    moved(number, value)
+                else:
+                    results.append((number, value))
+                if beside is None or beside.done():
+                    if beside is not None:
+                        beside.result()
+                    yield from results
+                    results.clear()
+        if beside is not None:
+            beside.result()
+        yield from results
 
     def close(self) -> None:
         """Ends all that was started, tasks too; may be called twice."""
+        return
+
+    def settle_in(self, attempts: Path, functions: Mapping[str, str]) -> None:
+        """Says where the run may make a folder for attempts, and the functions of the user's that tasks call, by option.
+
+        For engines whose tasks may outlive the run: once the next run has removed the folder, they can harm nothing.
+        """
         return
 
     def start(self, function: Function, num_tasks: int, *, apart: bool = False) -> bool:
@@ -84,3 +122,46 @@ class Engine(ABC):
     def stop(self) -> None:
         """Lets workers end in the background: no further tasks come before ``close``."""
         return
+
+
+def attempt(function: Function, task: Any, report: Callable[[Mapping[str, int]], None]) -> Outcome:
+    """Does a task in a worker. An error travels as text with its class, never as a pickle of the user's."""
+    try:
+        with listening(report):
+            return "result", function(task)
+    except BaseException as error:  # noqa: BLE001 - raised where the results are asked for
+        described = describe_error(error)
+        if not described["kind"]:
+            described["message"] += f" (on {task})"
+        return "error", described
+
+
+def died(how: str, task: Any) -> WorkerFailed:
+    """The error for a task that no worker survives."""
+    return WorkerFailed(
+        f"a worker died ({how}) {RETRIES + 1} times on {task}; look at that input, or use fewer workers",
+        source=str(task),
+    )
+
+
+def stalled(task: Any, stall_s: float) -> WorkerFailed:
+    return WorkerFailed(
+        f"a worker made no progress for {stall_s:g} s on {task}; look at that input and at your own function, then run again, "
+        "with a larger --stall if it only is slow",
+        source=str(task),
+    )
+
+
+def _beside(function: Callable[[], None]) -> Future[None]:
+    """Calls a function in a thread while workers work; a run that ends early does not wait for it."""
+    future: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            function()
+            future.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="millrace-beside", daemon=True).start()
+    return future

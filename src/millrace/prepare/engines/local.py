@@ -1,7 +1,7 @@
 """Tasks in processes of this machine. A worker that dies costs its task a retry, not the run.
 
 Workers are spawned, hold no lock, and end when their parent does, also after kill -9: none goes on writing beside
-the run that follows. An error travels as text with its class, never as a pickle of the user's.
+the run that follows.
 """
 
 from __future__ import annotations
@@ -13,25 +13,12 @@ import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from millrace import errors
-from millrace.errors import MillraceError, SourceError, StoreError
-from millrace.prepare.engines import listening
-from millrace.prepare.engines.engine import Engine, Function, Moved
+from millrace.prepare.engines.engine import RETRIES, Engine, Function, Outcome, attempt, died, stalled
 from millrace.prepare.engines.spawning import quiet_start
-
-RETRIES = 2
-PLAIN = (str, int, float, type(None))  # attributes of an error that come back from a worker
-STALL_S = 1800.0  # seconds without progress after which a worker counts as hung
-
-
-class WorkerFailed(SourceError):
-    """A worker died or hung on a task; ``source`` names its input."""
 
 
 class _Worker:
@@ -90,44 +77,31 @@ class Workers(Engine):
             with contextlib.suppress(OSError):  # it has died: the next task finds out
                 worker.pipe.send((function, task, False))
 
-    def _run(
-        self, function: Function, tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
-    ) -> Iterator[tuple[int, Any]]:
+    def _outcomes(self, function: Function, tasks: Sequence[Any]) -> Generator[tuple[int, Outcome]]:
         waiting = list(range(len(tasks)))[::-1]
         tries = [0] * len(tasks)
         left = len(tasks)
-        results: list[tuple[int, Any]] = []  # that wait for the end of ``meanwhile``
-        self._give(function, tasks, waiting)
-        beside = None if meanwhile is None else _beside(meanwhile)
         while left:
+            self._give(function, tasks, waiting)
             for worker in self._ready(tasks):
                 number = worker.task
                 assert number is not None
                 try:
-                    outcome, result = worker.pipe.recv()
+                    outcome: Outcome = worker.pipe.recv()
                 except (EOFError, OSError):
                     worker.process.join(timeout=5)
                     worker.pipe.close()
                     self._workers[self._workers.index(worker)] = _Worker(self._context, function)
                     tries[number] += 1
                     if tries[number] > RETRIES:
-                        raise _died(worker, tasks[number]) from None
+                        raise died(_how(worker), tasks[number]) from None
                     waiting.append(number)
                     continue
-                if outcome == "alive":
-                    moved(number, result)
-                    continue
-                worker.task = None
-                if outcome == "error":
-                    raise _error(result)
-                left -= 1
-                results.append((number, result))
-            self._give(function, tasks, waiting)
-            if beside is None or beside.done() or not left:
-                if beside is not None:
-                    beside.result()
-                yield from results
-                results.clear()
+                if outcome[0] != "alive":
+                    worker.task = None
+                    left -= 1
+                    self._give(function, tasks, waiting)  # before the caller looks at this one
+                yield number, outcome
 
     def _give(self, function: Function, tasks: Sequence[Any], waiting: list[int]) -> None:
         """Gives the next task to every worker that has none."""
@@ -148,7 +122,7 @@ class Workers(Engine):
         for worker in busy.values():
             worker.silent_s = 0.0 if worker in ready else worker.silent_s + passed
             if self._stall_s and worker.silent_s >= self._stall_s:
-                raise _stalled(tasks[worker.task or 0], self._stall_s)
+                raise stalled(tasks[worker.task or 0], self._stall_s)
         return ready
 
     def stop(self) -> None:
@@ -162,37 +136,13 @@ class Workers(Engine):
         self._workers = []
 
 
-def _beside(function: Callable[[], None]) -> Future[None]:
-    """Calls a function in a thread while workers work; a run that ends early does not wait for it."""
-    future: Future[None] = Future()
-
-    def work() -> None:
-        try:
-            function()
-            future.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="millrace-beside", daemon=True).start()
-    return future
-
-
-def _died(worker: _Worker, task: Any) -> WorkerFailed:
+def _how(worker: _Worker) -> str:
+    """How a worker died."""
     code = worker.process.exitcode
-    how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+    if code is None or code >= 0:
+        return f"exit code {code}"
     hint = "; it may have run out of memory" if code == -signal.SIGKILL else ""
-    return WorkerFailed(
-        f"a worker died ({how}{hint}) {RETRIES + 1} times on {task}; look at that input, or use fewer workers",
-        source=str(task),
-    )
-
-
-def _stalled(task: Any, stall_s: float) -> WorkerFailed:
-    return WorkerFailed(
-        f"a worker made no progress for {stall_s:g} s on {task}; look at that input and at your own function, then run again, "
-        "with a larger --stall if it only is slow",
-        source=str(task),
-    )
+    return f"signal {signal.Signals(-code).name}{hint}"
 
 
 def _serve(pipe: Connection, parent: int, function: Function) -> None:
@@ -213,16 +163,7 @@ def _serve(pipe: Connection, parent: int, function: Function) -> None:
                 function(task)
             continue
         try:
-            with listening(report):
-                reply: tuple[str, Any] = ("result", function(task))
-        except MillraceError as error:
-            context = {name: value for name, value in error._context.items() if isinstance(value, PLAIN)}
-            reply = ("error", (type(error).__name__, str(error), context))
-        except BaseException as error:  # noqa: BLE001 - the parent raises it
-            text = "".join(traceback.format_exception(error))
-            reply = ("error", ("", f"{type(error).__name__}: {error} (on {task})\n{text}", {}))
-        try:
-            pipe.send(reply)
+            pipe.send(attempt(function, task, report))
         except OSError:
             return
 
@@ -243,12 +184,3 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="millrace-parent").start()
-
-
-def _error(described: tuple[str, str, dict[str, Any]]) -> Exception:
-    """The worker's error again; one of ours as the class it was."""
-    name, message, context = described
-    kind = getattr(errors, name, None) if name else None
-    if isinstance(kind, type) and issubclass(kind, MillraceError):
-        return kind(message, **context)
-    return StoreError(message) if name else RuntimeError(message)

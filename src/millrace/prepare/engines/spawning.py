@@ -10,8 +10,11 @@ import threading
 import types
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
+from typing import Any
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_starting, _starts = threading.Lock(), list[int]()
+_before: list[Any] = []  # the main module, and the number of threads, outside of all starts
 
 
 @contextlib.contextmanager
@@ -21,18 +24,24 @@ def quiet_start() -> Iterator[None]:
     Spawn imports the main module again. That fails in a script without a guard, in a notebook and from standard
     input; our tasks never live there. numpy starts no threads in it: they would spin, and it is one of many.
     """
-    main = sys.modules.get("__main__")
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    is_set = BLAS_THREADS in os.environ
-    os.environ.setdefault(BLAS_THREADS, "1")
+    with _starting:  # several may start at once
+        if not _starts:
+            _before[:] = sys.modules.get("__main__"), os.environ.get(BLAS_THREADS)
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            os.environ.setdefault(BLAS_THREADS, "1")
+        _starts.append(1)
     try:
         with _without_interrupt():
             yield
     finally:
-        if main is not None:
-            sys.modules["__main__"] = main
-        if not is_set:
-            del os.environ[BLAS_THREADS]
+        with _starting:
+            _starts.pop()
+            if not _starts:
+                main, threads = _before
+                if main is not None:
+                    sys.modules["__main__"] = main
+                if threads is None:
+                    del os.environ[BLAS_THREADS]
 
 
 @contextlib.contextmanager

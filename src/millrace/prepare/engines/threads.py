@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from millrace.prepare.engines import listening
-from millrace.prepare.engines.engine import Engine, Function, Moved
+from millrace.prepare.engines.engine import Engine, Function, Outcome
 
 
 class Threads(Engine):
@@ -18,9 +18,7 @@ class Threads(Engine):
     def _begin(self, function: Function, num_tasks: int, apart: bool) -> bool:
         return self._count > 1 and num_tasks > 1
 
-    def _run(
-        self, function: Function, tasks: Sequence[Any], moved: Moved, meanwhile: Callable[[], None] | None
-    ) -> Iterator[tuple[int, Any]]:
+    def _outcomes(self, function: Function, tasks: Sequence[Any]) -> Generator[tuple[int, Outcome]]:
         replies: SimpleQueue[tuple[int, Mapping[str, int] | Future[Any]]] = SimpleQueue()
 
         def reply(number: int, said: Mapping[str, int] | Future[Any]) -> None:
@@ -34,15 +32,10 @@ class Threads(Engine):
         try:
             for number in range(len(tasks)):
                 pool.submit(work, number).add_done_callback(partial(reply, number))
-            if meanwhile is not None:
-                meanwhile()
             left = len(tasks)
             while left:
                 number, said = replies.get()
-                if isinstance(said, Future):
-                    left -= 1
-                    yield number, said.result()
-                else:
-                    moved(number, said)
+                left -= isinstance(said, Future)
+                yield number, ("result", said.result()) if isinstance(said, Future) else ("alive", said)
         finally:
             pool.shutdown(cancel_futures=True)

@@ -17,11 +17,10 @@ import numpy as np
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import source_digest
 from millrace.prepare.kind import Earlier, Product
-from millrace.prepare.run import Run
 from millrace.prepare.table.options import TableOptions, parse_options
 from millrace.prepare.table.read.part import PartDone
 from millrace.prepare.table.read.sources import Inputs, Survey
-from millrace.prepare.table.report import TableReport, merge_reports, read_run
+from millrace.prepare.table.report import merge_reports, read_run
 from millrace.prepare.table.settle.clean import calendar_names
 from millrace.prepare.table.settle.index import Index, build_index
 from millrace.prepare.table.settle.index_files import save_index
@@ -29,13 +28,13 @@ from millrace.prepare.table.settle.measure import Fitted, check_refit, refit_sca
 from millrace.prepare.table.settle.splits import SPLITS
 from millrace.prepare.table.table import Table
 from millrace.prepare.table.write import shards
-from millrace.prepare.table.write.assemble import shard_tasks
-from millrace.prepare.table.write.existing import Existing
+from millrace.prepare.table.write.assemble import make_report, shard_tasks
+from millrace.prepare.table.write.base import TableBase
 from millrace.ragged import Int64s
 from millrace.scaling.moments import Moments
 from millrace.scaling.scaler import Scaling
 from millrace.store.open import open_store
-from millrace.store.shard import shard_name
+from millrace.store.shard import ShardEntry, shard_name
 from millrace.store.snapshot import Base
 
 # These may differ from one append to the next.
@@ -43,22 +42,22 @@ FREE = ("on_error", "widen", "strict", "shard_bytes", "delimiter", "encoding", "
 NOTED = ("where", "transform")  # these too, with a note: the rows of the store were chosen in another way
 
 
-def append_table(run: Run, inputs: Inputs, given: Mapping[str, Any]) -> TableReport:
-    """Adds rows to a store. Its own options hold; those given (not None) may only repeat them."""
+def open_append(out: Path, inputs: Inputs, given: Mapping[str, Any]) -> TableAppend:
+    """An append to the store at ``out``. Its own options hold; those given (not None) may only repeat them."""
     asked = {name: value for name, value in given.items() if value is not None}
     refit = bool(asked.pop("refit", False))
-    if open_store(run.out).kind != "series":
-        raise ConfigError(f"{run.out} was not made by prepare table; only such a store can be appended to")
+    if open_store(out).kind != "series":
+        raise ConfigError(f"{out} was not made by prepare table; only such a store can be appended to")
     first = read_run(
-        run.out, 0, "an append reads the options of the store there: bring it back, or prepare the table again"
+        out, 0, "an append reads the options of the store there: bring it back, or prepare the table again"
     )
     stored = msgspec.convert(first.plan["options"], TableOptions)
-    options, notes = _options(run.out, stored, asked)
+    options, notes = _options(out, stored, asked)
     function = options.transform
     is_same = function is not None and function == stored.transform
     if is_same and source_digest(str(function), "--transform") != first.plan.get("transform"):
         notes.append(f"--transform {function} has changed since the store was made")
-    return run.make(TableAppend(run, inputs, options, refit, notes))  # type: ignore[no-any-return]
+    return TableAppend(inputs, options, refit, notes)
 
 
 def _options(out: Path, stored: TableOptions, given: Mapping[str, Any]) -> tuple[TableOptions, list[str]]:
@@ -85,13 +84,13 @@ class TableAppend(Table):
 
     surveys_late = True  # the store says which columns to read
 
-    def __init__(self, run: Run, inputs: Inputs, options: TableOptions, refit: bool, notes: Sequence[str]) -> None:
-        super().__init__(run, inputs, options)
+    def __init__(self, inputs: Inputs, options: TableOptions, refit: bool, notes: Sequence[str]) -> None:
+        super().__init__(inputs, options)
         self._refit, self._append_notes = refit, notes
 
     def extend(self, base: Base) -> None:
-        self._base, self._store = base, open_store(self._run.out)
-        self._existing = Existing(self._store, self._options)
+        self._base, self._store = base, open_store(self.context.out)
+        self._existing = TableBase(self._store, self._options)
         if self._refit:
             check_refit(self._old_scaling())
         meta = self._store.meta
@@ -131,19 +130,19 @@ class TableAppend(Table):
         return msgspec.structs.replace(found, schema=msgspec.structs.replace(schema, time_unit=unit, time_zone=zone))
 
     def settle(self, parts: list[PartDone]) -> list[shards.ShardTask]:
-        self._run.is_void = True  # options cannot change: files that are refused now will be refused again
+        self.is_void = True  # options cannot change: files that are refused now will be refused again
         self._parts, self.columns = parts, self._base.manifest.layout.columns
-        index = build_index(self._folder, parts, self._found.schema, self._store.meta.get("categories"))
+        index = build_index(self.context.folder, parts, self._found.schema, self._store.meta.get("categories"))
         if not index.names:
             raise SourceError("no rows to append: the files are empty, or all was dropped; nothing was changed")
-        save_index(self._folder, index)
+        save_index(self.context.folder, index)
         self._index, self._records = index, self._existing.records(index)
         self._existing.check_static(index, self._records, self._found.schema.role)
         self._fitted = self._measure(index, self._records)
         if not self._fitted.rows.any():
             gone = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(self._fitted.dropped.items()))
             raise SourceError(f"no rows to append: all were dropped ({gone}); nothing was changed")
-        self._run.is_void = False
+        self.is_void = False
         self._replacements = self._rewritten()
         self._tasks = [*self._replacements.values(), *self._fresh()]
         return self._tasks
@@ -172,11 +171,11 @@ class TableAppend(Table):
         assert self._store.manifest is not None
         return Scaling.from_manifest(self._store.manifest.scaling)
 
-    def product(self) -> Product:
-        base, fitted, records, report = self._base, self._fitted, self._records, self._report()
+    def product(self, entries: Mapping[str, ShardEntry]) -> Product:
+        base, fitted, records = self._base, self._fitted, self._records
+        report, row_bytes = make_report(self._settled, self._parts, self._tasks), self._settled.row_bytes
         for old, task in self._replacements.items():
-            base.replaced[old] = self._run.partial.entries[shard_name(task.split, task.number)]
-        row_bytes = sum(column.item_bytes for column in self.columns.values() if column.axis is not None)
+            base.replaced[old] = entries[shard_name(task.split, task.number)]
         rewritten = self._replacements.values()
         copied = sum(self._existing.rows(entity.record) for task in rewritten for entity in task.entities)
         added = {
@@ -212,7 +211,6 @@ class TableAppend(Table):
         ends = np.cumsum(table[:, 2])
         free = {split: base.next_number(split) for split in base.manifest.splits}
         old = base.manifest.scaling if self._refit else None
-        columns = {name: (column.dtype, column.shape, column.per) for name, column in self.columns.items()}
         tasks: dict[tuple[str, int], shards.ShardTask] = {}
         for row, end in zip(table.tolist(), ends.tolist(), strict=True):
             held = range(end - row[2], end)
@@ -221,8 +219,8 @@ class TableAppend(Table):
             split = base.manifest.splits[row[0]]
             entities = tuple(self._existing.entity(record, entity_of.get(record, -1), fitted) for record in held)
             tasks[split, row[1]] = shards.ShardTask(
-                split, free[split], entities, str(self._folder), self._options, self._found.schema,
-                fitted.scaling.to_manifest(), columns, (str(self._run.out), base.manifest.fingerprint), old,
+                split, free[split], entities, str(self.context.folder), self._options, self._found.schema,
+                fitted.scaling.to_manifest(), self.columns, (str(self.context.out), base.manifest.fingerprint), old,
             )  # fmt: skip
             free[split] += 1
         return tasks
@@ -234,6 +232,5 @@ class TableAppend(Table):
             numbers[task.split] = max(numbers[task.split], task.number + 1)
         only_new = msgspec.structs.replace(self._fitted, rows=np.where(self._records < 0, self._fitted.rows, 0))
         static = np.nan_to_num(self._existing.static(self._index, len(self._found.schema.role.static)))
-        return shard_tasks(
-            self._folder, self._options, self._found, self._index, only_new, self.columns, static.astype(np.float32), numbers
-        )  # fmt: skip
+        settled = self._settled._replace(fitted=only_new)
+        return shard_tasks(self.context.folder, settled, static.astype(np.float32), numbers)

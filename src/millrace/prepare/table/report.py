@@ -68,7 +68,7 @@ def merge_reports(before: Mapping[str, Any], report: Mapping[str, Any]) -> tuple
     return appended, whole
 
 
-class _Plan(PlanForm):
+class _TablePlan(PlanForm):
     options: TableOptions  # type: ignore[assignment]
 
 
@@ -83,7 +83,7 @@ def read_run(out: Path, line: int, remedy: str) -> Earlier:
         run = json.loads(lines[line] if lines else "")
         if isinstance(run, dict) and "plan" not in run:
             raise ConfigError(f"{out} was not made by prepare table; {remedy}")
-        msgspec.convert(run["plan"], _Plan)
+        msgspec.convert(run["plan"], _TablePlan)
         given = {"path": str(out), "fingerprint": run["fingerprint"], "is_new": False, "seconds": 0.0}
         return Earlier(run["fingerprint"], run["plan"], msgspec.convert({**run["report"], **given}, TableReport))
     except ConfigError:

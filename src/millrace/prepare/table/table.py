@@ -14,8 +14,8 @@ import numpy as np
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.advice import in_python
-from millrace.prepare.engines.local import STALL_S
-from millrace.prepare.kind import Earlier, Kind, Product
+from millrace.prepare.engines.engine import STALL_S
+from millrace.prepare.kind import Context, Earlier, Kind, Product
 from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
 from millrace.prepare.run import Run, as_list
@@ -31,9 +31,10 @@ from millrace.prepare.table.settle.index_files import close_index, save_index
 from millrace.prepare.table.settle.measure import Fitted, Measuring, scale_static, train_first
 from millrace.prepare.table.settle.splits import REMEDIES
 from millrace.prepare.table.write import shards
-from millrace.prepare.table.write.assemble import make_meta, make_report, shard_tasks, split_rows
+from millrace.prepare.table.write.assemble import Settled, make_meta, make_report, shard_tasks, split_rows
 from millrace.store import platform
 from millrace.store.manifest import Cuts
+from millrace.store.shard import ShardEntry
 
 SCRATCH = ("index", "fit")
 PLAN_VERSION = 1
@@ -47,6 +48,8 @@ def prepare_table(
     out: str | os.PathLike[str],
     *,
     workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     append: bool = False,
     restart: bool = False,
     exclude: Sequence[str] | str = (),
@@ -57,23 +60,25 @@ def prepare_table(
 ) -> TableReport:
     """Makes a series store at ``out`` from Parquet or CSV files; see ``TableOptions``.
 
+    ``engine`` is local, ray or dask; ``address`` is that of a cluster, else one of this machine is started.
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
-    All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
+    All files but ``provenance.json`` are byte-identical for any engine, any number of workers and any interruptions.
     """
     options = expand_split({**options, "split": split}, TABLE_FORMS)
     inputs = Inputs(as_list(paths), as_list(exclude))
     run = Run(
-        out, SCRATCH, append=append, restart=restart, workers=workers, stall_s=stall_s, progress=progress,
+        out, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
+        progress=progress,
     )  # fmt: skip
     if append:
-        from millrace.prepare.table.append import append_table
+        from millrace.prepare.table.append import open_append
 
-        return append_table(run, inputs, options)
+        return run.make(open_append(run.out, inputs, options))  # type: ignore[no-any-return]
     if options.pop("refit", False):
         raise ConfigError("--refit is for --append; a new store is always fitted on its own rows")
     parsed = parse_options(options)
     parsed.check()
-    return run.make(Table(run, inputs, parsed))  # type: ignore[no-any-return]
+    return run.make(Table(inputs, parsed))  # type: ignore[no-any-return]
 
 
 class RowTally:
@@ -93,21 +98,23 @@ class RowTally:
 class Table(Kind):
     """The preparation of a table."""
 
+    context: Context
     report_type = TableReport
     find_part = staticmethod(finished_part)
     make_part = staticmethod(prepare_part)
     write_shard = staticmethod(shards.write_shard)
     apart = True
 
-    def __init__(self, run: Run, inputs: Inputs, options: TableOptions) -> None:
-        self._run, self._folder, self._inputs, self._options = run, run.folder, inputs, options
+    def __init__(self, inputs: Inputs, options: TableOptions) -> None:
+        self._inputs, self._options = inputs, options
         # Decoding and arithmetic release the GIL. A user's function gets processes, which it may crash.
         self.in_threads = options.transform is None
+        self.functions = {} if options.transform is None else {"transform": options.transform}
         self._rows_kept = 0  # rows that an earlier run has read
 
     def survey(self) -> None:
-        options, listed = self._options, find_tables(self._inputs, (self._run.out, self._folder))
-        self._run.note(*listed.notes)
+        options, listed = self._options, find_tables(self._inputs, (self.context.out, self.context.folder))
+        self.context.note(*listed.notes)
         self._found = survey(listed, options)
         schema = self._found.schema
         grid_step(options.freq, schema)
@@ -122,7 +129,7 @@ class Table(Kind):
         return make_plan(PLAN_VERSION, self._options, files, functions)
 
     def earlier(self, line: int) -> Earlier:
-        return read_run(self._run.out, line, "choose another --out, add rows with --append, or remove it yourself")
+        return read_run(self.context.out, line, "choose another --out, add rows with --append, or remove it yourself")
 
     def allow(self, old: Any, new: Any) -> Any:
         """Sources may change, and all options but those of reading: each part is known by what it is made of."""
@@ -138,24 +145,24 @@ class Table(Kind):
     def change(self, old: Any, new: Any) -> Sequence[str]:
         before, now = ({key: plan[key] for key in ("sources", "order")} for plan in (old, new))
         if changes := differences(before, now):
-            self._run.note(f"since this was begun, {show_changes(changes)}: what was read of other files is kept")
+            self.context.note(f"since this was begun, {show_changes(changes)}: what was read of other files is kept")
         if old.get("transform") == new.get("transform"):
             return SCRATCH
-        self._run.note(
+        self.context.note(
             f"--transform {self._options.transform} has changed since this was begun: all rows are read again"
         )
         return (*SCRATCH, "parts")
 
     def begin(self) -> None:
-        self._run.note(*self._found.notes)
-        with platform.writing(self._folder):
-            platform.make_dir(self._folder / "fit")
+        self.context.note(*self._found.notes)
+        with platform.writing(self.context.folder):
+            platform.make_dir(self.context.folder / "fit")
 
     def estimate(self) -> tuple[int, int]:
         return estimate(self._found, self._options)
 
     def part_tasks(self) -> list[PartTask]:
-        return part_tasks(self._folder, self._options, self._found)
+        return part_tasks(self.context.folder, self._options, self._found)
 
     def tally(self, tasks: Sequence[PartTask], finished: Mapping[int, PartDone]) -> RowTally:
         self._rows_kept = sum(part.rows_read for part in finished.values())
@@ -164,28 +171,30 @@ class Table(Kind):
     def settle(self, parts: list[PartDone]) -> list[shards.ShardTask]:
         options, schema = self._options, self._found.schema
         self._parts = parts
-        index = build_index(self._folder, parts, schema)
+        index = build_index(self.context.folder, parts, schema)
         if not index.names:
-            self._run.is_void = True
+            self.is_void = True
             raise SourceError(
                 "no rows are left: the files are empty, or all was dropped; look at --where and --on-error"
             )
-        save_index(self._folder, index)
+        save_index(self.context.folder, index)
         self._fitted = self._measuring(options).run(index)
         self._check(index, self._fitted)
         self._index = train_first(index, self._fitted, schema.role)
         if self._index.categories != index.categories:
-            save_index(self._folder, self._index)
+            save_index(self.context.folder, self._index)
         self.columns = shards.layout_columns(options, schema)
         numbers = self._index.static[:, : len(schema.role.static)]
         static, self._static_scaling = scale_static(numbers, self._fitted.is_train, options.scale)
-        self._tasks = shard_tasks(
-            self._folder, options, self._found, self._index, self._fitted, self.columns, static, {}
-        )  # fmt: skip
+        self._tasks = shard_tasks(self.context.folder, self._settled, static, {})
         return self._tasks
 
+    @property
+    def _settled(self) -> Settled:
+        return Settled(self._options, self._found, self._index, self._fitted, self.columns)
+
     def _measuring(self, options: TableOptions) -> Measuring:
-        return Measuring(self._folder, options, self._found, self._run.engine, self._run.progress)
+        return Measuring(self.context.folder, options, self._found, self.context.engine, self.context.progress)
 
     def _check(self, index: Index, fitted: Fitted) -> None:
         if not fitted.rows.any():
@@ -200,22 +209,18 @@ class Table(Kind):
                 raise ConfigError(f"split {split!r} would be empty; {remedy}; what was read is kept")
 
     def has_shard(self, task: shards.ShardTask) -> bool:
-        return shards.has_counts(task, self._run.out)
+        return shards.has_counts(task, self.context.out)
 
     def end_shard(self, task: shards.ShardTask) -> Mapping[str, Any]:
         return {"rows": sum(entity.rows for entity in task.entities)}
 
-    def _report(self) -> dict[str, Any]:
-        return make_report(
-            self._options, self._found, self._index, self._parts, self._fitted, self._tasks, self.columns
-        )
-
-    def product(self) -> Product:
-        options, fitted, report = self._options, self._fitted, self._report()
+    def product(self, entries: Mapping[str, ShardEntry]) -> Product:
+        options, fitted = self._options, self._fitted
+        report = make_report(self._settled, self._parts, self._tasks)
         fields: dict[str, Any] = {
             "kind": "series", "columns": self.columns, "splits": tuple(dict.fromkeys(task.split for task in self._tasks)),
             "scaling": fitted.scaling.to_manifest(),
-            "meta": make_meta(options, self._found, self._index, fitted, self._static_scaling, report),
+            "meta": make_meta(self._settled, self._static_scaling, report),
         }  # fmt: skip
         if options.has_time_split:
             fields["cuts"] = Cuts(options.time_splits, gap=options.gap)

@@ -11,8 +11,9 @@ import numpy as np
 
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
-from millrace.prepare.parts import make_part
-from millrace.prepare.spill import Spill, mapped
+from millrace.prepare.parts import write_part
+from millrace.prepare.quarantine import QUARANTINE
+from millrace.prepare.spill import Spill, map_array
 from millrace.prepare.text.clean.cut_documents import CutDocument
 from millrace.prepare.text.clean.masks import end_counts, hash_masked, token_mask
 from millrace.prepare.text.dedup.lines import HASH_BYTES, RepeatedLines
@@ -25,8 +26,6 @@ from millrace.ragged import Int64s
 from millrace.text.breaks import Uncuttable, is_long
 from millrace.text.documents import Documents, hash_documents, measure
 from millrace.text.tokenizer import UnknownCharacter
-
-QUARANTINE = "quarantine.jsonl"  # of a part, and of the store
 
 
 class PartTask(msgspec.Struct, frozen=True):
@@ -66,7 +65,7 @@ class PartDone(msgspec.Struct, frozen=True):
 
 def prepare_part(task: PartTask) -> PartDone:
     """Makes one part, unless it is there."""
-    return make_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run())
+    return write_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run())
 
 
 class PartMaker:
@@ -93,7 +92,7 @@ class PartMaker:
         if self._task.lines is None:
             return None
         name, first, last = self._task.lines
-        repeats = mapped(Path(self._task.folder) / name, bool)[first:last]
+        repeats = map_array(Path(self._task.folder) / name, bool)[first:last]
         return RepeatedLines(repeats, is_clean=self._options.normalize, dropped=self._dropped)
 
     def run(self) -> PartDone:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from millrace.prepare.parts import part_folder
-from millrace.prepare.spill import mapped
+from millrace.prepare.spill import map_array
 from millrace.ragged import Array
 
+RECLAIMED = ("tokens.bin", "mask.bin")  # needed for shards alone; the others say where documents are
 COLUMNS = {
     "hash": np.dtype(("<u8", 2)),
     "source": np.dtype("<i4"),
@@ -23,5 +24,5 @@ COLUMNS = {
 def part_column(folder: str | Path, key: str, column: str) -> Array:
     """A column of all documents of a part."""
     dtype = COLUMNS[column]
-    values = mapped(part_folder(folder, key) / f"{column}.bin", dtype.base)
+    values = map_array(part_folder(folder, key) / f"{column}.bin", dtype.base)
     return values.reshape(-1, *dtype.shape)

@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 
 from millrace.identity import canonical, digest
+from millrace.prepare.kind import Context
 from millrace.prepare.parts import part_folder, read_done
-from millrace.prepare.run import Run
 from millrace.prepare.spill import file_hash
 from millrace.prepare.text.dedup.line_scan import scan_part, with_repeats
-from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.part import PartDone, PartTask
+from millrace.prepare.text.part_files import RECLAIMED
 from millrace.prepare.text.read.sources import Part, SliceId, Source, slice_id
-from millrace.prepare.text.shards import reclaim
+from millrace.prepare.text.recipe import TextBase
 from millrace.store import platform
 from millrace.text.tokenizer import Tokenizer
 
@@ -24,13 +24,13 @@ from millrace.text.tokenizer import Tokenizer
 def finished_slices(folder: Path) -> list[tuple[SliceId, ...]]:
     """What each finished part holds, whatever the sources of its run were."""
     names = sorted(path.parent.name for path in (folder / "parts").glob("*/done.json") if not path.parent.suffix)
-    found = (read_done(folder, name, PartDone, reclaim.FILES) for name in names)
+    found = (read_done(folder, name, PartDone, RECLAIMED) for name in names)
     return [done.slices for done in found if done is not None and done.slices]
 
 
 def find_part(task: PartTask) -> PartDone | None:
     """A part that an earlier run finished, as it stands in the plan of this one; None where it is damaged."""
-    done = read_done(task.folder, task.key, PartDone, reclaim.FILES)
+    done = read_done(task.folder, task.key, PartDone, RECLAIMED)
     if done is None or done.key != task.key:
         return None
     files = {part_folder(task.folder, done.key) / name: expected for name, expected in done.hashes.items()}
@@ -53,14 +53,16 @@ def part_tasks(
     return tasks
 
 
-def without_repeats(run: Run, tasks: list[PartTask], existing: Existing | None) -> list[PartTask]:
+def without_repeats(
+    context: Context, tasks: list[PartTask], existing: TextBase | None, *, apart: bool
+) -> list[PartTask]:
     """The tasks, each with the lines of its part that are repeats. This reads all parts once."""
     counts = [0] * len(tasks)
-    with platform.writing(run.folder):
-        platform.make_dir(run.folder / "lines")
-    scans: Iterator[tuple[int, int]] = run.engine.run(scan_part, tasks, apart=run.kind.apart)
+    with platform.writing(context.folder):
+        platform.make_dir(context.folder / "lines")
+    scans: Iterator[tuple[int, int]] = context.engine.run(scan_part, tasks, apart=apart)
     for finished, (number, count) in enumerate(scans, start=1):
         counts[number] = count
-        run.progress("lines", finished, len(tasks), {"lines": sum(counts)})
-    with platform.writing(run.folder):
-        return with_repeats(run.folder, tasks, counts, existing)
+        context.progress("lines", finished, len(tasks), {"lines": sum(counts)})
+    with platform.writing(context.folder):
+        return with_repeats(context.folder, tasks, counts, existing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,21 @@ import msgspec
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.prepare.functions import source_digest
 from millrace.prepare.plan import make_plan
+from millrace.prepare.quarantine import QUARANTINE
 from millrace.prepare.text.options import EARLIER, ReadOptions, ShardOptions, relax_options
 from millrace.prepare.text.read.sources import Source
+from millrace.prepare.text.shards.columns import check_continues
 from millrace.prepare.text.tokens.vocabulary import file_identity
+from millrace.ragged import Array
+from millrace.store.folder import Folder
+from millrace.store.layout import Column
 from millrace.store.manifest import Manifest
+from millrace.store.open import open_store
 from millrace.store.plain_file import read_plain
 from millrace.store.reader import read_base
-from millrace.text.load import tokenizer_by_name
+from millrace.store.snapshot import Base
+from millrace.text.load import stored_tokenizer, tokenizer_by_name
+from millrace.text.tokenizer import Tokenizer
 
 # An append must have the first. The second are defaults for it: its files may name their fields otherwise.
 FIXED = ("document", "html", "normalize", "min_chars", "filter", "dedup", "dedup_unit", "val", "test", "val_tail")
@@ -85,7 +93,7 @@ def read_runs(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-class _Plan(msgspec.Struct):
+class _TextPlan(msgspec.Struct):
     """What is read again of the plan of a run."""
 
     options: dict[str, Any] = {}
@@ -96,7 +104,7 @@ class _Plan(msgspec.Struct):
 
 class _Run(msgspec.Struct):
     fingerprint: str | None = None
-    plan: _Plan | None = None
+    plan: _TextPlan | None = None
     report: dict[str, Any] = {}
     root: str | None = None
     quarantine_bytes: int = 0
@@ -183,3 +191,48 @@ def _is_tokenizer(given: str, stored: Mapping[str, Any]) -> bool:
 def _cuts_wholes(stored: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     most = stored.get("max_document", 0)
     return options.get("long_documents") == "split" and options.get("max_document", most) < most
+
+
+class TextBase:
+    """The store that an append adds to."""
+
+    def __init__(self, out: Path, base: Base, options: ReadOptions) -> None:
+        self._out, self.manifest = out, base.manifest
+        check_is_text(out, self.manifest)
+        check_continues(options, self.manifest.columns, out)
+
+    def made(self) -> dict[str, Any]:
+        """What the run that made this snapshot wrote down. A killed append may have written more."""
+        mine = [run for run in read_runs(self._out) if run.get("fingerprint") == self.manifest.fingerprint]
+        return mine[-1] if mine else {}
+
+    def root(self) -> str | None:
+        """The folder that the names of its sources count from, by its first run."""
+        found: str | None = next((run.get("root") for run in read_runs(self._out)), None)
+        return found
+
+    def quarantine_bytes(self) -> int:
+        """How much of ``quarantine.jsonl`` belongs to this snapshot: all of it if nothing says so."""
+        path = self._out / QUARANTINE
+        return int(self.made().get("quarantine_bytes", path.stat().st_size if path.exists() else 0))
+
+    def meta(self, options: ReadOptions) -> dict[str, Any]:
+        """How documents are made, for the next snapshot: as before, but an append may begin to cut long ones."""
+        kept = {name: self.manifest.meta[name] for name in (OPTIONS, NAMES) if name in self.manifest.meta}
+        if OPTIONS in kept and options.cuts_documents:
+            kept[OPTIONS] = {**kept[OPTIONS], **{name: getattr(options, name) for name in CUT}}
+        return kept
+
+    @property
+    def sources(self) -> Column:
+        return self.manifest.layout.columns["source"]
+
+    def tokenizer(self) -> Tokenizer:
+        assert self.manifest.tokenizer is not None
+        return stored_tokenizer(Folder(self._out), self.manifest.tokenizer)
+
+    def documents(self, column: str) -> Iterator[Array]:
+        """What documents are compared by, piece by piece: ``hash``, ``bands`` if it has them, or ``line`` for lines."""
+        found: Any = open_store(self._out).columns[column]
+        for _, piece in found.pieces():
+            yield piece

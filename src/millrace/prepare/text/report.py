@@ -43,7 +43,7 @@ class _Slice(msgspec.Struct):
     state: int = PENDING
 
 
-class Tally:
+class ByteTally:
     """How much is read: ``done`` of ``total`` bytes of the files on disk, compressed or not.
 
     A slice in which no document begins is read by the slice before it, so it is not done before that one.

@@ -15,31 +15,34 @@ import msgspec
 from millrace.errors import ConfigError
 from millrace.identity import digest
 from millrace.prepare.advice import in_python
-from millrace.prepare.engines.local import STALL_S
-from millrace.prepare.kind import Earlier, Kind, PartsVoid, Product
+from millrace.prepare.engines.engine import STALL_S
+from millrace.prepare.kind import Context, Earlier, Kind, PartsVoid, Product
+from millrace.prepare.parts import part_folder
 from millrace.prepare.plan import check_plan, differences, show_changes
 from millrace.prepare.progress import Progress
+from millrace.prepare.quarantine import QUARANTINE, Quarantine
+from millrace.prepare.reclaim import Reclaim
 from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TEXT_FORMS, expand_split, plan_changes
 from millrace.prepare.text import recipe
-from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.notes import notes_after, notes_before
 from millrace.prepare.text.options import ReadOptions, ShardOptions, split_options
-from millrace.prepare.text.part import QUARANTINE, PartDone, PartTask, prepare_part
+from millrace.prepare.text.part import PartDone, PartTask, prepare_part
+from millrace.prepare.text.part_files import RECLAIMED
 from millrace.prepare.text.parts import find_part, finished_slices, part_tasks, without_repeats
 from millrace.prepare.text.read.headers import check_headers
 from millrace.prepare.text.read.names import names_in_store
 from millrace.prepare.text.read.sources import STDIN, Source, cut_parts, find_sources
 from millrace.prepare.text.read.spool import read_through, spool
-from millrace.prepare.text.report import Tally, TextReport, add_reports, existing_report, summary
+from millrace.prepare.text.recipe import TextBase
+from millrace.prepare.text.report import ByteTally, TextReport, add_reports, existing_report, summary
 from millrace.prepare.text.shards import shards as sharding
 from millrace.prepare.text.shards.assignment import SPLITS, Assignment
 from millrace.prepare.text.shards.columns import store_columns
-from millrace.prepare.text.shards.quarantine import Quarantine
-from millrace.prepare.text.shards.reclaim import Reclaim
 from millrace.prepare.text.tokens import vocabulary
 from millrace.prepare.text.tokens.worker_tokenizer import load_early, set_tokenizer, write_outline
 from millrace.store import platform
+from millrace.store.shard import ShardEntry
 from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
@@ -59,6 +62,8 @@ def prepare_text(
     out: str | os.PathLike[str],
     *,
     workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     append: bool = False,
     restart: bool = False,
     exclude: Sequence[str] = (),
@@ -69,55 +74,50 @@ def prepare_text(
 ) -> TextReport:
     """Makes a token store at ``out`` from text, JSONL, CSV or Parquet files; see ``ReadOptions`` and ``ShardOptions``.
 
+    ``engine`` is local, ray or dask; ``address`` is that of a cluster, else one of this machine is started.
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
-    All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
+    All files but ``provenance.json`` are byte-identical for any engine, any number of workers and any interruptions.
     """
     options = expand_split({**options, "split": split}, TEXT_FORMS)
     target = Path(os.path.realpath(out))
     reading, cutting = split_options(recipe.options_of_append(target, options) if append else options)
     run = Run(
-        target, SCRATCH, append=append, restart=restart, workers=workers, stall_s=stall_s, progress=progress,
+        target, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
+        progress=progress,
     )  # fmt: skip
-    return run.make(Text(run, as_list(paths), as_list(exclude), reading, cutting))  # type: ignore[no-any-return]
+    return run.make(Text(as_list(paths), as_list(exclude), reading, cutting))  # type: ignore[no-any-return]
 
 
 class Text(Kind):
     """The preparation of text."""
 
+    context: Context
     report_type = TextReport
     find_part = staticmethod(find_part)
     make_part = staticmethod(prepare_part)
     write_shard = staticmethod(sharding.write_shard)
 
-    def __init__(
-        self, run: Run, paths: list[str], exclude: list[str], reading: ReadOptions, cutting: ShardOptions
-    ) -> None:
-        self._run, self._folder = run, run.folder
+    def __init__(self, paths: list[str], exclude: list[str], reading: ReadOptions, cutting: ShardOptions) -> None:
         self._paths, self._exclude, self._reading, self._cutting = paths, exclude, reading, cutting
-        self._existing: Existing | None = None
+        self._base: Base | None = None
+        self._existing: TextBase | None = None
         self.apart = reading.filter is not None
+        self.functions = {} if reading.filter is None else {"filter": reading.filter}
         self.surveys_late = STDIN in paths  # what it holds is kept in the folder
 
     def survey(self) -> None:
-        sources, notes = find_sources(
-            self._paths,
-            self._reading.document,
-            self._reading.format,
-            avoid=(self._run.out, self._folder),
-            given={STDIN: self._stdin()} if STDIN in self._paths else {},
-            exclude=self._exclude,
-            codec=self._reading.codec,
-            html=self._reading.html,
-        )
-        self._run.note(*notes)
+        given = {STDIN: self._stdin()} if STDIN in self._paths else {}
+        avoid = self.context.out, self.context.folder
+        sources, notes = find_sources(self._paths, self._reading, avoid=avoid, given=given, exclude=self._exclude)
+        self.context.note(*notes)
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
         self._sources = check_headers(sources, self._reading)
 
     def _stdin(self) -> Any:
-        if self._run.append or not (self._run.out / "store.json").exists():
-            return spool(self._folder)
+        if self.context.append or not (self.context.out / "store.json").exists():
+            return spool(self.context.folder)
         return read_through(self.earlier(0).plan.get("sources", {}).get(STDIN))
 
     @property
@@ -130,18 +130,18 @@ class Text(Kind):
         return recipe.part_plan(self._reading, self._sources, base)
 
     def earlier(self, line: int) -> Earlier:
-        found = recipe.read_runs(self._run.out)
+        found = recipe.read_runs(self.context.out)
         if not found:
             return Earlier(None, {}, None)
         made, fingerprint = found[line], found[line].get("fingerprint")
-        report = existing_report(self._run.out, fingerprint or "", made.get("report", {}))
+        report = existing_report(self.context.out, fingerprint or "", made.get("report", {}))
         return Earlier(fingerprint, made.get("plan") or {}, report)
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
         return plan_changes(recipe.store_plan(plan), recipe.store_plan(self.plan), "shards", TEXT_FORMS)
 
     def extend(self, base: Base) -> None:
-        self._existing = Existing(self._run.out, base, self._reading)
+        self._base, self._existing = base, TextBase(self.context.out, base, self._reading)
 
     def allow(self, old: Any, new: Any) -> Any:
         return recipe.allow_changes(old, new, self._sources)
@@ -149,24 +149,24 @@ class Text(Kind):
     def change(self, old: Any, new: Any) -> Sequence[str]:
         note = f"what is asked for has changed since this was begun: {show_changes(differences(old, new))}"
         if self._existing is not None or vocabulary.vocabulary_note(self._reading.tokenizer) is None:
-            self._run.note(f"{note}; finished parts of unchanged files are used again")
+            self.context.note(f"{note}; finished parts of unchanged files are used again")
             return ("cut.json",)
         name = self._reading.tokenizer
-        self._run.note(f"{note}; the tokenizer {name} is made of all files, so they may all be read again")
+        self.context.note(f"{note}; the tokenizer {name} is made of all files, so they may all be read again")
         return ("cut.json", "vocabulary.json")
 
     def begin(self) -> None:
-        run, reading = self._run, self._reading
+        context, reading = self.context, self._reading
         self._names, self._root = names_in_store(self._sources, self._existing)
         if self._existing is not None:
-            run.note(*recipe.changed_filter(self._existing.manifest, reading))
-        run.note(*notes_before(self._sources, reading, self._cutting))
-        self._parts = cut_parts(self._sources, reading.part_bytes, finished_slices(self._folder))
+            context.note(*recipe.changed_filter(self._existing.manifest, reading))
+        context.note(*notes_before(self._sources, reading, self._cutting))
+        self._parts = cut_parts(self._sources, reading.part_bytes, finished_slices(self.context.folder))
         # Workers start while the vocabulary loads.
-        is_apart = run.engine.start(prepare_part, len(self._parts), apart=self.apart)
+        is_apart = context.engine.start(prepare_part, len(self._parts), apart=self.apart)
         self._tokenizer = self._load_tokenizer()
         if not is_apart:
-            set_tokenizer(str(self._folder), self._tokenizer)
+            set_tokenizer(str(self.context.folder), self._tokenizer)
         known = None if self._existing is None else self._existing.sources
         self.columns = store_columns(self._names, self._tokenizer, reading, known)
 
@@ -175,29 +175,29 @@ class Text(Kind):
 
     def _load_tokenizer(self) -> Tokenizer:
         """The tokenizer of this corpus, which is kept beside its parts; an append takes that of the store."""
-        path = self._folder / "vocabulary.json"
+        path = self.context.folder / "vocabulary.json"
         if self._existing is not None:
             tokenizer = self._existing.tokenizer()
         else:
             if not vocabulary.is_whole(path) and (first := vocabulary.vocabulary_note(self._reading.tokenizer)):
-                self._run.note(first)
+                self.context.note(first)
             tokenizer = vocabulary.choose_tokenizer(path, self._sources, self._parts, self._reading)
         with platform.writing(path):
             data = tokenizer.to_file()
             platform.write_file(path, data, mode=0o644)
             platform.write_file(vocabulary.seal_of(path), digest(data).encode(), mode=0o644)
-            what = (str(self._folder), tokenizer.describe(), write_outline(self._folder, tokenizer))
-            self._run.engine.warm(load_early, what)
+            what = (str(self.context.folder), tokenizer.describe(), write_outline(self.context.folder, tokenizer))
+            self.context.engine.warm(load_early, what)
         return tokenizer
 
     def part_tasks(self) -> list[PartTask]:
-        tasks = part_tasks(self._folder, self._reading, self._sources, self._parts, self._tokenizer)
+        tasks = part_tasks(self.context.folder, self._reading, self._sources, self._parts, self._tokenizer)
         is_by_line = self._reading.dedup_unit == "line"
-        self._tasks = without_repeats(self._run, tasks, self._existing) if is_by_line else tasks
+        self._tasks = without_repeats(self.context, tasks, self._existing, apart=self.apart) if is_by_line else tasks
         return self._tasks
 
-    def tally(self, tasks: Sequence[PartTask], finished: Mapping[int, PartDone]) -> Tally:
-        tally = Tally(self._sources, self._parts)
+    def tally(self, tasks: Sequence[PartTask], finished: Mapping[int, PartDone]) -> ByteTally:
+        tally = ByteTally(self._sources, self._parts)
         for number, part in finished.items():
             tally.add(number, part)
         return tally
@@ -213,9 +213,9 @@ class Text(Kind):
         return check
 
     def settle(self, parts: list[PartDone]) -> list[sharding.ShardTask] | None:
-        existing, folder, base = self._existing, self._folder, self._run.base
+        existing, folder, base = self._existing, self.context.folder, self._base
         self._done = parts
-        self._run.note(*notes_after(self._sources, self._parts, parts))
+        self.context.note(*notes_after(self._sources, self._parts, parts))
         self._assignment = Assignment(folder, parts, self._cutting)
         with platform.writing(folder):
             self._assignment.make(sharding.document_repeats(folder, parts, self._reading, existing))
@@ -233,19 +233,22 @@ class Text(Kind):
 
     def begin_shards(self, tasks: list[sharding.ShardTask]) -> None:
         tasks.sort(key=lambda task: -len(task.ranges))  # those of many parts take longest: nobody waits for them last
-        self._reclaim = Reclaim(self._folder, self._done, tasks)
+        self._reclaim = Reclaim(self.context.folder, self._done, tasks, RECLAIMED)
         if again := self._reclaim.missing():
-            self._run.note(f"{len(again):,} parts were read again: the shards made of them are gone")
-        for _ in self._run.engine.run(prepare_part, [self._tasks[number] for number in again], apart=self.apart):
+            self.context.note(f"{len(again):,} parts were read again: the shards made of them are gone")
+        with platform.writing(self.context.folder):
+            for number in again:
+                platform.remove(part_folder(self.context.folder, self._tasks[number].key))
+        for _ in self.context.engine.run(prepare_part, [self._tasks[number] for number in again], apart=self.apart):
             pass
 
     def end_shard(self, task: sharding.ShardTask) -> Mapping[str, Any]:
-        with platform.writing(self._folder):
+        with platform.writing(self.context.folder):
             self._reclaim.after(task)
         return {}
 
-    def product(self) -> Product:
-        existing, base, assignment, tokenizer = self._existing, self._run.base, self._assignment, self._tokenizer
+    def product(self, entries: Mapping[str, ShardEntry]) -> Product:
+        existing, base, assignment, tokenizer = self._existing, self._base, self._assignment, self._tokenizer
         report = summary(self._done, assignment, self._planned, tokenizer)
         splits = tuple(split for split in SPLITS if assignment.documents[split])
         known, before = ((), {}) if base is None else (base.manifest.splits, base.manifest.meta.get("report", {}))
@@ -257,7 +260,7 @@ class Text(Kind):
             "tokenizer": tokenizer.describe(), "meta": {"report": add_reports(before, report), **meta},
         }  # fmt: skip
         stored_bytes = 0 if existing is None else existing.quarantine_bytes()
-        quarantine = Quarantine(self._run.out, self._folder, self._done, stored_bytes)
+        quarantine = Quarantine(self.context.out, self.context.folder, self._done, stored_bytes)
         provenance = {"quarantine_bytes": quarantine.num_bytes, "root": self._root}
         files: dict[str, bytes | Iterable[bytes]] = {"tokenizer.json": tokenizer.to_file()} if base is None else {}
         if quarantine:

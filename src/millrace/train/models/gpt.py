@@ -14,7 +14,8 @@ IGNORED = -100  # a target that does not count
 class GPT(nn.Module):
     """Predicts the next token over ``vocabulary`` ids, for at most ``length`` tokens.
 
-    With ``separator`` (the id that ends a document), attention stays within a document.
+    With ``separator`` (the id that ends a document), attention stays within a document. A batch with ``document`` and
+    ``place``, as ``Packed`` gives it, says itself where documents lie; positions then count within a document.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class GPT(nn.Module):
         init_weights(self, layers)
         self._num_weights = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
 
-    def logits(self, x_BL: Tensor) -> Tensor:
+    def logits(self, x_BL: Tensor, document_BL: Tensor | None = None, place_BL: Tensor | None = None) -> Tensor:
         """The scores of the next token after each token."""
-        places_L = torch.arange(x_BL.shape[1], device=x_BL.device)
-        hidden_BLD = self.drop(self.tokens(x_BL) + self.positions(places_L))
-        mask = None if self.separator is None else document_mask(x_BL, self.separator)
+        places = torch.arange(x_BL.shape[1], device=x_BL.device) if place_BL is None else place_BL % self.length
+        hidden_BLD = self.drop(self.tokens(x_BL) + self.positions(places))
+        if document_BL is None and self.separator is not None:
+            document_BL = documents_by(x_BL, self.separator)
+        mask = None if document_BL is None else document_mask(document_BL)
         hidden_BLD = self.norm(self.blocks.run(hidden_BLD, mask))
         return functional.linear(hidden_BLD, self.tokens.weight)
 
@@ -44,7 +47,7 @@ class GPT(nn.Module):
         y_BL = batch["y"]
         if "mask" in batch:
             y_BL = y_BL.masked_fill(batch["mask"] == 0, IGNORED)
-        logits_BLV = self.logits(batch["x"])
+        logits_BLV = self.logits(batch["x"], batch.get("document"), batch.get("place"))
         pairs = logits_BLV.flatten(0, 1), y_BL.flatten()
         total = functional.cross_entropy(*pairs, ignore_index=IGNORED, reduction="sum")
         return total / self.targets(batch).clamp(min=1)
@@ -61,10 +64,13 @@ class GPT(nn.Module):
         return float(num_tokens) * (6 * self._num_weights + 12 * len(self.blocks) * self.tokens.embedding_dim * length)
 
 
-def document_mask(x_BL: Tensor, separator: int) -> Tensor:
-    """(B, L, L): which earlier tokens each token may see. A separator belongs to the document it ends."""
-    ends_BL = (x_BL == separator).cumsum(1)
-    documents_BL = ends_BL - (x_BL == separator).long()
+def documents_by(x_BL: Tensor, separator: int) -> Tensor:
+    """The number of each token's document in its block. A separator belongs to the document it ends."""
+    return (x_BL == separator).cumsum(1) - (x_BL == separator).long()
+
+
+def document_mask(documents_BL: Tensor) -> Tensor:
+    """(B, L, L): which earlier tokens each token may see."""
     same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
-    causal_LL = torch.ones(x_BL.shape[1], x_BL.shape[1], dtype=torch.bool, device=x_BL.device).tril()
-    return same_BLL & causal_LL
+    length = documents_BL.shape[1]
+    return same_BLL & torch.ones(length, length, dtype=torch.bool, device=documents_BL.device).tril()

@@ -21,7 +21,7 @@ from millrace.prepare.table.read.where import columns_of
 MAX_REASONS = 20  # files that are named in one message
 
 
-class Outline(msgspec.Struct):
+class FileOutline(msgspec.Struct):
     """One file, its schema, and its row groups as (number, rows, bytes)."""
 
     source: TableSource
@@ -31,10 +31,10 @@ class Outline(msgspec.Struct):
     is_wanted: bool = True  # False: its path says that --where asks for none of its rows
 
 
-def outline_files(sources: Sequence[TableSource], options: TableOptions) -> tuple[list[Outline], list[str]]:
+def outline_files(sources: Sequence[TableSource], options: TableOptions) -> tuple[list[FileOutline], list[str]]:
     """The files that can be used, and why others are skipped; without ``skip`` these are refused."""
 
-    def outline(source: TableSource) -> Outline | SourceError:
+    def outline(source: TableSource) -> FileOutline | SourceError:
         try:
             return _outline(source, options)
         except SourceError as error:
@@ -55,7 +55,7 @@ def outline_files(sources: Sequence[TableSource], options: TableOptions) -> tupl
             "them out with --exclude, or skip them with --on-error skip", source=sources[min(reasons)].file.path,
         )  # fmt: skip
     skipped = reasons if options.on_error == "skip" and len(reasons) < len(sources) else {}
-    usable = [one for k, one in enumerate(outlines) if isinstance(one, Outline) and k not in skipped]
+    usable = [one for k, one in enumerate(outlines) if isinstance(one, FileOutline) and k not in skipped]
     return usable, list(skipped.values())
 
 
@@ -69,7 +69,7 @@ def _list_reasons(reasons: Sequence[str]) -> str:
     return " | ".join(reasons[:MAX_REASONS]) + more
 
 
-def _reasons(outlines: Sequence[Outline | SourceError], options: TableOptions) -> dict[int, str]:
+def _reasons(outlines: Sequence[FileOutline | SourceError], options: TableOptions) -> dict[int, str]:
     """Why files cannot be used, by number: they cannot be read, or lack a column that was named and others have."""
     reasons = {k: str(error) for k, error in enumerate(outlines) if isinstance(error, SourceError)}
     if options.transform is not None:
@@ -77,7 +77,7 @@ def _reasons(outlines: Sequence[Outline | SourceError], options: TableOptions) -
     columns = {
         k: (one.source.file.path, {*one.schema.names, *(name for name, _ in one.source.partition)})
         for k, one in enumerate(outlines)
-        if isinstance(one, Outline) and one.schema is not None
+        if isinstance(one, FileOutline) and one.schema is not None
     }
     known = set().union(*(names for _, names in columns.values()))
     where = columns_of(options.where) if options.where else []
@@ -89,18 +89,18 @@ def _reasons(outlines: Sequence[Outline | SourceError], options: TableOptions) -
     return dict(sorted(reasons.items()))
 
 
-def _outline(source: TableSource, options: TableOptions) -> Outline:
+def _outline(source: TableSource, options: TableOptions) -> FileOutline:
     pyarrow = arrow()
     path = source.file.path
     if source.file.size == 0:
-        return Outline(source, None, [], has_rows=False)  # a note names it
+        return FileOutline(source, None, [], has_rows=False)  # a note names it
     try:
         if source.format == "csv":
             is_plain = options.transform is None
             source, schema, has_rows = look_at_csv(source, is_plain=is_plain)
             if is_plain and schema is not None:
                 check_texts(source, schema, options)
-            return Outline(source, schema, [], has_rows=has_rows)
+            return FileOutline(source, schema, [], has_rows=has_rows)
         from pyarrow import parquet
 
         with native(source) as raw, parquet.ParquetFile(raw) as file:
@@ -108,7 +108,7 @@ def _outline(source: TableSource, options: TableOptions) -> Outline:
             for k, group in enumerate(groups):
                 _check_group(source, k, group)
             sizes = [(k, group.num_rows, group.total_byte_size) for k, group in enumerate(groups)]
-            return Outline(source, file.schema_arrow, sizes, has_rows=any(rows for _, rows, _ in sizes))
+            return FileOutline(source, file.schema_arrow, sizes, has_rows=any(rows for _, rows, _ in sizes))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if source.format == "csv" and (uneven := misfit_error(source, error, is_guessed=True)) is not None:
             raise uneven from error

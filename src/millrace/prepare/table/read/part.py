@@ -18,7 +18,7 @@ import xxhash
 from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.files import check_unchanged
-from millrace.prepare.parts import make_part
+from millrace.prepare.parts import write_part
 from millrace.prepare.spill import Spill, file_hash
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.chunks import Chunk, Reader
@@ -81,7 +81,7 @@ class PartNames(msgspec.Struct, frozen=True):
 
 def prepare_part(task: PartTask) -> PartDone:
     """Makes one part, unless it is there."""
-    return make_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run(), durable=IS_DURABLE)
+    return write_part(task.folder, task.key, PartDone, lambda folder: PartMaker(task, folder).run(), durable=IS_DURABLE)
 
 
 def turn_columns_numpy(columns: list[Array], rows: Array) -> bool:

@@ -18,7 +18,7 @@ from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.read import table_file
 from millrace.prepare.table.read.arrow_types import type_of, without_null_types
 from millrace.prepare.table.read.csv_files import csv_schema
-from millrace.prepare.table.read.outlines import Outline, outline_files, skipped_note
+from millrace.prepare.table.read.outlines import FileOutline, outline_files, skipped_note
 from millrace.prepare.table.read.schema import Schema, agree
 from millrace.prepare.table.read.table_file import TableSource, arrow, native, partition_type
 from millrace.prepare.table.read.where import check, expression
@@ -55,13 +55,7 @@ class Survey(msgspec.Struct, frozen=True):
 
 def find_tables(inputs: Inputs, avoid: Collection[Path] = ()) -> Found:
     """The files, but for those in folders to ``avoid``."""
-    return find_files(
-        inputs.paths,
-        lambda path: table_file.format_of(path) is not None,
-        "Parquet or CSV",
-        avoid=avoid,
-        exclude=inputs.exclude,
-    )
+    return find_files(inputs.paths, table_file.format_of, "Parquet or CSV", avoid=avoid, exclude=inputs.exclude)
 
 
 def survey(found: Found, options: TableOptions) -> Survey:
@@ -113,7 +107,7 @@ def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
         known[source.stem] = source.file.path
 
 
-def _type_csv(outlines: Sequence[Outline], options: TableOptions) -> None:
+def _type_csv(outlines: Sequence[FileOutline], options: TableOptions) -> None:
     pyarrow = arrow()
     known = [outline for outline in outlines if outline.schema is not None]
     fields = (field for outline in known if outline.source.format != "csv" for field in outline.schema)
@@ -123,7 +117,7 @@ def _type_csv(outlines: Sequence[Outline], options: TableOptions) -> None:
             outline.schema = csv_schema(outline.schema, options, whole)
 
 
-def _full_schema(outline: Outline, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
+def _full_schema(outline: FileOutline, transform: Callable[[Any], Any] | None, name_of: str | None) -> Any:
     """The schema with the columns of the path, after the user's function."""
     source, schema = outline.source, outline.schema
     pyarrow = arrow()
@@ -157,7 +151,7 @@ def _path_expression(source: TableSource) -> Any:
     return functools.reduce(operator.and_, equals) if source.partition else None
 
 
-def _select(outlines: Sequence[Outline], schemas: Mapping[str, Any], schema: Schema, options: TableOptions) -> None:
+def _select(outlines: Sequence[FileOutline], schemas: Mapping[str, Any], schema: Schema, options: TableOptions) -> None:
     """Leaves out row groups and CSV files in which ``--where`` can find no row."""
     assert options.where is not None
     types = {name: type_of(text) for name, text in schema.types.items()}
@@ -172,7 +166,7 @@ def _select(outlines: Sequence[Outline], schemas: Mapping[str, Any], schema: Sch
             outline.is_wanted = _may_match(source, options.where, plain[source.file.path])
 
 
-def _matching_groups(outline: Outline, where: str, schema: Any) -> list[tuple[int, int, int]]:
+def _matching_groups(outline: FileOutline, where: str, schema: Any) -> list[tuple[int, int, int]]:
     """The row groups that may hold a row that is asked for, by their statistics and by the file's path."""
     from pyarrow import dataset
 
@@ -193,7 +187,9 @@ def _may_match(source: TableSource, where: str, schema: Any) -> bool:
     return any(True for _ in dataset.FileSystemDataset([fragment], schema, form, here).get_fragments(filter=wanted))
 
 
-def _cut(outlines: Sequence[Outline], columns: set[str] | None) -> tuple[tuple[tuple[RowGroups, ...], ...], list[str]]:
+def _cut(
+    outlines: Sequence[FileOutline], columns: set[str] | None
+) -> tuple[tuple[tuple[RowGroups, ...], ...], list[str]]:
     """Parts of about equal size, in the order of the sources; notes on row groups that need much memory."""
     parts: list[tuple[RowGroups, ...]] = []
     units: list[RowGroups] = []

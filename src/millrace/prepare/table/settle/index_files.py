@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from millrace.prepare.parts import part_folder
-from millrace.prepare.spill import mapped
+from millrace.prepare.spill import map_array
 from millrace.prepare.table.read.schema import Schema
 from millrace.prepare.table.settle.index import Block, Index, Slice, index_dtype, local_codes, part_names, slice_rows
 from millrace.ragged import Array, Int64s, concatenated_ranges
@@ -40,8 +40,8 @@ class IndexReader:
 
     def __init__(self, folder: str, schema: Schema) -> None:
         path = Path(folder) / "index"
-        self.runs = mapped(path / "runs.bin", "u1").view(index_dtype(schema.time_dtype))
-        self.offsets = mapped(path / "offsets.bin", "int64")
+        self.runs = map_array(path / "runs.bin", "u1").view(index_dtype(schema.time_dtype))
+        self.offsets = map_array(path / "offsets.bin", "int64")
         body = msgspec.json.decode((path / "names.json").read_bytes())
         self.names: list[str] = body["names"]
         self.categories = {name: tuple(values) for name, values in body["categories"].items()}
@@ -56,13 +56,13 @@ class IndexReader:
     def _part(self, number: int) -> tuple[Array, Array, Array, list[Array]]:
         """Times, values and categories of a part, and the store's codes for its own."""
         path, role = part_folder(self._folder, number), self._schema.role
-        time = mapped(path / "time.bin", self._schema.time_dtype)
-        values = mapped(path / "values.bin", self._schema.raw_dtype).reshape(len(time), len(role.features))
+        time = map_array(path / "time.bin", self._schema.time_dtype)
+        values = map_array(path / "values.bin", self._schema.raw_dtype).reshape(len(time), len(role.features))
         if not role.categorical:
             return time, values, np.zeros((len(time), 0), np.int32), []
         names = part_names(self._folder, number)
         codes = [local_codes(names.categories[name], self.categories[name]) for name in role.categorical]
-        return time, values, mapped(path / "categorical.bin", "int32").reshape(len(time), len(codes)), codes
+        return time, values, map_array(path / "categorical.bin", "int32").reshape(len(time), len(codes)), codes
 
     def slices(self, entity: int) -> Iterator[Slice]:
         """The rows of one entity."""
@@ -139,7 +139,10 @@ def _open_index(folder: str, encoded: bytes, version: tuple[int, int]) -> IndexR
 
 def open_index(folder: str, schema: Schema) -> IndexReader:
     """The index of a folder, opened once by each process until another is saved there."""
-    status = os.stat(Path(folder) / "index" / "names.json")
+    with open(
+        Path(folder) / "index" / "names.json"
+    ) as file:  # opened: a shared file system may answer stat from memory
+        status = os.fstat(file.fileno())
     return _open_index(folder, msgspec.json.encode(schema), (status.st_ino, status.st_mtime_ns))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,20 @@ from millrace.ragged import Array
 from millrace.store.layout import Column
 
 
+class Settled(NamedTuple):
+    """All that shards, metadata and report are made from, once the train rows are measured."""
+
+    options: TableOptions
+    survey: Survey
+    entities: Index
+    fitted: Fitted
+    columns: Mapping[str, Column]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(column.item_bytes for column in self.columns.values() if column.axis is not None)
+
+
 def split_rows(options: TableOptions, fitted: Fitted) -> dict[str, int]:
     """Rows of each split that was asked for."""
     if options.has_time_split:
@@ -32,25 +46,17 @@ def split_rows(options: TableOptions, fitted: Fitted) -> dict[str, int]:
 
 
 def shard_tasks(
-    folder: Path,
-    options: TableOptions,
-    survey: Survey,
-    index: Index,
-    fitted: Fitted,
-    columns: Mapping[str, Column],
-    static: Array,
-    first_numbers: Mapping[str, int],
+    folder: Path, settled: Settled, static: Array, first_numbers: Mapping[str, int]
 ) -> list[shards.ShardTask]:
     """The shards of all entities that have rows; ``first_numbers`` are the first free ones of each split."""
-    plain = {name: (column.dtype, column.shape, column.per) for name, column in columns.items()}
+    options, survey, index, fitted, columns = settled
     scaling = fitted.scaling.to_manifest()
-    row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
     names, rows, cuts, numbers = index.names, fitted.rows.tolist(), fitted.cuts.tolist(), static.tolist()
     codes = np.nan_to_num(index.static[:, len(survey.schema.role.static) :]).astype(int).tolist()
     tasks = []
     for k, split in enumerate(SPLITS):
         mine = np.flatnonzero((fitted.splits == k) & (fitted.rows > 0))
-        cut = shards.cut_shards(fitted.rows[mine], row_bytes, options.shard_bytes)
+        cut = shards.cut_shards(fitted.rows[mine], settled.row_bytes, options.shard_bytes)
         for number, (first, last) in enumerate(cut, start=first_numbers.get(split, 0)):
             entities = tuple(
                 shards.Entity(
@@ -59,20 +65,15 @@ def shard_tasks(
                 )
                 for entity in mine[first:last].tolist()
             )  # fmt: skip
-            tasks.append(shards.ShardTask(split, number, entities, str(folder), options, survey.schema, scaling, plain))
+            tasks.append(
+                shards.ShardTask(split, number, entities, str(folder), options, survey.schema, scaling, columns)
+            )
     return tasks
 
 
-def make_report(
-    options: TableOptions,
-    survey: Survey,
-    index: Index,
-    done: Sequence[PartDone],
-    fitted: Fitted,
-    tasks: Sequence[shards.ShardTask],
-    columns: Mapping[str, Column],
-) -> dict[str, Any]:
+def make_report(settled: Settled, done: Sequence[PartDone], tasks: Sequence[shards.ShardTask]) -> dict[str, Any]:
     """The report of a run, without its duration."""
+    options, survey, index, fitted, _ = settled
     filled = shards.filled_cells(tasks)
     dropped = sum((Counter(part.dropped) for part in done), Counter(fitted.dropped))
     if survey.skipped:
@@ -88,7 +89,6 @@ def make_report(
         }
         for k, name in enumerate(survey.schema.role.features)
     }  # fmt: skip
-    row_bytes = sum(column.item_bytes for column in columns.values() if column.axis is not None)
     notes = list(survey.notes)
     rows = max(1, sum(part.rows for part in done))
     notes += filter(None, (
@@ -118,25 +118,19 @@ def make_report(
         "columns": described,
         "missing": {name: int(count) for name, count in zip(labels, missing, strict=True) if count},
         "shards": len(tasks),
-        "bytes": int(fitted.rows.sum()) * row_bytes,
+        "bytes": int(fitted.rows.sum()) * settled.row_bytes,
         "notes": notes,
     }
 
 
-def make_meta(
-    options: TableOptions,
-    survey: Survey,
-    index: Index,
-    fitted: Fitted,
-    static_scaling: dict[str, Any] | None,
-    report: dict[str, Any],
-) -> dict[str, Any]:
+def make_meta(settled: Settled, static_scaling: dict[str, Any] | None, report: dict[str, Any]) -> dict[str, Any]:
     """What the store says of its columns.
 
     ``time`` says how to read the column of that name: as int64 counts of ``unit`` (D, s, ms, us or ns) since 1970-01-01
     UTC. The unit is one for the whole store: that of Parquet files; for CSV files s, or D for dates alone. Without a
     ``zone`` local times are counted as if they were UTC. Without a ``unit`` times are the plain numbers of the source.
     """
+    options, survey, index, fitted, _ = settled
     role = survey.schema.role
     waves = calendar_names(options.calendar)
     meta: dict[str, Any] = {

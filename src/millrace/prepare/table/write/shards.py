@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class ShardTask(msgspec.Struct, frozen=True):
     options: TableOptions
     schema: Schema
     scaling: dict[str, Any]
-    columns: dict[str, tuple[str, tuple[int, ...], str]]
+    columns: Mapping[str, Column]
     store: tuple[str, str] | None = None  # path and snapshot that records are copied from
     rescale: dict[str, Any] | None = None  # the scaling of that store, where this one is another
 
@@ -96,8 +96,7 @@ def cut_shards(rows: Int64s, row_bytes: int, limit: int) -> list[tuple[int, int]
 def write_shard(task: ShardTask) -> ShardEntry:
     """Writes one shard, and beside it the counts of filled cells."""
     maker = ShardMaker(task)
-    columns = {name: Column(dtype, shape, per=per) for name, (dtype, shape, per) in task.columns.items()}
-    with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
+    with ShardWriter(Path(task.folder) / "shards", task.split, task.number, task.columns) as writer:
         maker.write(writer)
         write_result(_filled_path(task), msgspec.json.encode([maker.filled.tolist(), maker.leading.tolist()]))
         return writer.finish()
@@ -131,7 +130,7 @@ class ShardMaker:
         self._index: IndexReader = open_index(task.folder, task.schema)
         self._cleaner = Cleaner(task.options, task.schema)
         self._scaling = Scaling.from_manifest(task.scaling)
-        self._axis = Layout({name: Column(*column[:2], per=column[2]) for name, column in task.columns.items()}).primary
+        self._axis = Layout(task.columns).primary
         features = task.schema.role.features
         self._width = len(features)
         self._policies = [task.options.policy(name) for name in features]
@@ -239,9 +238,8 @@ class ShardMaker:
         """Values scaled in float64 and cast, followed by the calendar."""
         width = self._width
         is_bits = self._options.dtype == "bfloat16"
-        out = np.empty(
-            (len(values), self._task.columns["values"][1][0]), "<f4" if is_bits else np.dtype(self._options.dtype)
-        )
+        shape = (len(values), *self._task.columns["values"].shape)
+        out = np.empty(shape, "<f4" if is_bits else np.dtype(self._options.dtype))
         apart = self._scaled_apart(entities)
         edges = offsets if len(apart) == len(entities) else offsets[[0, -1]]
         for entity, (first, last) in zip(apart, pairwise(edges.tolist()), strict=True):
@@ -259,7 +257,7 @@ class ShardMaker:
         columns: dict[str, Array] = {"name": np.frombuffer(b"".join(names), np.uint8)}
         for column in ("cuts", "static", "static_categorical"):
             if column in self._task.columns:
-                dtype = Column(self._task.columns[column][0]).storage
+                dtype = self._task.columns[column].storage
                 columns[column] = np.array([getattr(entity, column) for entity in entities], dtype)
         if "scaling" in self._task.columns:
             both = b"".join(entity.scaling for entity in entities)

@@ -12,7 +12,6 @@ from functools import lru_cache
 import numpy as np
 
 from millrace.native import core
-from millrace.ragged import Array, Int64s
 from millrace.text.documents import Documents
 
 # Control characters but tab and newline, and the byte order mark; other line ends become newlines.
@@ -20,9 +19,7 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
 LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u2028\u2029]")
 EMPTY_LINES = re.compile("\n{3,}")
-_EMPTY_LINES = re.compile(b"\n{3,}")
 BLOCK = 1 << 20  # bytes that are decoded at once
-NEWLINE_BYTE = 10
 # The kinds of characters beyond ASCII, for the core; a number up to 240 is the combining class of a mark.
 NUM_POINTS = 0x20000  # code points with a kind; that of the first is for all above
 LEFT, MOST_CLASS, JOINING, DROPPED, NEWLINE, BLANK, PLAIN = 0, 240, 251, 252, 253, 254, 255  # as in clean.c
@@ -142,56 +139,11 @@ def tables() -> tuple[bytes, bytes]:
     return anywhere.tobytes(), normal.tobytes()
 
 
-def clean_numpy(documents: Documents) -> Documents:
-    starts, stops = documents.starts, documents.stops
-    if not len(starts) or (starts[1:] <= stops[:-1]).any():  # no byte between two that could mark an end
-        texts = [clean(document.decode()).encode() for document in documents]
-    else:
-        texts, unusual = _clean_ascii(documents)
-        for k in unusual:
-            texts[k] = clean(documents[k].decode()).encode()
+def clean_python(documents: Documents) -> Documents:
+    texts = [clean(document.decode()).encode() for document in documents]
     return Documents.of(texts, documents.offsets, None, documents.piece_of)
-
-
-def _clean_ascii(documents: Documents) -> tuple[list[bytes], list[int]]:
-    """Clean texts, and the numbers of the documents that need more than printable ASCII, tabs and newlines."""
-    first = int(documents.starts[0])
-    starts, stops = documents.starts - first, documents.stops - first
-    text = np.frombuffer(documents.text, np.uint8)[first : first + int(stops[-1])].copy()
-    text[_gaps(starts, stops)] = NEWLINE_BYTE
-    places = np.flatnonzero(((text < 32) & (text != 10) & (text != 9)) | (text >= 127))
-    unusual: list[int] = np.unique(np.searchsorted(starts, places, side="right") - 1).tolist()
-    is_kept = _single_blanks(text)
-    text[stops[:-1]], is_kept[stops[:-1]] = 0, True
-    for k in unusual:
-        is_kept[starts[k] : stops[k]] = False
-    joined = np.compress(is_kept, text).tobytes()
-    texts = [document.strip() for document in joined.split(b"\0")]
-    if b"\n\n\n" in joined:
-        texts = [_EMPTY_LINES.sub(b"\n\n", some) if b"\n\n\n" in some else some for some in texts]
-    return texts, unusual
-
-
-def _gaps(starts: Int64s, stops: Int64s) -> Array:
-    """Which bytes lie between two documents."""
-    steps = np.zeros(int(stops[-1]) + 1, np.int8)
-    steps[stops] += 1
-    steps[starts] -= 1
-    return np.cumsum(steps, dtype=np.int8)[:-1] > -1
-
-
-def _single_blanks(text: Array) -> Array:
-    """Which bytes stay: one blank between words, made a space, and none at the ends of lines."""
-    is_blank = (text == 32) | (text == 9)
-    edges = np.flatnonzero(is_blank[1:] != is_blank[:-1]) + 1
-    edges = edges[1:] if is_blank[:1].any() else edges
-    runs, after = edges[: len(edges) // 2 * 2].reshape(-1, 2).T
-    runs = runs[(text[runs - 1] != 10) & (text[after] != 10)]
-    is_kept: Array = ~is_blank
-    text[runs], is_kept[runs] = 32, True
-    return is_kept
 
 
 # Whether data[first:last] is utf-8, and ``clean`` of each document; UnicodeDecodeError where one is invalid.
 is_utf8 = is_utf8_core if core else is_utf8_python
-clean_documents = clean_core if core else clean_numpy
+clean_documents = clean_core if core else clean_python

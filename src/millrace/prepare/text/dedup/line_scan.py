@@ -15,12 +15,12 @@ import numpy as np
 import xxhash
 
 from millrace.identity import digest
-from millrace.prepare.spill import Spill, mapped
+from millrace.prepare.spill import Spill, map_array
 from millrace.prepare.text.dedup.lines import HASH_BYTES, as_keys, line_hashes
 from millrace.prepare.text.dedup.repeats import find_repeats
-from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.part import PartTask
 from millrace.prepare.text.read.reader import DocumentReader
+from millrace.prepare.text.recipe import TextBase
 from millrace.prepare.text.shards.columns import LINES
 from millrace.ragged import Array
 from millrace.store import platform
@@ -54,7 +54,7 @@ def read_sealed(path: Path) -> Array | None:
     """The contents of a file before its hash; None where the file is not whole or was changed."""
     if not path.exists() or path.stat().st_size < HASH_BYTES:
         return None
-    data = mapped(path, np.uint8)
+    data = map_array(path, np.uint8)
     found = xxhash.xxh3_64_hexdigest(data[:-HASH_BYTES].data).encode()
     return data[:-HASH_BYTES] if found == data[-HASH_BYTES:].tobytes() else None
 
@@ -64,7 +64,7 @@ def lines_path(folder: str | Path, key: str) -> Path:
 
 
 def with_repeats(
-    folder: Path, tasks: Sequence[PartTask], counts: Sequence[int], existing: Existing | None
+    folder: Path, tasks: Sequence[PartTask], counts: Sequence[int], existing: TextBase | None
 ) -> list[PartTask]:
     """The tasks with the repeated lines of their parts, also repeats of lines that the store has."""
     known: Iterable[Array] = () if existing is None else existing.documents("line")
@@ -72,7 +72,7 @@ def with_repeats(
     base = "" if existing is None else existing.manifest.fingerprint
     name = f"lines/repeats-{digest(base, *(task.key for task in tasks))}.bin"
     mark_repeats(folder / name, [lines_path(folder, task.key) for task in tasks], counts, known, num_known)
-    repeats, found, end = mapped(folder / name, np.uint8), [], 0
+    repeats, found, end = map_array(folder / name, np.uint8), [], 0
     for task, count in zip(tasks, counts, strict=True):
         first, end = end, end + count
         # With other repeats it would be another part.
@@ -95,7 +95,7 @@ def mark_repeats(
                 yield some, np.full(len(some), -1, np.int64)
         first = 0
         for place, count in zip(paths, counts, strict=True):
-            hashes = as_keys(mapped(place, np.uint8))[:-1]
+            hashes = as_keys(map_array(place, np.uint8))[:-1]
             for start in range(0, count, STEP):
                 some = hashes[start : start + STEP]
                 yield some, np.arange(first + start, first + start + len(some))

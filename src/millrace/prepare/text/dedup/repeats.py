@@ -87,7 +87,7 @@ def repeated_numbers_core(groups: Iterable[tuple[Array, Array]], total: int) -> 
 def repeated_numbers_numpy(groups: Iterable[tuple[Array, Array]], total: int) -> Iterator[Int64s]:
     """By sorting; ``total`` is for the core alone."""
     parts = [_entries(*group) for group in groups]
-    entries = _candidates(np.concatenate(parts) if parts else np.empty(0, ENTRY))
+    entries = np.concatenate([np.empty(0, ENTRY), *parts])
     order = np.lexsort((entries["key"][:, 1], entries["key"][:, 0]))  # equal ones stay in their order
     keys = entries["key"][order]
     is_repeat = np.zeros(len(order), bool)
@@ -97,17 +97,6 @@ def repeated_numbers_numpy(groups: Iterable[tuple[Array, Array]], total: int) ->
 
 
 repeated_numbers = repeated_numbers_core if core else repeated_numbers_numpy  # numbers whose key came before
-
-
-def _candidates(entries: Array) -> Array:
-    """Entries that share the first half of their key: few, and quickly found by sorting the halves alone."""
-    half = np.ascontiguousarray(entries["key"][:, 0])
-    in_order = np.sort(half)
-    shared = in_order[1:][in_order[1:] == in_order[:-1]]
-    if not len(shared):
-        return entries[:0]
-    candidates: Array = entries[shared[np.minimum(np.searchsorted(shared, half), len(shared) - 1)] == half]
-    return candidates
 
 
 def _partition(keys: Iterable[tuple[Array, Array]], partitions: int, folder: Path) -> Iterator[Array]:

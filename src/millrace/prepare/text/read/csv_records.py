@@ -40,7 +40,7 @@ def csv_records(source: Source, options: ReadOptions) -> Iterator[Record | Bad]:
 def _rows(source: Source, options: ReadOptions) -> Iterator[tuple[int, list[str] | Bad]]:
     """(where it begins, cells) of every row, also of the names; a row that cannot be parsed is Bad."""
     with open_source(source, options) as file:
-        lines = _Lines(source, file, options)
+        lines = _CsvLines(source, file, options)
         parser = csv.reader(lines, strict=True)  # it goes on after an error
         while True:
             lines.begin_row()
@@ -62,7 +62,7 @@ class _Line(NamedTuple):
     is_long: bool = False
 
 
-class _Lines:
+class _CsvLines:
     """The lines of a file; after a quote that was never closed, its lines are read again."""
 
     def __init__(self, source: Source, file: io.BufferedReader, options: ReadOptions) -> None:
@@ -75,7 +75,7 @@ class _Lines:
         self._row: list[_Line] = []
         self._again: deque[_Line] = deque()
 
-    def __iter__(self) -> _Lines:
+    def __iter__(self) -> _CsvLines:
         return self
 
     def __next__(self) -> str:

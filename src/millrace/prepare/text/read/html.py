@@ -56,7 +56,7 @@ def tree(page: str) -> Any:
 
 def page_text(page: str) -> str:
     """The text of a page: block elements on lines of their own, no empty lines."""
-    lines = _Lines()
+    lines = _TextLines()
     node = tree(page)
     while node is not None:
         child = None
@@ -78,7 +78,7 @@ def page_text(page: str) -> str:
     return lines.text()
 
 
-class _Lines:
+class _TextLines:
     """Collects lines of text while a page is walked through."""
 
     def __init__(self) -> None:

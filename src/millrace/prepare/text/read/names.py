@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from millrace.errors import ConfigError
 from millrace.prepare.files import printable
-from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.read.sources import STDIN, Source
-from millrace.prepare.text.recipe import FROM_ROOT, NAMES
+from millrace.prepare.text.recipe import FROM_ROOT, NAMES, TextBase
 
 
-def names_in_store(sources: Sequence[Source], existing: Existing | None) -> tuple[list[str], str | None]:
+def names_in_store(sources: Sequence[Source], existing: TextBase | None) -> tuple[list[str], str | None]:
     """Their names, and the folder they count from; None where files are named as they were given.
 
     An append does as its store does: it counts from the same folder, also with ``..``, or uses the paths as given.

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from millrace.errors import SourceError
+from millrace.prepare.inflate import max_bytes
 from millrace.prepare.text.clean.masks import parse_mask
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.sources import Source, SourceSlice, arrow
-from millrace.prepare.text.read.streams import FREE_EXPANSION
 from millrace.ragged import Int64s
 
 BATCH_BYTES, BATCH_ROWS = 16 << 20, 1024  # of Parquet, about
@@ -151,7 +151,7 @@ def parquet_records(source: Source, piece: SourceSlice, options: ReadOptions) ->
         with parquet.ParquetFile(source.location, pre_buffer=False, buffer_size=1 << 20) as file:
             check_columns(source, file.schema_arrow.names, options)
             row = sum(file.metadata.row_group(k).num_rows for k in range(piece.start))
-            most, num_bytes = max(FREE_EXPANSION, source.size * options.max_ratio), 0
+            most, num_bytes = max_bytes(source, options.max_ratio), 0
             rows = _batch_rows(source, file, piece.start, options)
             for batch in file.iter_batches(batch_size=rows, row_groups=[piece.start], columns=columns):
                 masks = None if options.mask_field is None else batch.column(options.mask_field).to_pylist()

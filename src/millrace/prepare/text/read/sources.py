@@ -6,7 +6,7 @@ A part is some slices of some files: a pure function of the files and the option
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import msgspec
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import ENDS, InputFile, find_files
+from millrace.prepare.inflate import COMPRESSED
+from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.zstd_frames import frame_slices
 
 ARCHIVES = frozenset((".tar", ".tgz", ".tbz", ".txz", ".zip", ".7z", ".rar"))
-COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 RECORDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 CODE = """c cc cpp cs css cu go h hpp hs html java jl js jsx kt lua md ml php pl py pyi r rb rs rst scala sh sql swift tex toml
 ts tsx yaml yml"""
@@ -27,6 +28,7 @@ PAGES = frozenset((".html", ".htm"))
 EXPECTED = "text, JSONL, CSV or Parquet, or - for standard input"
 STDIN = "-"
 MAX_SLICES = 4096  # of a part
+DEFAULTS = ReadOptions()
 SliceId = tuple[str, int, int, str, int, int]  # path, size, time, ends of its source; start and stop
 
 
@@ -55,11 +57,6 @@ class Source(InputFile, frozen=True, kw_only=True):
         """Whether it is HTML that keeps its tags."""
         return self.format == "text" and not self.is_page and _kind(self.path)[2] in PAGES
 
-    @property
-    def is_framed(self) -> bool:
-        """Whether its documents are runs of lines of plain text."""
-        return self.format == "text" and self.document != "file"
-
 
 class SourceSlice(msgspec.Struct, frozen=True):
     """A range of one source: bytes of its text, row groups of Parquet, or all of it (stop -1)."""
@@ -82,29 +79,19 @@ class Part(msgspec.Struct, frozen=True):
         return self.slices[0].source
 
 
-def find_sources(
-    paths: Sequence[str],
-    document: str | None,
-    kind: str | None = None,
-    *,
-    avoid: Collection[Path] = (),
-    given: Mapping[str, InputFile] | None = None,
-    exclude: Sequence[str] = (),
-    codec: str | None = None,
-    html: str = "raw",
-) -> tuple[list[Source], list[str]]:
-    """All files of the arguments and what they hold, by their endings or by ``kind``; and notes on files left out."""
+def find_sources(paths: Sequence[str], options: ReadOptions = DEFAULTS, **where: Any) -> tuple[list[Source], list[str]]:
+    """All files of the arguments (``where`` is for ``find_files``) and what they hold; and notes on files left out."""
 
     def is_wanted(path: str) -> bool:
         known, _, ending = _kind(path)
-        return known is not None or (html == "text" and ending in PAGES)
+        return known is not None or (options.html == "text" and ending in PAGES)
 
-    found = find_files(paths, is_wanted, EXPECTED, avoid=avoid, given=given, exclude=exclude)
-    sources = [_source(file, document, kind, codec) for file in found.files]
+    files, notes = find_files(paths, is_wanted, EXPECTED, **where)
+    sources = [_source(file, options) for file in files]
     for k, source in enumerate(sources):
-        if html == "text" and source.is_raw_html:  # a page is one document, whatever ``--document`` says
+        if options.html == "text" and source.is_raw_html:  # a page is one document, whatever ``--document`` says
             sources[k] = msgspec.structs.replace(source, document="file", is_page=True)
-    return sources, found.notes
+    return sources, notes
 
 
 def _kind(path: str) -> tuple[str | None, str | None, str]:
@@ -117,11 +104,12 @@ def _kind(path: str) -> tuple[str | None, str | None, str]:
     return ("text" if ending in (".txt", ".text") or ending in WHOLE else None), compression, ending
 
 
-def _source(file: InputFile, document: str | None, kind: str | None, codec: str | None) -> Source:
+def _source(file: InputFile, options: ReadOptions) -> Source:
     by_name, compression, ending = _kind(file.path)
-    if kind is None and codec is None and file.location != STDIN:
+    document, codec = options.document, options.codec
+    if options.format is None and codec is None and file.location != STDIN:
         _refuse_unreadable(file, by_name, ending)
-    kind = kind or by_name or "text"
+    kind = options.format or by_name or "text"
     default = "record" if kind != "text" else "file" if ending in WHOLE else "blank-line"
     if default == "record":
         document = None  # a document is a record, whatever ``--document`` says
@@ -203,7 +191,8 @@ def _cut_source(number: int, source: Source, part_bytes: int) -> list[tuple[Sour
         return [(SourceSlice(number, 0, -1), 0)]
     if source.format == "parquet":
         return _row_groups(number, source)
-    may_cut = source.codec is None and (source.is_framed or source.format == "jsonl") and source.size > part_bytes
+    is_by_line = source.format == "jsonl" or (source.format == "text" and source.document != "file")
+    may_cut = is_by_line and source.codec is None and source.size > part_bytes
     frames = frame_slices(source, part_bytes) if may_cut and source.compression == "zstd" else []
     if frames:
         return [(SourceSlice(number, *frame), source.size // len(frames)) for frame in frames]

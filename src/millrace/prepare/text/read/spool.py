@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from millrace.errors import ConfigError
-from millrace.prepare.files import ENDS, InputFile, describe
+from millrace.prepare.files import ENDS, InputFile, describe_file
 from millrace.prepare.text.read.sources import STDIN
 from millrace.store import platform
 
@@ -30,7 +30,7 @@ def spool(folder: Path) -> InputFile:
         platform.rename(f"{path}.tmp", path)
     elif not sys.stdin.isatty():
         _check_same(path, sys.stdin.buffer)
-    return msgspec.structs.replace(describe(str(path), "text"), path=STDIN)
+    return msgspec.structs.replace(describe_file(str(path), "text"), path=STDIN)
 
 
 def read_through(before: list[Any] | None) -> InputFile:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.prepare.quarantine import QUARANTINE
 from millrace.prepare.text.clean.cut_documents import spread
 from millrace.prepare.text.dedup.repeats import EXACT, NEAR, Repeats
 from millrace.prepare.text.options import ShardOptions
-from millrace.prepare.text.part import QUARANTINE, PartDone
+from millrace.prepare.text.part import PartDone
 from millrace.prepare.text.part_files import part_column
 from millrace.prepare.text.read.reader import REPLACED
 from millrace.ragged import Array, Int64s

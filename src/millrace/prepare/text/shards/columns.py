@@ -8,7 +8,6 @@ dictionary, or text where there are too many files for one.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from millrace.errors import ConfigError
-from millrace.native import core
-from millrace.prepare.spill import Spill, mapped
+from millrace.prepare.runs import copy_runs, offsets_of
+from millrace.prepare.spill import Spill, map_array
 from millrace.prepare.text.dedup.lines import as_keys
 from millrace.prepare.text.dedup.near import BANDS
 from millrace.prepare.text.options import ReadOptions
@@ -84,7 +83,7 @@ def write_names(folder: Path, names: Sequence[str]) -> None:
 
 def names_of(folder: Path, sources: Array) -> tuple[Array, Int64s]:
     """The names of these sources one after the other, and their offsets."""
-    data, ends = mapped(folder / "names.bin", np.uint8), mapped(folder / "name_ends.bin", "<i8")
+    data, ends = map_array(folder / "names.bin", np.uint8), map_array(folder / "name_ends.bin", "<i8")
     starts, stops = ends[sources], ends[sources + 1]
     pieces = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
     return np.concatenate(pieces), np.concatenate(([0], np.cumsum(stops - starts)))
@@ -109,37 +108,13 @@ def extra_arrays(
     arrays: dict[str, Array] = {}
     offsets: dict[str, Int64s] = {}
     if "bands" in names:
-        bands = mapped(folder / "signatures.bin", "<u8").reshape(-1, BANDS)
+        bands = map_array(folder / "signatures.bin", "<u8").reshape(-1, BANDS)
         arrays["bands"] = copy_runs(bands[documents], edges)
     if "line" in names:
-        counts = mapped(folder / "line_counts.bin", "<i8")
+        counts = map_array(folder / "line_counts.bin", "<i8")
         bounds = int(counts[: documents.start].sum()) + offsets_of(counts[documents])
-        arrays["line"] = copy_runs(as_keys(mapped(folder / "lines.bin", np.uint8)), bounds[edges])
+        arrays["line"] = copy_runs(as_keys(map_array(folder / "lines.bin", np.uint8)), bounds[edges])
         offsets[LINES] = offsets_of(copy_runs(counts[documents], edges))
     if "mask" in names:
-        arrays["mask"] = copy_runs(mapped(folder / "mask.bin", np.uint8), token_edges)
+        arrays["mask"] = copy_runs(map_array(folder / "mask.bin", np.uint8), token_edges)
     return arrays, offsets
-
-
-def copy_runs_core(values: Array, edges: Int64s, dtype: np.dtype[Any] | None = None) -> Array:
-    dtype = dtype or values.dtype
-    tail = values.shape[1:]
-    runs = np.empty((int((edges[:, 1] - edges[:, 0]).sum()), *tail), dtype)
-    core.copy_runs(values, values.itemsize * math.prod(tail), edges, runs, dtype.itemsize * math.prod(tail))
-    return runs
-
-
-def copy_runs_numpy(values: Array, edges: Int64s, dtype: np.dtype[Any] | None = None) -> Array:
-    runs = [values[:0], *(values[first:last] for first, last in edges.tolist())]
-    return np.concatenate(runs, dtype=dtype or values.dtype)
-
-
-# The values in [first, last) of each run, one after the other. ``dtype`` may be wider: uint16 for uint8.
-# By runs, since a slice for each document would be large itself.
-copy_runs = copy_runs_core if core else copy_runs_numpy
-
-
-def offsets_of(lengths: Int64s) -> Int64s:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

@@ -14,15 +14,16 @@ import msgspec
 import numpy as np
 
 from millrace.prepare.parts import part_folder
-from millrace.prepare.spill import mapped
+from millrace.prepare.runs import copy_runs, offsets_of
+from millrace.prepare.spill import map_array
 from millrace.prepare.text.dedup.near import BANDS
 from millrace.prepare.text.dedup.repeats import Repeats, find_repeats
-from millrace.prepare.text.existing import Existing
 from millrace.prepare.text.options import ReadOptions, ShardOptions
 from millrace.prepare.text.part import PartDone
 from millrace.prepare.text.part_files import part_column
+from millrace.prepare.text.recipe import TextBase
 from millrace.prepare.text.shards.assignment import SPLITS, STEP, splits_file
-from millrace.prepare.text.shards.columns import copy_runs, extra_arrays, names_of, offsets_of, write_names
+from millrace.prepare.text.shards.columns import extra_arrays, names_of, write_names
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry, ShardWriter
@@ -40,7 +41,7 @@ class ShardTask(msgspec.Struct, frozen=True):
     ranges: tuple[tuple[int, int, int], ...]  # part, first document, last document
     places: tuple[tuple[str, int], ...]  # for each range: the key and the first source of its part
     folder: str
-    columns: dict[str, tuple[str, tuple[int, ...], str, str | None, tuple[str, ...] | None]]
+    columns: Mapping[str, Column]
     token_bytes: int  # in the parts
     end: int
     codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, if they are not their numbers
@@ -54,7 +55,7 @@ class ShardTask(msgspec.Struct, frozen=True):
 
 
 def document_repeats(
-    folder: Path, parts: Sequence[PartDone], options: ReadOptions, existing: Existing | None
+    folder: Path, parts: Sequence[PartDone], options: ReadOptions, existing: TextBase | None
 ) -> Repeats:
     """The documents that repeat earlier ones; pieces after the first of a cut document are not compared."""
     total = sum(part.documents for part in parts)
@@ -68,7 +69,7 @@ def document_repeats(
         for part in parts:
             values = part_column(folder, part.key, "hash")
             if kind == "bands":
-                values = mapped(part_folder(folder, part.key) / "signatures.bin", "<u8").reshape(-1, BANDS)
+                values = map_array(part_folder(folder, part.key) / "signatures.bin", "<u8").reshape(-1, BANDS)
             yield from _keys(values, first, part_column(folder, part.key, "goes_on") if part.pieces else None)
             first += part.documents
 
@@ -102,7 +103,7 @@ def cut_shards(
     filled = dict.fromkeys(SPLITS, 0)
     for part in parts:
         lengths = part_column(folder, part.key, "length")
-        splits = mapped(splits_file(folder, part.number), np.uint8)
+        splits = map_array(splits_file(folder, part.number), np.uint8)
         for start, (k, split) in product(range(0, part.documents, STEP), enumerate(SPLITS)):
             mine = start + np.flatnonzero(splits[start : start + STEP] == k)
             ends = np.cumsum(lengths[mine])
@@ -139,7 +140,6 @@ def shard_tasks(
     # The sources of an append are numbered after those of the store.
     places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
     codes = tuple(places[name] for name in names) if places else ()
-    plain = {name: (c.dtype, c.shape, c.per, c.axis, c.values) for name, c in columns.items()}
     width, end = tokenizer.spaced_dtype.itemsize, tokenizer.end
     where = [(part.key, part.first_source) for part in parts]
     tasks = []
@@ -147,7 +147,7 @@ def shard_tasks(
         first = 0 if base is None else base.next_number(split)
         tasks += [
             ShardTask(split, first + k, tuple(ranges), tuple(where[number] for number, _, _ in ranges), str(folder),
-                      plain, width, end, codes)
+                      columns, width, end, codes)
             for k, ranges in enumerate(shards)
         ]  # fmt: skip
     return tasks
@@ -155,18 +155,14 @@ def shard_tasks(
 
 def write_shard(task: ShardTask) -> ShardEntry:
     """Copies the documents of one shard out of the parts."""
-    columns = {
-        name: Column(dtype, shape, per=per, axis=axis, values=values)
-        for name, (dtype, shape, per, axis, values) in task.columns.items()
-    }
-    split, dtype = SPLITS.index(task.split), np.dtype(columns["tokens"].dtype)
+    columns, split, dtype = task.columns, SPLITS.index(task.split), np.dtype(task.columns["tokens"].dtype)
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
         for (number, first, last), (key, first_source) in zip(task.ranges, task.places, strict=True):
             folder = part_folder(task.folder, key)
             lengths = part_column(task.folder, key, "length")
             bounds = int(lengths[:first].sum()) + offsets_of(lengths[first:last])
-            is_mine = mapped(splits_file(task.folder, number), np.uint8)[first:last] == split
-            tokens = mapped(folder / "tokens.bin", f"<u{task.token_bytes}")
+            is_mine = map_array(splits_file(task.folder, number), np.uint8)[first:last] == split
+            tokens = map_array(folder / "tokens.bin", f"<u{task.token_bytes}")
             records = {name: part_column(task.folder, key, name)[first:last] for name in RECORDS}
             for some in _steps(bounds, is_mine):
                 edges = np.flatnonzero(np.diff(is_mine[some], prepend=False, append=False)).reshape(-1, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.store import platform
-from millrace.text.bpe import HuggingFaceTokenizer, Outline
+from millrace.text.bpe import HuggingFaceTokenizer, TokenizerOutline
 from millrace.text.load import load_tokenizer
 from millrace.text.merges import merges_from
 from millrace.text.tokenizer import Tokenizer
@@ -24,17 +24,17 @@ def tokenizer_of(folder: str, entry: dict[str, Any], encoder: str) -> Tokenizer:
     return tokenizer
 
 
-def write_outline(folder: Path, tokenizer: Tokenizer) -> Outline | None:
+def write_outline(folder: Path, tokenizer: Tokenizer) -> TokenizerOutline | None:
     """The outline of a tokenizer for workers, its merges in a file: a starting worker reads no large message."""
     outline = getattr(tokenizer, "outline", None)
     if outline is None or outline.merges is None:
         return None
     platform.write_file(folder / MERGES, outline.merges.to_bytes(), mode=0o644, durable=False)
-    small: Outline = outline._replace(merges=None)
+    small: TokenizerOutline = outline._replace(merges=None)
     return small
 
 
-def load_early(what: tuple[str, dict[str, Any], Outline | None]) -> None:
+def load_early(what: tuple[str, dict[str, Any], TokenizerOutline | None]) -> None:
     """Loads a tokenizer, given by (folder, manifest entry, outline), before the first part comes."""
     folder, entry, outline = what
     if outline is not None:
@@ -52,7 +52,7 @@ def set_tokenizer(folder: str, tokenizer: Tokenizer) -> None:
 _cache: dict[tuple[str, str], Tokenizer] = {}  # one at most: that of the current run
 
 
-def _load_once(folder: str, entry: str, outline: Outline | None = None) -> Tokenizer:
+def _load_once(folder: str, entry: str, outline: TokenizerOutline | None = None) -> Tokenizer:
     if (folder, entry) not in _cache:
         path = Path(folder) / "vocabulary.json"
         _cache.clear()

@@ -1,0 +1,24 @@
+"""``millrace stage``: copies a store to a faster disk of this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from millrace.cli import options
+
+EXAMPLE = "millrace stage /shared/prices --to /scratch/prices"
+
+
+def run(
+    path: Annotated[str, Argument(metavar="DIR", help="The store to copy: a path or a URL.")],
+    to: Annotated[str, Option(metavar="PATH", help="The folder that becomes the store.")],
+    workers: Annotated[int, Option(min=1, help="Files copied at a time.")] = 16,
+    as_json: options.Json = False,
+) -> None:
+    """Copy a store to a faster disk before training.
+
+    It first checks that there is space. A second call does nothing. If the source has changed since, it says so.
+    """
+    options.copy_store("stage", path, to, workers, as_json=as_json)

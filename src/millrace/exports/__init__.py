@@ -1,0 +1,1 @@
+"""A store, or a part of it, written in formats of others."""

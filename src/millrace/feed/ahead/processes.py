@@ -1,0 +1,108 @@
+"""Worker processes that make batches ahead of the loop, in exact order. No thread of this process takes part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from millrace.feed.line import Line
+from millrace.feed.processes.packing import Layout
+from millrace.feed.processes.pool import Pool
+from millrace.feed.processes.tickets import Reply
+from millrace.feed.stages import Counters
+from millrace.ragged import Array
+
+MAX_LAYOUTS = 64  # kept: those of ragged batches differ each time
+
+
+class Processes:
+    """Batches of a line from a pool of processes, at most ``depth`` ahead of the loop.
+
+    ``unpack(layout, memory)`` gives the batch in a slot as the place wants it. With ``keeps_pool`` the processes stay
+    after this line, for the next pass.
+    """
+
+    def __init__(
+        self, pool: Pool, line: Line, *, depth: int, unpack: Callable[[Layout, Array], Any], keeps_pool: bool = False
+    ) -> None:
+        self._pool, self._depth, self._unpack, self._keeps_pool = pool, depth, unpack, keeps_pool
+        self._count = math.inf if line.num_batches is None else line.num_batches
+        self._layouts: dict[bytes, Layout] = {}
+        self._arrivals: dict[int, Reply] = {}
+        self._given = self._taken = self._num_ready = self._num_bytes = 0
+        self._make_s = self._rest_s = 0.0
+        self._before = pool.num_deaths, pool.slots.num_grown  # in earlier passes
+        self._is_closed = False
+        pool.is_taken = True
+        try:
+            pool.begin(line)
+            self._give(0)
+        except BaseException:
+            pool.close()
+            raise
+
+    def _give(self, batch: int) -> None:
+        while self._given < min(batch + self._depth, self._count):
+            self._pool.give(self._given)
+            self._given += 1
+
+    def take(self, batch: int, wait: bool = True) -> Any:
+        try:
+            reply = self._reply(batch, wait)
+            if reply is None:
+                return None
+            self._give(batch + 1)  # before the batch is looked at: a worker is woken while we go on
+            made = None if reply.error is not None else self._unpacked(reply)
+            reply.ticket.slot.is_out = False
+        except BaseException:
+            self._pool.close()  # also from a signal's handler, at any step: what the pool knows may be half of it
+            raise
+        if reply.error is not None:
+            raise reply.error
+        return made
+
+    def _reply(self, batch: int, wait: bool) -> Reply | None:
+        """What became of a batch, when its turn has come."""
+        while (reply := self._arrivals.pop(batch, None)) is None:
+            if self._is_closed or self._pool.is_closed or batch >= self._count:
+                return None
+            self._give(batch)
+            replies = self._pool.receive(wait)
+            for other in replies:
+                self._arrivals[other.ticket.batch] = other
+            if not replies and not wait:
+                return None
+        self._taken, self._num_bytes = self._taken + 1, self._num_bytes + reply.num_bytes
+        self._make_s, self._rest_s = self._make_s + reply.make_s, self._rest_s + reply.rest_s
+        self._num_ready += 1 + len(self._arrivals)
+        return reply
+
+    def _unpacked(self, reply: Reply) -> Any:
+        layout = self._layouts.get(reply.text)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[reply.text] = Layout(reply.text)
+        assert reply.ticket.slot.array is not None
+        return self._unpack(layout, reply.ticket.slot.array)
+
+    def report(self) -> Counters:
+        """Counts what the loop has taken: batches that lie ready are not in it yet."""
+        deaths, grown = self._before
+        return Counters(
+            workers=self._pool.count, taken=self._taken, made_here=0, make_s=self._make_s, put_wait_s=self._rest_s,
+            mean_ready=self._num_ready / max(self._taken, 1), num_bytes=self._num_bytes, deaths=self._pool.num_deaths - deaths,
+            outgrown=self._pool.slots.num_grown - grown,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for reply in self._arrivals.values():
+            reply.ticket.slot.is_out = False
+        self._arrivals.clear()
+        self._pool.is_taken = False
+        if not self._keeps_pool:
+            self._pool.close()

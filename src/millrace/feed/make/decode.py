@@ -1,0 +1,144 @@
+"""Decodes the records of a batch one by one with the user's function, and joins the results to columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from millrace.errors import ConfigError, StageFailed
+from millrace.feed.batch import MARKS, Batch, check_names
+from millrace.feed.line import Line
+from millrace.feed.make.slots import Slots
+from millrace.feed.rng import RecordRng, Rng
+from millrace.feed.stages import Counters, Make
+from millrace.ragged import Array, Ragged
+
+Decode: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
+
+
+class BatchDecode(Protocol):
+    """A decode that fills the arrays of a whole batch itself, which saves the copy that joins its results."""
+
+    def decode_batch(
+        self, records: Mapping[str, Any], rng: Rng, new_array: Callable[..., Array], at: Callable[[int], None]
+    ) -> Mapping[str, Any]:
+        """The columns of the batch. ``rng`` gives each row the numbers that its record alone would get.
+
+        ``new_array(name, shape, dtype)`` is memory of the feed. ``at(row)`` must be called before each record.
+        """
+
+
+class DecodeMake:
+    """Runs ``decode(record, rng)`` on every sample of the batches of another ``Make``, or a ``BatchDecode`` on each batch.
+
+    Results of one shape are stacked. Results that differ in their first axis become a ``Ragged``, and so does what
+    ``Ragged.one(rows)`` returns, whatever its length.
+    """
+
+    def __init__(
+        self,
+        source: Make[Batch],
+        decode: Decode,
+        line: Line,
+        seed: int,
+        note: Callable[..., None] | None = None,
+        *,
+        slots: int = 1,
+    ) -> None:
+        self._source, self._decode, self._line, self._seed, self._note = source, decode, line, seed, note
+        self._slots = Slots(slots)
+
+    def make(self, batch: int) -> Batch:
+        given = self._source.make(batch)
+        marks = {name: getattr(given, name).copy() for name in MARKS}
+        if hasattr(self._decode, "decode_batch"):
+            return self._make_whole(batch, given, marks, self._decode)
+        results = []
+        for row, position in enumerate(marks["positions"]):
+            if self._note is not None:
+                self._note("decode", row)
+            record = {name: value[row] for name, value in dict.items(given)}
+            try:
+                results.append(_checked(self._decode(record, RecordRng(self._seed, int(position)))))
+            except Exception as error:
+                raise self._failed(batch, marks, row, error) from error
+        try:
+            columns = {name: _join(name, [result[name] for result in results]) for name in _names(results)}
+        except _Different as error:
+            raise self._failed(batch, marks, error.row, error) from error
+        return Batch(columns, **marks)
+
+    def _make_whole(self, batch: int, given: Batch, marks: dict[str, Any], decode: BatchDecode) -> Batch:
+        row = 0
+
+        def at(next_row: int) -> None:
+            nonlocal row
+            row = next_row
+            if self._note is not None:
+                self._note("decode", row)
+
+        rng = Rng.of_records(self._seed, marks["positions"])
+        try:
+            with self._slots.take() as slot:
+                columns = _checked(decode.decode_batch(dict(dict.items(given)), rng, slot.array, at))
+        except Exception as error:
+            raise self._failed(batch, marks, row, error) from error
+        check_names(list(columns))
+        return Batch(columns, **marks)
+
+    def _failed(self, batch: int, marks: dict[str, Any], row: int, error: Exception) -> StageFailed:
+        position, sample = int(marks["positions"][row]), int(marks["samples"][row])
+        if position < 0:  # padding repeats the first sample of the global batch
+            position = self._line.end(batch)
+            sample = int(self._line.order.samples(np.array([position]))[0])
+        kind = "ConfigError" if isinstance(error, _Different) else type(error).__name__
+        return StageFailed(
+            f"decode raised at position {position} (sample {sample}): {kind}: {error}",
+            stage="decode", position=position, sample=sample,
+        )  # fmt: skip
+
+    def report(self) -> Counters:
+        return self._source.report()
+
+
+class _Different(ConfigError):
+    """A result that cannot be joined to those before it."""
+
+    row: int
+
+
+def _checked(result: Any) -> Mapping[str, Any]:
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"it returned {type(result).__name__}; expected a mapping of names to arrays")
+    return result
+
+
+def _names(results: list[Mapping[str, Any]]) -> list[str]:
+    names = list(results[0])
+    check_names(names)
+    for row, result in enumerate(results):
+        if set(result) != set(names):
+            raise _Different(f"it returned {', '.join(result)}; the samples before it {', '.join(names)}", row=row)
+    return names
+
+
+def _join(name: str, values: list[Any]) -> Any:
+    if all(isinstance(value, str) for value in values):
+        return values
+    is_ragged = isinstance(values[0], Ragged)
+    arrays = [np.asarray(value.values if isinstance(value, Ragged) else value) for value in values]
+    first = arrays[0]
+    for row, (value, array) in enumerate(zip(values, arrays, strict=True)):
+        is_like = array.dtype == first.dtype and array.ndim == first.ndim and array.shape[1:] == first.shape[1:]
+        if not is_like or isinstance(value, Ragged) != is_ragged:
+            raise _Different(
+                f"{name!r} is {array.dtype}{list(array.shape)}, and {first.dtype}{list(first.shape)} in the samples before "
+                "it; only the first axis may differ",
+                row=row,
+            )
+    if not is_ragged and all(array.shape == first.shape for array in arrays):
+        return np.stack(arrays)
+    offsets = np.concatenate(([0], np.cumsum([len(array) for array in arrays])))
+    return Ragged.trusted(np.concatenate(arrays), offsets.astype(np.int64))

@@ -1,0 +1,174 @@
+"""A batch in a slot of shared memory: a worker packs it, the loop's process unpacks it as views.
+
+A slot begins with a head (what the worker is doing), then the marks, then the columns, each aligned. A short JSON text
+says where every column lies. Numbers lie there as they are; lists and text as JSON. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from millrace.errors import ConfigError
+from millrace.feed.batch import MARKS, Batch, Marks, aligned
+from millrace.ragged import Array, Ragged, is_numeric
+
+HEAD_BYTES = 256
+HEAD = struct.Struct("<qq")  # a stage of STAGES, and the row that is being decoded
+STAGES = ("gather", "decode", "transform", "packing")
+MAX_TEXT = 1 << 16  # it goes through a socket, as one message
+PLAIN = (str, int, float, bool, type(None))  # items of lists that JSON keeps as they are
+
+
+class Part(NamedTuple):
+    """One array of a packed batch."""
+
+    kind: str  # "array", a tensor's dtype as "torch.float32", "list", "tuple" or "text" (an array of objects)
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+
+class Packed:
+    """The columns of a batch as arrays with their places: what ``write`` copies into a slot."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._arrays: list[tuple[int, Array]] = []
+        self._end = HEAD_BYTES
+        marks = [np.asarray(getattr(batch, name), dtype) for name, dtype in MARKS.items()]
+        for mark in marks:
+            self._place(mark)
+        columns = {name: self._describe(name, value) for name, value in dict.items(batch)}
+        self.num_bytes = self._end
+        self.text = _text(len(marks[0]), tuple(columns.items()))
+        if len(self.text) > MAX_TEXT:
+            raise ConfigError(f"{len(columns):,} columns are too many for processes; return fewer, or use threads")
+
+    def _place(self, array: Array) -> int:
+        begin = self._end
+        self._arrays.append((begin, array))
+        self._end += aligned(array.nbytes)
+        return begin
+
+    def _describe(self, name: str, value: Any) -> Any:
+        if isinstance(value, Ragged):
+            return self._describe(name, value.values), self._describe(name, value.offsets)
+        if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
+            return self._describe_items(name, value)
+        kind = "array"
+        if hasattr(value, "detach"):  # a tensor
+            kind, value = str(value.dtype), _tensor_array(value.detach().cpu().contiguous())
+        elif not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            raise _unsendable(name, type(value).__name__)
+        if value.dtype.kind not in "biufcmMSU":
+            raise _unsendable(name, f"an array of {value.dtype}")
+        return Part(kind, value.dtype.str, value.shape, self._place(value))
+
+    def _describe_items(self, name: str, value: Any) -> Part:
+        is_array = isinstance(value, np.ndarray)
+        items = value.ravel().tolist() if is_array else list(value)
+        if not all(type(item) in PLAIN for item in items):
+            raise _unsendable(name, f"{type(value).__name__} of objects")
+        kind = "text" if is_array else "tuple" if isinstance(value, tuple) else "list"
+        data = np.frombuffer(json.dumps(items).encode(), np.uint8)
+        return Part(kind, str(len(data)), value.shape if is_array else (len(items),), self._place(data))
+
+    def write(self, memory: Array) -> None:
+        for begin, array in self._arrays:
+            np.copyto(np.ndarray(array.shape, array.dtype, memory.data, begin), array)
+
+
+@lru_cache(maxsize=256)
+def _text(size: int, columns: tuple[Any, ...]) -> bytes:
+    """Where the columns lie, as JSON: the same for most batches."""
+    return json.dumps([size, dict(columns)], separators=(",", ":")).encode()
+
+
+def _tensor_array(tensor: Any) -> Array:
+    try:
+        return tensor.numpy()  # type: ignore[no-any-return]
+    except TypeError:  # numpy has no bfloat16
+        import torch
+
+        return tensor.view(torch.uint8 if tensor.element_size() == 1 else torch.int16).numpy()  # type: ignore[no-any-return]
+
+
+def _unsendable(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"column {name!r} is {what}; processes send arrays and tensors of numbers, Ragged, and lists of plain values: "
+        "return one of these, or use threads (processes=False)"
+    )
+
+
+class Layout:
+    """Where the columns of a packed batch lie, read from its text."""
+
+    def __init__(self, text: bytes) -> None:
+        self.size, columns = json.loads(text)
+        self._marks_end = HEAD_BYTES + sum(aligned(self.size * dtype.itemsize) for dtype in MARKS.values())
+        self._columns = {name: _parts(entry) for name, entry in columns.items()}
+
+    def marks(self, memory: Array) -> Marks:
+        """A copy: it may outlive the slot."""
+        return Marks(memory[HEAD_BYTES : self._marks_end].tobytes(), self.size, self.size)
+
+    def columns(self, memory: Array, view: Callable[[Array, Part], Any]) -> dict[str, Any]:
+        """Every column, by ``view`` of each of its parts that is numbers."""
+        return {name: _column(memory, part, view) for name, part in self._columns.items()}
+
+    def batch(self, memory: Array) -> Batch:
+        """The batch in a slot, as views of it."""
+        return Batch(self.columns(memory, array_view), marks=self.marks(memory))
+
+
+def _column(memory: Array, part: Any, view: Callable[[Array, Part], Any]) -> Any:
+    if isinstance(part, list):
+        return Ragged.trusted(*(_column(memory, own, view) for own in part))
+    return _items(memory, part) if part.kind in ("list", "tuple", "text") else view(memory, part)
+
+
+def _parts(entry: Any) -> Any:
+    if isinstance(entry[0], list):
+        return [_parts(part) for part in entry]
+    kind, dtype, shape, begin = entry
+    return Part(kind, dtype, tuple(shape), begin)
+
+
+def num_bytes(part: Part) -> int:
+    return math.prod(part.shape) * np.dtype(part.dtype).itemsize
+
+
+def array_view(memory: Array, part: Part) -> Any:
+    """A part as an array over its slot, or as the tensor that the worker sent."""
+    if part.kind == "array":
+        return np.ndarray(part.shape, part.dtype, memory, part.begin)
+    import torch
+
+    array = memory[part.begin : part.begin + num_bytes(part)]
+    return torch.from_numpy(array).view(tensor_dtype(part.kind, part.dtype)).reshape(part.shape)
+
+
+@lru_cache
+def tensor_dtype(kind: str, dtype: str) -> Any:
+    """What a part is as a tensor; None for text and times."""
+    import torch
+
+    if kind != "array":
+        return getattr(torch, kind.removeprefix("torch."))
+    empty = np.empty(0, dtype)
+    return torch.from_numpy(empty).dtype if is_numeric(empty) else None
+
+
+def _items(memory: Array, part: Part) -> Any:
+    items = json.loads(memory[part.begin : part.begin + int(part.dtype)].tobytes())
+    if part.kind == "text":
+        array = np.empty(len(items), object)
+        array[:] = items
+        return array.reshape(part.shape)
+    return items if part.kind == "list" else tuple(items)

@@ -1,0 +1,1 @@
+"""Batches that workers on other machines make, through a queue."""

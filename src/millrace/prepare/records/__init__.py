@@ -1,0 +1,1 @@
+"""Other formats -> records: events, images, rows with lists."""

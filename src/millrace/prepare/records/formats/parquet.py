@@ -1,0 +1,101 @@
+"""Parquet: row groups are read on their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from millrace.errors import MillraceError, SourceError
+from millrace.prepare.inflate import max_bytes
+from millrace.prepare.records.formats.arrow_columns import (
+    arrow,
+    batch_chunks,
+    free_lengths,
+    outline_columns,
+    top_names,
+)  # fmt: skip
+from millrace.prepare.records.formats.arrow_files import class_labels, plain_batch, plain_media
+from millrace.prepare.records.formats.format import (
+    CHUNK_BYTES,
+    SAMPLE,
+    Chunk,
+    Format,
+    Outline,
+    Reading,
+    Source,
+    need,
+    unreadable,
+)
+from millrace.prepare.records.options import RecordOptions
+
+FREE_GROUP = 256 << 20  # bytes that any row group may grow to, however small it is
+
+
+class Parquet(Format):
+    """Tables with list columns, in Parquet."""
+
+    name = "parquet"
+    endings = (".parquet", ".pq")
+    expected = "Parquet"
+
+    def outline(self, source: Source, options: RecordOptions) -> Outline:
+        with _opened(source) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+            groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+            for k, group in enumerate(groups):
+                if group.total_byte_size > max(FREE_GROUP, max_bytes(source, options.max_ratio)):
+                    raise SourceError(
+                        f"{source.path!r}: row group {k} expands to {group.total_byte_size:,} bytes; if that is right, raise "
+                        "--max-ratio",
+                        source=source.path,
+                    )
+            pieces = [(k, k + 1, group.total_byte_size) for k, group in enumerate(groups) if group.num_rows]
+            wanted = schema.names if options.columns is None else _asked(schema.names, options.columns)
+            schema = plain_media(arrow().schema([schema.field(name) for name in wanted], schema.metadata))
+            lists = [field.name for field in schema if "list" in str(field.type)]
+            head = next(file.iter_batches(SAMPLE, columns=lists), None) if pieces and lists else None
+            lengths = {} if head is None else free_lengths(head)
+        return Outline(outline_columns(schema), pieces, lengths, class_labels(schema))
+
+    def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
+        with _opened(source) as file:
+            first = sum(file.metadata.row_group(k).num_rows for k in range(start))
+            groups = [file.metadata.row_group(k) for k in range(start, stop)]
+            each = max(1, sum(group.total_byte_size for group in groups) // max(1, sum(g.num_rows for g in groups)))
+            names = top_names(file.schema_arrow.names, reading.wanted)
+            rows = max(1, min(CHUNK_BYTES // each, 1 << 20))
+            batches = file.iter_batches(rows, row_groups=list(range(start, stop)), columns=names)
+            plain = map(plain_batch, _named(batches, source, start))
+            yield from batch_chunks(plain, first, source.path, reading)
+
+
+def _asked(names: list[str], asked: tuple[str, ...]) -> list[str]:
+    """The columns of the table that were asked for, also by the name of a column within one."""
+    return [name for name in names if any(own == name or own.startswith(f"{name}.") for own in asked)]
+
+
+def _named(batches: Iterator[Any], source: Source, group: int) -> Iterator[Any]:
+    """Batches, with the file in errors that come while they are read."""
+    try:
+        yield from batches
+    except (arrow().ArrowException, OSError) as error:
+        raise unreadable(source, f"Parquet in row group {group}", error) from error
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[Any]:
+    parquet, pyarrow = need("pyarrow.parquet", "table", "Parquet"), arrow()
+    try:
+        native = pyarrow.OSFile(os.fsencode(source.location))
+        file = parquet.ParquetFile(native, page_checksum_verification=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise unreadable(source, "Parquet", error) from error
+    try:
+        with native, file:
+            yield file
+    except MillraceError:
+        raise
+    except (pyarrow.ArrowException, OSError) as error:
+        raise unreadable(source, "Parquet", error) from error

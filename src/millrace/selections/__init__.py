@@ -1,0 +1,1 @@
+"""Splits of views: at random, by group, by label, by fold."""

@@ -1,0 +1,263 @@
+"""Cache: shard files of remote stores in a folder of this machine, shared by all its processes.
+
+A file is named by its content and exists whole or not at all. Who uses a file holds a shared lock on its name; who
+downloads it, an exclusive one. With a limit, room is made before a download begins, by removing files that nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from millrace.errors import ConfigError, StoreError
+from millrace.store import platform
+from millrace.store.descriptors import lock_of
+from millrace.store.remote.contents import RemoteFile
+from millrace.store.remote.download import write_checked
+from millrace.store.remote.locks import ByteLocks
+from millrace.store.remote.objects import Objects
+
+WAIT_S = 60.0  # for room that others hold, before it is an error
+LOOK_S = 0.02
+ROOM = "0" * 32  # the name of the lock under which room is made
+MISSING_TRIES = 50
+_NAME = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]+\.tmp)?")  # a file, or one on its way
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+
+
+class NoRoom(Exception):
+    """Nothing may be removed for a file that is not needed yet."""
+
+
+def size_of(text: str | int) -> int:
+    """Bytes of a size.
+
+    >>> size_of("200GB"), size_of("1.5 MiB"), size_of(4096)
+    (200000000000, 1572864, 4096)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(text).upper())
+    if found is None or (size := int(float(found[1]) * _UNITS.get(found[2], 0))) < 1:
+        raise ConfigError(f"cache_size={text!r}; expected a size such as 200GB or 1.5TiB")
+    return size
+
+
+class Cache:
+    """The files in one folder. ``limit`` bounds their bytes, those on their way included; None is no limit."""
+
+    def __init__(self, folder: Path, limit: int | None) -> None:
+        with platform.writing(folder, "creating"):
+            platform.make_dir(folder)
+        self.folder, self.limit = folder, limit
+        self.next_use: Callable[[str], float] = lambda key: float("inf")  # when this process needs a file again
+        self._locks = ByteLocks(folder)
+        self._lock = lock_of(self)
+        self._turns: dict[str, threading.Lock] = {}  # one thread at a time for each file
+        self._held: dict[str, int] = {}  # by how many maps of this process
+        self._kept: set[str] = set()  # held for good
+        self._released: deque[str] = deque()
+        self._room, self._pid = threading.Lock(), os.getpid()
+
+    def path(self, key: str) -> str:
+        return os.path.join(self.folder, key)
+
+    def hold(self, file: RemoteFile, objects: Objects, *, is_urgent: bool = True) -> None:
+        """Brings a file here if it is not, and holds it until ``release``.
+
+        One that is not urgent raises ``NoRoom`` rather than remove what is needed before it.
+        """
+        key, began = file.key, time.monotonic()
+        while True:
+            with self._turn(key):
+                try:
+                    if not self._hold_again(key):
+                        self._bring(file, objects, is_urgent)
+                        with self._lock:
+                            self._held[key] = 1
+                    return
+                except NoRoom:
+                    if not is_urgent:
+                        raise
+            if time.monotonic() - began > WAIT_S:
+                raise StoreError(
+                    f"the cache {self.folder} is full: its {self.limit:,} bytes are in use, by this process or others; raise "
+                    "cache_size, or give this job a cache_dir of its own", path=str(self.folder),
+                )  # fmt: skip
+            time.sleep(LOOK_S)
+
+    def release(self, key: str) -> None:
+        """Ends a hold. Garbage collection may call this anywhere, also in a thread that has the lock: it never waits."""
+        self._released.append(key)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        """Notes what was released. The caller has the lock."""
+        while self._released:
+            key = self._released.popleft()
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+                if key not in self._kept:
+                    self._locks.release(key)
+
+    def keep(self, key: str) -> None:
+        """Holds a file that the caller holds for good. With a limit nobody keeps what is not mapped: others may need room."""
+        if self.limit is None:
+            with self._lock:
+                self._kept.add(key)
+
+    def _hold_again(self, key: str) -> bool:
+        """Another hold of a file that this process holds."""
+        with self._lock:
+            self._settle()
+            is_held = key in self._held or key in self._kept
+            if is_held:
+                self._held[key] = self._held.get(key, 0) + 1
+            return is_held
+
+    @contextlib.contextmanager
+    def _turn(self, key: str) -> Iterator[None]:
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child: the threads that had these are not here
+                self._turns, self._room, self._pid = {}, threading.Lock(), os.getpid()
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            yield
+
+    def _bring(self, file: RemoteFile, objects: Objects, is_urgent: bool) -> None:
+        """A shared lock on a file that is there."""
+        key, is_alone, tries = file.key, False, 0
+        while True:
+            self._locks.share(key)  # waits while another process downloads it
+            if self._is_there(file):
+                return
+            self._locks.release(key)
+            is_alone = self._locks.own(key, wait=False)
+            tries += 1
+            if is_alone or tries > MISSING_TRIES:
+                break
+            time.sleep(LOOK_S)
+        try:
+            # If nobody downloads it and others hold it, it was deleted under them: then it comes beside their locks.
+            if not self._is_there(file):
+                self._download(file, objects, is_urgent)
+        except BaseException:
+            self._locks.release(key)
+            raise
+        self._locks.share(key)
+
+    def _is_there(self, file: RemoteFile) -> bool:
+        path = self.path(file.key)
+        try:
+            if os.lstat(path).st_size != file.num_bytes:
+                return False
+            if self.limit is not None:
+                os.utime(path)  # what was used last goes last
+        except OSError:
+            return False
+        return True
+
+    def _download(self, file: RemoteFile, objects: Objects, is_urgent: bool) -> None:
+        path, aside = self.path(file.key), str(platform.attempt_name(self.path(file.key)))
+        with platform.writing(aside, "downloading"):
+            fd = self._reserve(file, aside, is_urgent)
+            try:
+                try:
+                    write_checked(objects, file, fd, aside)
+                    platform.sync(fd, aside)  # else it might be there without its bytes after a power failure
+                finally:
+                    os.close(fd)
+                with self._making_room():  # others count sizes: neither twice nor never
+                    platform.rename(aside, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    platform.remove(aside)
+                raise
+
+    def _reserve(self, file: RemoteFile, aside: str, is_urgent: bool) -> int:
+        """A new file of the whole size, so that others see the room as taken."""
+        with self._making_room():
+            self._make_room(file, is_urgent)
+            fd = platform.create(aside)
+            if self.limit is not None:
+                os.ftruncate(fd, file.num_bytes)
+            return fd
+
+    @contextlib.contextmanager
+    def _making_room(self) -> Iterator[None]:
+        """With a limit, one thread of one process at a time."""
+        if self.limit is None:
+            yield
+            return
+        with self._room:
+            self._locks.own(ROOM)
+            try:
+                yield
+            finally:
+                self._locks.release(ROOM)
+
+    def _make_room(self, file: RemoteFile, is_urgent: bool) -> None:
+        if self.limit is None:
+            return
+        if file.num_bytes > self.limit:
+            raise ConfigError(
+                f"{file.name} has {file.num_bytes:,} bytes and cache_size is {self.limit:,}; raise cache_size, or prepare the "
+                "store with smaller shards"
+            )
+        found = list(self._files())
+        excess = sum(status.st_size for _, status in found) + file.num_bytes - self.limit
+        if excess <= 0:
+            return
+        wanted = self.next_use(file.key)
+        # Those that this process needs last go first, of equal ones the one that was used longest ago.
+        found.sort(key=lambda entry: (-self.next_use(entry[0][:32]), entry[1].st_mtime_ns))
+        for name, status in found:
+            if excess <= 0 or (not is_urgent and self.next_use(name[:32]) <= wanted):
+                break
+            if self._remove(name):
+                excess -= status.st_size
+        if excess > 0:
+            raise NoRoom
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if _NAME.fullmatch(entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        yield entry.name, entry.stat(follow_symlinks=False)
+
+    def _remove(self, name: str) -> bool:
+        """Removes a file that nobody uses."""
+        key = name[:32]
+        with self._lock:
+            self._settle()
+            turn = self._turns.setdefault(key, threading.Lock())
+            if key in self._held or not turn.acquire(blocking=False):
+                return False
+        try:
+            if not self._locks.own(key, wait=False):
+                return False
+            platform.remove(self.path(name))
+            self._locks.release(key)
+            return True
+        finally:
+            turn.release()

@@ -1,0 +1,103 @@
+"""Contents: every file of one snapshot of a store with its size and hashes, wherever the store lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from millrace.errors import corrupt
+from millrace.identity import digest
+from millrace.ragged import Array
+from millrace.store import manifest as manifests
+from millrace.store import strict_json
+from millrace.store.folder import Folder
+from millrace.store.layout import block_ends, num_blocks
+from millrace.store.manifest import Manifest, TableFile
+from millrace.store.remote.objects import Objects
+from millrace.store.shard import shard_name
+from millrace.store.verify_side_files import QUARANTINE
+
+MANIFEST, PROVENANCE = "store.json", "provenance.json"
+UNHASHED = (PROVENANCE, QUARANTINE)  # outside the fingerprint; they may be missing
+
+
+class RemoteFile(NamedTuple):
+    """A file of a shard: its name below the store, its size, and the hash of each 4 MiB of it."""
+
+    name: str
+    num_bytes: int
+    hashes: Array  # uint64
+
+    @property
+    def key(self) -> str:
+        """The name of its content: files with the same bytes have the same, in whichever store."""
+        return digest(str(self.num_bytes), self.hashes.tobytes())
+
+
+class Contents:
+    """The manifest, the tables and the files of a snapshot. The data is checked: it may come from anywhere."""
+
+    def __init__(self, manifest: bytes, table: bytes, hashes: bytes, where: str) -> None:
+        self.data = {MANIFEST: manifest}
+        self.manifest = manifests.decode(manifest, f"{where}/{MANIFEST}")
+        named = self.manifest.shards.name, self.manifest.hashes.name
+        self.table = manifests.check_table(self.manifest, table, f"{where}/{named[0]}")
+        if (found := digest(hashes)) != self.manifest.hashes.hash:
+            raise corrupt(
+                f"{where}/{named[1]}", f"has hash {found}, expected {self.manifest.hashes.hash}", "push it again"
+            )
+        self.data |= {named[0]: table, named[1]: hashes, f"snapshots/{self.manifest.fingerprint}.json": manifest}
+        self.layout, self.counts = self.manifest.layout, manifests.table_counts(self.table)
+        self.sizes = self.layout.file_bytes(self.counts)
+        self._hashes, self._ends = np.frombuffer(hashes, "<u8"), block_ends(self.sizes)
+
+    @classmethod
+    def read(cls, objects: Objects, data: bytes | None = None) -> Contents:
+        """Asks a server for the manifest, if it is not given, then for the tables that it names."""
+        data = objects.read(MANIFEST, strict_json.MAX_BYTES) if data is None else data
+        manifest = manifests.decode(data, objects.where(MANIFEST))
+        return cls(data, _table(objects, manifest.shards), _table(objects, manifest.hashes), objects.url)
+
+    @classmethod
+    def of(cls, folder: Folder) -> Contents:
+        """Of a store on disk."""
+        manifest, table = folder.manifest(None)
+        hashes = folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash)
+        return cls(manifests.encode(manifest), table.tobytes(), hashes, folder.path)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    def file(self, shard: int, file: int) -> RemoteFile:
+        split, number = self.table[shard, :2].tolist()
+        name = f"shards/{shard_name(self.manifest.splits[split], number)}/{self.layout.files[file].name}"
+        size, end = int(self.sizes[shard, file]), int(self._ends[shard, file])
+        return RemoteFile(name, size, self._hashes[end - num_blocks(size) : end])
+
+    def files(self) -> Iterator[RemoteFile]:
+        for shard in range(len(self.table)):
+            for file in range(len(self.layout.files)):
+                yield self.file(shard, file)
+
+
+def tokenizer_of(manifest: Manifest, objects: Objects) -> bytes | None:
+    """The tokenizer of a store, if it has one, checked by the hash in the manifest."""
+    if manifest.tokenizer is None:
+        return None
+    data = objects.read(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES)
+    if (found := digest(data)) != manifest.tokenizer["hash"]:
+        where, expected = objects.where(manifests.TOKENIZER_FILE), manifest.tokenizer["hash"]
+        raise corrupt(where, f"has hash {found}, expected {expected}", "push the store again")
+    return data
+
+
+def _table(objects: Objects, table: TableFile) -> bytes:
+    data = objects.read(table.name, table.bytes)
+    if len(data) != table.bytes:
+        raise corrupt(
+            objects.where(table.name), f"has {len(data)} bytes, expected {table.bytes}", "push the store again"
+        )
+    return data

@@ -1,0 +1,111 @@
+"""Downloads one file: every 4 MiB block is checked, and the file gets its name when all of it is right."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+import xxhash
+
+from millrace.errors import StoreCorrupt, StoreUnreachable
+from millrace.store import platform
+from millrace.store.layout import BLOCK_BYTES
+from millrace.store.remote.contents import RemoteFile
+from millrace.store.remote.objects import Objects, WrongBytes
+
+Progress = Callable[[int], None]
+
+
+def download(
+    objects: Objects, file: RemoteFile, path: str, progress: Progress | None = None, *, durable: bool = True
+) -> None:
+    """Brings a file to ``path``, atomically. After a failure it goes on behind the last block that was right."""
+    aside = f"{path}.tmp"
+    with platform.writing(aside, "downloading"):
+        platform.remove(aside)
+        fd = platform.create(aside)
+        try:
+            try:
+                write_checked(objects, file, fd, aside, progress)
+                with contextlib.suppress(AttributeError):
+                    os.fchmod(fd, 0o444)
+                if durable:
+                    platform.sync(fd, aside)
+            finally:
+                os.close(fd)
+            platform.rename(aside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                platform.remove(aside)
+            raise
+
+
+def write_checked(objects: Objects, file: RemoteFile, fd: int, path: str, progress: Progress | None = None) -> None:
+    """Writes the bytes of a file to a descriptor, which stands at its beginning."""
+    blocks = _Blocks(file, fd, path, progress or (lambda num_bytes: None))
+
+    def attempt() -> None:
+        blocks.begin()
+        if not blocks.is_whole:
+            for chunk in objects.stream(file.name, blocks.done):
+                if not threading.main_thread().is_alive():
+                    raise StoreUnreachable(f"{objects.where(file.name)}: given up, since the program ends")
+                blocks.add(memoryview(chunk))
+        blocks.check_end()
+
+    try:
+        objects.tried(file.name, attempt, lambda: blocks.done)
+    except StoreUnreachable as error:
+        if blocks.wrong is None:
+            raise
+        where = objects.where(file.name)
+        problem = f"block {blocks.wrong} is not the one that was written, also after several downloads"
+        raise StoreCorrupt(f"{where}: {problem}; push the store again", path=where) from error
+
+
+class _Blocks:
+    """The blocks of a file as they arrive. ``done`` counts the bytes that are checked; those after it are written over."""
+
+    def __init__(self, file: RemoteFile, fd: int, path: str, progress: Progress) -> None:
+        self._file, self._fd, self._path, self._progress = file, fd, path, progress
+        self._hash, self._filled = xxhash.xxh3_64(), 0  # of the block that is under way
+        self.done = 0
+        self.wrong: int | None = None  # the block that was wrong in the last attempt
+
+    @property
+    def is_whole(self) -> bool:
+        return self.done == self._file.num_bytes
+
+    def begin(self) -> None:
+        """Goes on behind the last block that was right."""
+        self._filled, self.wrong = 0, None
+        self._hash.reset()
+        os.lseek(self._fd, self.done, os.SEEK_SET)
+
+    def add(self, chunk: memoryview) -> None:
+        if len(chunk) > self._file.num_bytes - self.done - self._filled:
+            raise WrongBytes(f"more than its {self._file.num_bytes:,} bytes came")
+        platform.write(self._fd, chunk, self._path)
+        while len(chunk):
+            block_bytes = min(BLOCK_BYTES, self._file.num_bytes - self.done)
+            part, chunk = chunk[: block_bytes - self._filled], chunk[block_bytes - self._filled :]
+            self._hash.update(part)
+            self._filled += len(part)
+            if self._filled == block_bytes:
+                self._end_block()
+
+    def _end_block(self) -> None:
+        number = self.done // BLOCK_BYTES
+        if self._hash.intdigest() != int(self._file.hashes[number]):
+            self.wrong = number
+            raise WrongBytes(f"block {number} came with wrong bytes")
+        self.done += self._filled
+        self._progress(self._filled)
+        self._hash.reset()
+        self._filled = 0
+
+    def check_end(self) -> None:
+        if not self.is_whole:
+            raise WrongBytes(f"{self.done + self._filled:,} of {self._file.num_bytes:,} bytes came")

@@ -1,0 +1,266 @@
+"""Objects: the files below one URL, in object storage, behind HTTP or in a folder. All requests are made here.
+
+Every request is tried again with backoff where that may help. Errors say which object, what the server answered and how
+often it was tried. They never repeat what the library said, since that may name keys and signatures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from millrace.errors import ConfigError, StoreError, StoreUnreachable
+from millrace.store import platform
+from millrace.store.folder import missing
+
+SCHEMES = ("s3", "gs", "az", "http", "https", "file")
+ATTEMPTS = 8
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about twice the one before
+CHUNK_BYTES = 4 << 20  # of a stream
+PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
+PARTS_AT_ONCE, PART_RETRIES = 4, 4
+_STATUS = re.compile(r"status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+Result = TypeVar("Result")
+
+
+class ObjectMissing(StoreUnreachable):
+    """The server has no such object."""
+
+
+class WrongBytes(Exception):
+    """What a server sent is not what the manifest says; the download is tried again."""
+
+
+def is_url(path: str) -> bool:
+    return "://" in path
+
+
+def normal_url(url: str) -> str:
+    """A URL without its last slash, or an absolute path; one that carries credentials is refused without repeating it."""
+    if not is_url(url):
+        return os.path.abspath(url)
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise ConfigError(f"{parts.scheme}:// is not a storage that millrace knows; expected {known} or a path")
+    if "@" in url or parts.query or parts.fragment:
+        raise ConfigError(
+            f"the {parts.scheme}:// URL has a user, a query or a fragment, which may be secret; give it without, and "
+            "credentials by variables such as AWS_ACCESS_KEY_ID"
+        )
+    if parts.scheme == "file":
+        return os.path.abspath(unquote(parts.path))
+    if not parts.netloc:
+        raise ConfigError(f"{url} names no bucket or host; expected {parts.scheme}://bucket/folder")
+    return url.rstrip("/")
+
+
+class Objects:
+    """The objects below a URL or a local folder, by their names relative to it. Any thread may use it."""
+
+    def __init__(self, url: str | os.PathLike[str], *, create: bool = False) -> None:
+        self.url = normal_url(os.fspath(url))
+        self.is_local = not is_url(self.url)
+        self._store = _connect(self.url, create)
+        self._uploads = _connect(self.url, create, retries=PART_RETRIES)  # one part of many fails, not all of them
+
+    def where(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def read(self, name: str, most: int) -> bytes:
+        """A whole small object."""
+        import obstore
+
+        def attempt() -> bytes:
+            found = obstore.get(self._store, name)
+            if found.meta["size"] > most:
+                raise StoreUnreachable(
+                    f"{self.where(name)} has {found.meta['size']:,} bytes; expected at most {most:,}"
+                )
+            data = bytes(found.bytes())
+            if len(data) != found.meta["size"]:
+                raise WrongBytes(f"{len(data):,} of {found.meta['size']:,} bytes came")
+            return data
+
+        return self.tried(name, attempt)
+
+    def stream(self, name: str, start: int = 0) -> Iterator[Any]:
+        """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's."""
+        import obstore
+
+        if start:
+            with contextlib.suppress(obstore.exceptions.NotSupportedError):
+                yield from obstore.get(self._store, name, options={"range": {"offset": start}}).stream(CHUNK_BYTES)
+                return
+        for chunk in obstore.get(self._store, name).stream(CHUNK_BYTES):  # from the beginning: a server without ranges
+            if start < len(chunk):
+                yield memoryview(chunk)[start:]
+            start = max(0, start - len(chunk))
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+        import obstore
+
+        try:
+            return int(self.tried(name, lambda: obstore.head(self._store, name))["size"])
+        except ObjectMissing:
+            return None
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Every object below ``prefix`` with its bytes."""
+        import obstore
+
+        def attempt() -> dict[str, int]:
+            listed = obstore.list(self._store, prefix, chunk_size=1000)
+            return {str(entry["path"]): int(entry["size"]) for some in listed for entry in some}
+
+        try:
+            return self.tried(prefix, attempt)
+        except ObjectMissing:
+            return {}
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Writes an object, whole or not at all: these bytes, or those of a file."""
+        import obstore
+
+        def attempt() -> None:
+            if isinstance(data, bytes):
+                obstore.put(self._store, name, data, use_multipart=False)
+                return
+            # One request where that is enough: joining parts takes two more.
+            is_large = data.stat().st_size > PART_BYTES
+            options: Any = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if is_large else {}
+            with data.open("rb") as file:
+                obstore.put(self._uploads, name, file, use_multipart=is_large, **options)
+
+        self.tried(name, attempt)
+
+    def remove(self, name: str) -> None:
+        import obstore
+
+        with contextlib.suppress(ObjectMissing):
+            self.tried(name, lambda: obstore.delete(self._store, name))
+
+    def put_new(self, name: str, data: bytes, *, over: bytes | None = None) -> bool:
+        """Writes a small object where there is none, or where it holds ``over``; False where it holds something else.
+
+        The server decides, in one step: of two writers one wins.
+        """
+        import obstore
+
+        mode: Any = "create"
+        if over is not None:
+            found = self.tried(name, lambda: obstore.get(self._store, name))
+            mode = {key: found.meta[key] for key in ("e_tag", "version") if found.meta[key] is not None}
+            if bytes(found.bytes()) != over:
+                return False
+        try:
+            self.tried(name, lambda: obstore.put(self._store, name, data, mode=mode, use_multipart=False))
+        except _Refused:
+            return False
+        return True
+
+    def tried(self, name: str, attempt: Callable[[], Result], progress: Callable[[], int] | None = None) -> Result:
+        """The result of ``attempt``, tried again after errors that may pass.
+
+        The count begins again where ``progress``, the bytes that came so far, has grown.
+        """
+        from obstore.exceptions import BaseError
+
+        tries, before = 0, 0
+        while True:
+            tries += 1
+            try:
+                return attempt()
+            except StoreError:
+                raise
+            except (BaseError, OSError, WrongBytes) as error:
+                failure = error
+            done = progress() if progress is not None else 0
+            if done > before:
+                tries, before = 1, done
+            self._judge(name, failure, tries)
+            wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (tries - 1))
+            time.sleep(wait_s * random.uniform(0.5, 1.0))  # spread, so that ranks do not return together
+
+    def _judge(self, name: str, failure: BaseException, tries: int) -> None:
+        """Raises where another attempt would be of no use."""
+        import obstore.exceptions as known
+
+        where, text = self.where(name), str(failure)
+        is_remote = isinstance(failure, (known.BaseError, FileNotFoundError))
+        if isinstance(failure, OSError) and failure.errno is not None and not is_remote:
+            raise failure  # of this machine: a full disk, no descriptors
+        if isinstance(failure, (FileNotFoundError, known.NotFoundError)):
+            raise ObjectMissing(f"{where} is not there; check the URL, or push the store again", path=where) from None
+        if isinstance(failure, (known.AlreadyExistsError, known.PreconditionError)):
+            raise _Refused from None
+        if isinstance(failure, (known.NotSupportedError, NotImplementedError)):
+            raise StoreUnreachable(
+                f"{where}: this storage cannot do it; use s3://, gs://, az:// or a path", path=where
+            ) from None
+        if not threading.main_thread().is_alive():  # the interpreter ends
+            raise StoreUnreachable(f"{where}: given up, since the program ends", path=where) from None
+        status, answer = _answer(text)
+        if isinstance(failure, WrongBytes):
+            answer = text
+        denials = known.PermissionDeniedError, known.UnauthenticatedError
+        is_denied = isinstance(failure, denials) or status in (401, 403)
+        remedy = "check the credentials (AWS_ACCESS_KEY_ID and the like) and the clock" if is_denied else ""
+        is_final = is_denied or (status is not None and 400 <= status < 500 and status not in (408, 409, 425, 429))
+        if is_final or tries >= ATTEMPTS:
+            how_often = "" if tries == 1 else f" (attempt {tries})"
+            remedy = remedy or "check the server and the network, then run it again"
+            raise StoreUnreachable(f"{where}: {answer}{how_often}; {remedy}", path=where, status=status) from None
+
+
+class _Refused(Exception):
+    """The server kept what it has."""
+
+
+def _answer(text: str) -> tuple[int | None, str]:
+    """What the server answered, in our words: its status and its code, and nothing else that it said."""
+    found, code = _STATUS.search(text), _CODE.search(text)
+    status = int(found.group(1) or found.group(2)) if found else None
+    if status is None:
+        lowered = text.lower()
+        if "timed out" in lowered or "timeout" in lowered:
+            return None, "the server did not answer in time"
+        return None, "the connection failed or broke off"
+    return status, f"the server answered {status}{f' ({code.group(1)})' if code else ''}"
+
+
+def _connect(url: str, create: bool, retries: int = 0) -> Any:
+    """The library's access to a URL. It tries nothing again by itself: errors in the middle of a body are seen above."""
+    try:
+        from obstore import store as stores
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise ConfigError("remote stores need obstore: pip install 'millrace[s3]'") from error
+    if not is_url(url):
+        if not create and not os.path.isdir(url):
+            raise missing(url)
+        with platform.writing(url, "creating"):
+            return stores.LocalStore(url, mkdir=create)
+    options: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "24h", "user_agent": "millrace"}
+    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes") or url.startswith("http:"):
+        options["allow_http"] = True
+    again: Any = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=FIRST_WAIT_S)}}
+    try:
+        return stores.from_url(url, client_options=options, retry_config=again)
+    except Exception as error:  # noqa: BLE001 - whatever the library does not like about the URL or the environment
+        problem = type(error).__name__
+        raise ConfigError(
+            f"{url} cannot be opened ({problem}); check the URL and the variables of its storage"
+        ) from None

@@ -1,0 +1,75 @@
+"""Opens a store elsewhere: its manifest is read, and its tables unless the cache has them; no shard is."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from millrace.errors import StoreError, StoreNotFound
+from millrace.identity import digest
+from millrace.native import cache_folder
+from millrace.store import manifest as manifests
+from millrace.store import platform, strict_json
+from millrace.store.folder import Folder
+from millrace.store.remote.cache import Cache, size_of
+from millrace.store.remote.contents import MANIFEST, Contents, tokenizer_of
+from millrace.store.remote.objects import ObjectMissing, Objects
+from millrace.store.remote.shards import RemoteShards
+from millrace.store.store import Store
+
+
+def open_remote(
+    url: str,
+    snapshot: str | None = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_size: str | int | None = None,
+) -> Store:
+    """The store at a URL. Its shards come into the cache when a feed is about to need them, or when they are touched."""
+    objects = Objects(url)
+    base = Path(cache_dir).absolute() if cache_dir is not None else cache_folder()
+    size = cache_size or os.environ.get("MILLRACE_CACHE_SIZE") or None
+    folder, contents = _tables(objects, snapshot, base / "stores")
+    cache = Cache(base / "shards", None if size is None else size_of(size))
+    shards = RemoteShards(folder, contents, objects, cache)
+    manifest = contents.manifest
+    reopen = partial(open_remote, cache_dir=str(base), cache_size=size), (objects.url, manifest.fingerprint)
+    return Store(
+        layout=contents.layout, counts=contents.counts, shards=shards, name_of=shards.name, kind=manifest.kind,
+        meta=manifest.meta, splits=manifest.splits, split_of=contents.table[:, 0].astype(np.int64), cuts=manifest.cuts,
+        path=objects.url, fingerprint=manifest.fingerprint, reopen=reopen, manifest=manifest, folder=folder,
+    )  # fmt: skip
+
+
+def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder, Contents]:
+    """The manifest and tables of a store, in a folder of the cache that all processes share."""
+    name = MANIFEST if snapshot is None else f"snapshots/{snapshot}.json"
+    try:
+        data = objects.read(name, strict_json.MAX_BYTES)
+    except ObjectMissing as error:
+        remedy = (
+            "check the URL, or push a store there first" if snapshot is None else "open the store without snapshot="
+        )
+        raise StoreNotFound(f"{objects.where(name)} is not there; {remedy}", path=objects.url) from error
+    final = base / digest(data)
+    if final.is_dir():
+        try:
+            folder = Folder(final)
+            return folder, Contents.of(folder)
+        except StoreError:  # damaged: once more
+            platform.remove(final)
+    contents = Contents.read(objects, data)
+    files = dict(contents.data)
+    tokenizer = tokenizer_of(contents.manifest, objects)
+    if tokenizer is not None:
+        files[manifests.TOKENIZER_FILE] = tokenizer
+    with platform.writing(final, "creating"):
+        attempt = platform.attempt_name(final)
+        platform.make_dir(attempt / "snapshots")
+        for file, content in files.items():
+            platform.write_file(attempt / file, content)
+        platform.place(attempt, final)
+    return Folder(final), contents

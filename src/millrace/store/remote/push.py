@@ -1,0 +1,151 @@
+"""push: a store on disk to object storage. What is there already is not sent again; the manifest comes last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from millrace.errors import ConfigError, StoreCorrupt
+from millrace.store import manifest as manifests
+from millrace.store import strict_json
+from millrace.store.folder import Folder
+from millrace.store.plain_file import MAX_BYTES
+from millrace.store.remote.contents import MANIFEST, UNHASHED, Contents, RemoteFile
+from millrace.store.remote.objects import ObjectMissing, Objects, is_url
+from millrace.store.shard import check_blocks
+
+MARKER = "push.fingerprint"  # of the snapshot that is on its way
+THREADS = 16  # a request waits for the server most of the time
+Item = TypeVar("Item")
+
+
+class Transfer(msgspec.Struct):
+    """What push, pull or stage did."""
+
+    source: str
+    target: str
+    fingerprint: str
+    files: int
+    bytes: int
+    sent_files: int = 0
+    sent_bytes: int = 0
+
+    def note(self, num_bytes: int, *, is_sent: bool) -> None:
+        """Counts a file."""
+        self.files += 1
+        self.bytes += num_bytes
+        if is_sent:
+            self.sent_files += 1
+            self.sent_bytes += num_bytes
+
+
+def push(
+    store: str | os.PathLike[str], url: str, *, workers: int = THREADS, progress: Callable[[int], None] | None = None
+) -> Transfer:
+    """Copies the newest snapshot of a store to a URL (``s3://``, ``gs://``, ``az://``) or a folder.
+
+    Every byte is compared with the store's hashes as it is sent. Files that are there with the right size are not sent
+    again, so an interrupted push goes on when it is run again. ``store.json`` is written last and only if nobody else
+    wrote one: readers see the whole store or none. A store that was appended to replaces the snapshot it grew from; any
+    other store at the URL is refused.
+    """
+    if is_url(url) and url.split(":")[0] in ("http", "https"):
+        raise ConfigError(f"{url.split(':')[0]}:// can only be read; push to s3://, gs://, az:// or a path")
+    folder = Folder(store)
+    contents = Contents.of(folder)
+    objects = Objects(url, create=True)
+    before = _committed(objects)
+    known = {} if before is None else _known(folder, contents, objects)
+    report = Transfer(folder.path, objects.url, contents.fingerprint, 0, 0)
+    if before == contents.data[MANIFEST]:
+        return report
+    there = _begin(objects, contents.fingerprint)
+    lock, step = threading.Lock(), progress or (lambda num_bytes: None)
+
+    def send(file: RemoteFile) -> None:
+        is_there = known.get(file.name) == file.key or there.get(file.name) == file.num_bytes
+        if not is_there:
+            _check(folder, file)
+            objects.put(file.name, Path(folder.path, file.name))
+        with lock:
+            report.note(file.num_bytes, is_sent=not is_there)
+        step(file.num_bytes)
+
+    in_threads(send, contents.files(), workers)
+    _send_side_files(folder, contents, objects)
+    if not objects.put_new(MANIFEST, contents.data[MANIFEST], over=before):
+        raise ConfigError(f"{objects.url}: another push wrote a store here meanwhile; choose another URL")
+    objects.remove(MARKER)
+    return report
+
+
+def _begin(objects: Objects, fingerprint: str) -> dict[str, int]:
+    """The shard files that an interrupted push of this snapshot left, with their sizes.
+
+    Those of another one may have the same names and sizes: a marker says whose they are.
+    """
+    with contextlib.suppress(ObjectMissing):
+        if objects.read(MARKER, 1 << 10) == fingerprint.encode():
+            return objects.sizes("shards")
+    objects.put(MARKER, fingerprint.encode())
+    return {}
+
+
+def in_threads(work: Callable[[Item], None], items: Iterable[Item], workers: int) -> None:
+    """Does the work for every item; the first error ends it, when the items in hand are done."""
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown(wait=True, cancel_futures=True)
+        for future in done:
+            future.result()
+
+
+def _committed(objects: Objects) -> bytes | None:
+    """The manifest that is at the URL."""
+    try:
+        return objects.read(MANIFEST, strict_json.MAX_BYTES)
+    except ObjectMissing:
+        return None
+
+
+def _known(folder: Folder, contents: Contents, objects: Objects) -> dict[str, str]:
+    """The files of the store at the URL by name and content; one that is no earlier snapshot of this store is refused."""
+    there = Contents.read(objects)
+    if there.fingerprint != contents.fingerprint and not folder.has(f"snapshots/{there.fingerprint}.json"):
+        raise ConfigError(
+            f"{objects.url} holds another store (fingerprint {there.fingerprint}; {folder.path} has "
+            f"{contents.fingerprint}); remove it or choose another URL"
+        )
+    return {file.name: file.key for file in there.files()}
+
+
+def _check(folder: Folder, file: RemoteFile) -> None:
+    """Reads a file once more before it is sent: damage must not spread."""
+    where = os.path.join(folder.path, file.name)
+    with folder.open_file(file.name) as (fd, size):
+        if size != file.num_bytes:
+            raise StoreCorrupt(f"{where}: has {size} bytes, expected {file.num_bytes}; run millrace verify", path=where)
+        for first, last, problem in check_blocks(fd, file.num_bytes, file.hashes.tolist()):
+            if problem is not None:
+                raise StoreCorrupt(f"{where}: bytes {first:,} to {last:,}: {problem}", path=where)
+
+
+def _send_side_files(folder: Folder, contents: Contents, objects: Objects) -> None:
+    for name, data in contents.data.items():
+        if name != MANIFEST:
+            objects.put(name, data)
+    for name in (manifests.TOKENIZER_FILE, *UNHASHED):
+        if folder.has(name):
+            objects.put(name, folder.side_file(name, MAX_BYTES))

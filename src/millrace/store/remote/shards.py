@@ -1,0 +1,164 @@
+"""RemoteShards: the shards of a store elsewhere, as maps of files in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from millrace.errors import ConfigError
+from millrace.ragged import Array
+from millrace.store import platform
+from millrace.store.folder import Folder
+from millrace.store.reader import DiskShards
+from millrace.store.remote.cache import Cache
+from millrace.store.remote.contents import Contents, RemoteFile
+from millrace.store.remote.fetcher import Fetcher
+from millrace.store.remote.objects import Objects
+
+LOOKAHEAD = 256  # batches: a file takes tenths of a second to come, in which a fast loop takes hundreds
+
+
+class RemoteShards(DiskShards):
+    """Files come into the cache before their batch, as ``expect`` names them, else when they are touched.
+
+    With a limit on the cache that the store does not fit in, maps end when nobody uses them, so that their files can go.
+    """
+
+    def __init__(self, folder: Folder, contents: Contents, objects: Objects, cache: Cache) -> None:
+        super().__init__(folder, contents.manifest, contents.table, contents.counts)
+        self._contents, self._objects, self._cache = contents, objects, cache
+        self._fetcher = Fetcher(cache, objects)
+        self._window = Window(LOOKAHEAD)
+        cache.next_use = self._window.next_use
+        self._asked: set[tuple[int, int]] = set()
+        self._unasked: dict[tuple[int, int], set[int]] = {}  # (split, file) -> shards
+        weakref.finalize(self, self._fetcher.close).atexit = False
+
+    @property
+    def lookahead(self) -> int:  # type: ignore[override]
+        """None any more when every file of the columns that are read was asked for, and none will go."""
+        is_done = bool(self._unasked) and not any(self._unasked.values())
+        return 0 if is_done and self._cache.limit is None else LOOKAHEAD
+
+    def path(self, shard: int, file: int) -> str:
+        return self._objects.where(self._contents.file(shard, file).name)
+
+    def check(self, shard: int) -> None:
+        """Files are checked when they come."""
+
+    def expect(self, files: Sequence[tuple[int, int]]) -> None:
+        files = [file for file in files if file not in self._loaded]
+        if self._cache.limit is not None:
+            self._check_window(files)
+            self._window.add([self._contents.file(*file).key for file in files])
+        self._ask(files)
+
+    def _ask(self, files: Iterable[tuple[int, int]]) -> None:
+        with self._lock:
+            new = [file for file in files if self._cache.limit is not None or file not in self._asked]
+            self._asked.update(new)
+            for shard, file in new:
+                self._of_column(shard, file).discard(shard)
+        self._fetcher.ask([self._contents.file(*file) for file in new])
+
+    def _of_column(self, shard: int, file: int) -> set[int]:
+        """The shards of a split whose file was not asked for yet."""
+        split = int(self._table[shard, 0])
+        found = self._unasked.get((split, file))
+        if found is None:
+            found = self._unasked[split, file] = set((self._table[:, 0] == split).nonzero()[0].tolist())
+        return found
+
+    def _check_window(self, files: Sequence[tuple[int, int]]) -> None:
+        limit, needed = self._cache.limit, self._sum(set(files))
+        if limit is not None and needed > limit:
+            raise ConfigError(
+                f"one batch reads {len(set(files)):,} files with {needed:,} bytes, and cache_size is {limit:,}; raise cache_size, "
+                "or read fewer shards at a time: order=mr.BlockShuffled(len(view), block=..., window=...)"
+            )
+
+    @property
+    def is_limited(self) -> bool:  # type: ignore[override]
+        return self._cache.limit is not None
+
+    def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
+        """Whether these files fit in the cache together, and there are maps left for them."""
+        files = set(files)
+        limit = self._cache.limit
+        return (limit is None or self._sum(files) <= limit) and super().will_need(files)
+
+    def _sum(self, files: set[tuple[int, int]]) -> int:
+        return sum(int(self._bytes[file]) for file in files)
+
+    def array(self, shard: int, file: int, *, random: bool = False) -> Array | None:
+        if self.layout.files[file].axis is not None and (shard, file) not in self._asked:
+            # Views read the offsets of all shards, one after the other: they come side by side.
+            self._ask([(other, file) for other in range(len(self._table))])
+        # With a limit, maps end with their users.
+        return super().array(shard, file, random=random or self._cache.limit is not None)
+
+    def descriptor(self, shard: int, file: int) -> int | None:
+        return None if self._cache.limit is not None else super().descriptor(shard, file)
+
+    def open(self, shard: int, file: int, *, alone: bool = False) -> int:
+        wanted = self._contents.file(shard, file)
+        fd = self._open(wanted)
+        self._cache.keep(wanted.key)
+        self._cache.release(wanted.key)
+        return fd
+
+    def _open(self, file: RemoteFile) -> int:
+        """A descriptor of a file that is held from here on."""
+        self._cache.hold(file, self._objects)
+        try:
+            return os.open(self._cache.path(file.key), os.O_RDONLY | platform.O_NOFOLLOW | platform.O_BINARY)
+        except BaseException:
+            self._cache.release(file.key)
+            raise
+
+    def _map(self, shard: int, file: int, *, random: bool = False) -> Array | None:
+        if self._num_maps() >= self._max_maps:
+            return None
+        wanted = self._contents.file(shard, file)
+        fd = self._open(wanted)
+        try:
+            mapped = platform.map_file(fd, wanted.num_bytes, random=random)
+        except OSError:
+            self._cache.release(wanted.key)
+            self._max_maps = self._num_maps()
+            return None
+        finally:
+            os.close(fd)
+        # Every array over these bytes ends at this one: the file is held as long as any of them lives.
+        weakref.finalize(mapped, self._cache.release, wanted.key).atexit = False
+        return self._shaped(mapped, file)
+
+
+class Window:
+    """The batches to come, by the files they need: when each is needed next."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self._batches = length, deque[list[str]]()
+        self._uses: dict[str, deque[int]] = {}
+        self._number = 0  # of the next batch that is named
+
+    def add(self, keys: list[str]) -> None:
+        """Appends a batch; the oldest one has passed."""
+        for key in keys:
+            self._uses.setdefault(key, deque()).append(self._number)
+        self._batches.append(keys)
+        self._number += 1
+        for key in self._batches.popleft() if len(self._batches) > self._length + 1 else ():
+            self._uses[key].popleft()
+            if not self._uses[key]:
+                del self._uses[key]
+
+    def next_use(self, key: str) -> float:
+        """The number of the batch; infinity where none of those that are known needs it. Any thread may ask."""
+        uses = self._uses.get(key)
+        with contextlib.suppress(IndexError):  # it passed just now
+            return uses[0] if uses is not None else float("inf")
+        return float("inf")

@@ -1,0 +1,194 @@
+"""``store.where(...)``: the records of a store for which a condition on its record columns holds.
+
+Names in a condition are record columns of one number or text, and ``n_<name>``: how many rows a record has on the axis of
+that name, or on the axis of the row column of that name. A record column of the same name comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from millrace.condition import Compare, Condition, Joined, Name, names, parse
+from millrace.errors import ConfigError, did_you_mean
+from millrace.identity import digest
+from millrace.lazy import cached_property
+from millrace.ragged import Array, Int64s
+from millrace.store.store import Store
+
+CHUNK = 1 << 18  # records whose columns are compared at a time
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
+}  # fmt: skip
+
+
+class Selected(Store):
+    """Some records of a store, numbered from 0. Rows keep the numbers they have in ``whole``, and ``chosen`` says whose
+    records these are.
+    """
+
+    def __init__(self, whole: Store, condition: str, chosen: Int64s) -> None:
+        self.__dict__.update({key: value for key, value in vars(whole).items() if not _is_cached(key)})
+        self._whole, self.condition, self.chosen = whole, condition, chosen
+        self.chosen.flags.writeable = False
+        self._fingerprint = lambda: digest("where", whole.fingerprint, condition)
+        self._reopen = (Selected, (whole, condition, chosen))  # records are not chosen again in a worker
+
+    @property
+    def whole(self) -> Store:
+        return self._whole
+
+    @property
+    def num_records(self) -> int:
+        assert self.chosen is not None
+        return len(self.chosen)
+
+    @cached_property
+    def columns(self) -> Mapping[str, Any]:
+        """Row columns as those of the whole store, record columns of the chosen records."""
+        assert self.chosen is not None
+        declared, whole = self.layout.columns, self._whole.columns
+        return MappingProxyType(
+            {name: whole[name] if declared[name].axis else ChosenColumn(whole[name], self.chosen) for name in declared}
+        )
+
+    def axis_offsets(self, axis: str) -> Int64s:
+        raise ConfigError(
+            f"the records of where({self.condition!r}) are not neighbours, so that they have no offsets; "
+            "store.record_spans(axis) says where each begins and ends"
+        )
+
+    def record_spans(self, axis: str | None = None) -> tuple[Int64s, Int64s]:
+        starts, stops = self._whole.record_spans(axis)
+        return starts[self.chosen], stops[self.chosen]
+
+    @cached_property
+    def cuts(self) -> tuple[Int64s, Int64s] | None:
+        both = self._whole.cuts
+        return None if both is None else (both[0][self.chosen], both[1][self.chosen])
+
+    def split(self, name: str) -> Store:
+        return select(self._whole.split(name), str(self.condition))
+
+    def __repr__(self) -> str:
+        of = f"{self.num_records:,} of {self._whole.num_records:,} records where {self.condition}"
+        return f"{super().__repr__()[:-1]}; {of}>"
+
+
+def _is_cached(name: str) -> bool:
+    return isinstance(vars(Store).get(name), cached_property) or name == "_offsets"
+
+
+class ChosenColumn:
+    """A record column of the chosen records only, indexed like the column itself."""
+
+    def __init__(self, column: Any, chosen: Int64s) -> None:
+        self._column, self._chosen = column, chosen
+        self.dtype = column.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self._chosen), *self._column.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._column[self._chosen[key]]
+
+    def __getattr__(self, name: str) -> Any:
+        """``codes`` of a dictionary and ``raw`` of numbers are chosen too; its other attributes are the column's."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = getattr(self._column, name)
+        return (
+            ChosenColumn(value, self._chosen) if name == "codes" or (name == "raw" and self.dtype != object) else value
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self), 4096):
+            yield from self[first : first + 4096]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} chosen of {self._column!r}>"
+
+
+def select(store: Store, text: str) -> Store:
+    """The records for which a condition holds; of records that were chosen before, those for which both hold."""
+    if not isinstance(text, str):
+        raise ConfigError(f"where({text!r}); expected a condition as text: store.where('label == 3')")
+    before = store.condition
+    condition = parse(text if before is None else f"({before}) and ({text})")
+    sources = {name: _Source(store.whole, name, text) for name in sorted(names(condition))}
+    _check(condition, sources, text)
+    found = []
+    for first in range(0, store.whole.num_records, CHUNK):
+        last = min(first + CHUNK, store.whole.num_records)
+        arrays = {name: source.values(first, last) for name, source in sources.items()}
+        found.append(first + np.flatnonzero(_holds(condition, arrays)))
+    return Selected(store.whole, str(condition), np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+class _Source:
+    """What a name of a condition stands for: a record column, or the number of rows of each record."""
+
+    def __init__(self, store: Store, name: str, text: str) -> None:
+        declared = store.layout.columns
+        known = [column for column, own in declared.items() if own.axis is None and not own.shape]
+        axes = {f"n_{axis}": axis for axis in store.layout.row_axes}
+        axes |= {f"n_{column}": own.axis for column, own in declared.items() if own.axis is not None}
+        self.is_text, self._lengths, self._column = False, None, None
+        if name in known:
+            self._column = store.columns[name]
+            self.is_text = declared[name].dtype in ("string", "dictionary")
+        elif name in axes:
+            starts, stops = store.record_spans(axes[name])
+            self._lengths = stops - starts
+        else:
+            all_known = [*known, *axes]
+            why = "is unknown" if name not in declared else "has no single value per record"
+            near = did_you_mean(name, all_known)
+            raise ConfigError(f"where {text!r}: {name!r} {why}{near}; there are {', '.join(all_known) or 'none'}")
+
+    def values(self, first: int, last: int) -> Array:
+        found = self._lengths[first:last] if self._lengths is not None else self._column[first:last]  # type: ignore[index]
+        return np.asarray(found)
+
+
+def _check(condition: Condition, sources: Mapping[str, _Source], text: str) -> None:
+    """Refuses to compare numbers with text."""
+    if isinstance(condition, Joined):
+        for part in condition.parts:
+            _check(part, sources, text)
+        return
+    value = condition.value
+    for other in value if isinstance(value, tuple) else (value,):
+        is_text = sources[other.column].is_text if isinstance(other, Name) else isinstance(other, str)
+        if is_text != sources[condition.column].is_text:
+            kinds = ("a number", "text") if is_text else ("text", "a number")
+            raise ConfigError(f"where {text!r}: {condition.column} is {kinds[0]}, compared with {other!s}, {kinds[1]}")
+
+
+def _holds(condition: Condition, arrays: Mapping[str, Array]) -> Array:
+    if isinstance(condition, Joined):
+        join = np.logical_and if condition.word == "and" else np.logical_or
+        return join.reduce([_holds(part, arrays) for part in condition.parts])  # type: ignore[no-any-return]
+    left, value = arrays[condition.column], condition.value
+    if isinstance(value, tuple):
+        is_in = condition.sign == "in"
+        join, sign = (np.logical_or, "==") if is_in else (np.logical_and, "!=")
+        each = [Compare(condition.column, sign, item) for item in value]
+        return join.reduce([_holds(part, arrays) for part in each])  # type: ignore[no-any-return]
+    right = arrays[value.column] if isinstance(value, Name) else value
+    found = np.asarray(_COMPARE[condition.sign](left, right), bool)
+    if condition.sign == "!=":  # NaN differs from every number, and is missing
+        for side in (left, right):
+            if getattr(side, "dtype", np.dtype(object)).kind == "f":
+                found &= ~np.isnan(side)
+    return found

@@ -1,0 +1,182 @@
+"""Workers that die, stop, exit, hang or fork: their batches are made again, or the error names the sample. No hang."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+import worker_functions as functions
+
+import millrace as mr
+from millrace.feed.processes import launch, pool, watch
+from millrace.testing import expect_no_leaks
+
+from .conftest import feed_processes
+
+METHODS = ["forkserver", "spawn"]
+pytestmark = pytest.mark.usefixtures("quick_looks")
+FATAL = r"a worker process \(pid \d+\) ended {end} during {stage} at position {position} \({what}.*3 times in all"
+
+
+@pytest.fixture
+def quick_looks(monkeypatch):
+    """Silent workers are looked at more often than once a second: tests would wait for it."""
+    monkeypatch.setattr(pool, "POLL_S", 0.2)
+    monkeypatch.setattr(launch, "END_S", 0.5)
+
+
+def where(feed, sample=13):
+    """The position of a sample, and the first of its batch."""
+    position = int(np.flatnonzero(feed.order.samples(np.arange(40)) == sample)[0])
+    return position, position // 8 * 8
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_a_batch_whose_worker_dies_is_made_again(what, method, feed_of, contents, tmp_path):
+    feed = feed_of(functions.Once(tmp_path / "once", what), epochs=2, processes=method)
+    assert contents(feed) == contents(feed_of(functions.same, epochs=2, processes=False))
+    assert feed.report().deaths == 1
+    assert "1 worker processes ended and were replaced" in str(feed.report())
+
+
+@pytest.mark.parametrize("what", ["kill_server", "stop_server", "leave_a_child", "fork", "threads"])
+def test_whatever_else_happens_to_a_worker_the_batches_are_the_same(what, feed_of, contents, tmp_path):
+    feed = feed_of(functions.Once(tmp_path / "once", what), epochs=2)
+    assert contents(feed) == contents(feed_of(functions.same, epochs=2, processes=False))
+    assert (tmp_path / "once").exists()
+    assert feed.report().deaths == {"fork": 0}.get(what, feed.report().deaths or -1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("transform", "end"), [(functions.exits, "with exit code 7"), (functions.segfaults, "by signal SIGSEGV")]
+)
+def test_a_batch_that_no_worker_survives_is_an_error_that_names_it(transform, end, method, feed_of):
+    feed = feed_of(transform, epochs=1, processes=method)
+    first = where(feed)[1]
+    with pytest.raises(
+        mr.StageFailed, match=FATAL.format(end=end, stage="transform", position=first, what="samples")
+    ) as caught:
+        list(feed)
+    assert (caught.value.stage, caught.value.position) == ("transform", first)
+    assert feed.position == first  # the batches before it were delivered
+    assert feed.report().deaths == 3
+
+
+def test_the_poison_sample_of_a_decode_is_named(feed_of):
+    feed = feed_of(decode=functions.decode_dies, epochs=1)
+    position = where(feed)[0]
+    end = r"by signal SIGKILL; it may have run out of memory"
+    with pytest.raises(
+        mr.StageFailed, match=FATAL.format(end=end, stage="decode", position=position, what="sample 13")
+    ) as caught:
+        list(feed)
+    assert (caught.value.stage, caught.value.position, caught.value.sample) == ("decode", position, 13)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_comes_with_its_stage_position_and_traceback(method, feed_of):
+    """However long its text is, and though it cannot be pickled."""
+    feed = feed_of(functions.raises, epochs=1, processes=method, order=mr.Sequential(40))
+    with pytest.raises(
+        mr.StageFailed, match=r"the transform raised at position 16 .*Disagreeable: é\U0001f600"
+    ) as caught:
+        list(feed)
+    assert (caught.value.stage, caught.value.position) == ("transform", 16)
+    assert len(str(caught.value)) < 5000
+    assert "in another process" in str(caught.value.__cause__)
+    assert feed.report().deaths == 0
+
+
+def test_memory_that_cannot_be_had_is_an_error_of_the_transform(feed_of):
+    with pytest.raises(mr.StageFailed, match="MemoryError"):
+        list(feed_of(functions.eats_memory, epochs=1))
+
+
+def test_a_worker_that_hangs_is_an_error(feed_of, monkeypatch, tmp_path):
+    """It neither answers nor computes: making the batch again would take as long again."""
+    monkeypatch.setattr(watch, "HANG_S", 1.0)
+    feed = feed_of(functions.Once(tmp_path / "once", "hang"), epochs=1)
+    with pytest.raises(mr.StageFailed, match="neither answered nor used a core for 1 s during transform at position"):
+        list(feed)
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        ([("R", 1), ("R", 9), ("S", 10)], None),
+        ([("S", 1)] * 100, None),
+        ([("S", 1)] * 301, "neither answered nor used a core for 300 s"),
+        ([("S", k // 250) for k in range(1000)], None),  # a little now and then is enough
+        ([("T", 1)], None),  # it may go on at once
+        ([("T", 1), ("T", 1)], "was stopped by a signal"),
+        ([("D", 1), ("Z", 1)], "gone"),
+        ([("", -1)], "gone"),
+    ],
+)
+def test_what_is_seen_of_a_silent_worker(states, found, monkeypatch):
+    left = iter(states)
+    monkeypatch.setattr(watch, "_state_and_ticks", lambda pid: next(left))
+    silent = watch.Watch()
+    findings = [silent.look(1, 1.0) for _ in states]
+    assert findings[:-1] == [None] * (len(states) - 1)
+    assert (findings[-1] and (findings[-1].text or "gone")) == found
+
+
+def kills(count, feed_of, contents, whole_tree):
+    """Reads a feed to its end while a process of it is killed at random moments, so many times."""
+    seed = int(os.environ.get("MILLRACE_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"MILLRACE_SEED={seed}")
+    chance = random.Random(seed)
+    epochs = max(4, count)
+    feed = feed_of(functions.slow, epochs=epochs, workers=3, depth=6)
+    expected, done = contents(feed_of(functions.same, epochs=epochs, processes=False)), 0
+    for number, batch in enumerate(feed):
+        assert batch.x.tobytes() == expected[number][1]["x"][2], number
+        if done < count and chance.random() < 0.4:
+            found = feed_processes()
+            for process in found if whole_tree else [chance.choice(found)] if found else []:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            done += bool(found)
+            time.sleep(chance.random() * 0.03)
+    assert number + 1 == len(expected)
+    return done
+
+
+@pytest.fixture
+def no_limit(monkeypatch):
+    """Chance may kill the workers of one batch again and again."""
+    monkeypatch.setattr(pool, "MAX_DEATHS", 1000)
+    monkeypatch.setattr(pool, "MAX_STARTS", 1000)
+
+
+@pytest.mark.usefixtures("no_limit")
+@pytest.mark.parametrize("whole_tree", [False, True])
+def test_batches_are_the_same_whoever_is_killed_whenever(whole_tree, feed_of, contents):
+    with expect_no_leaks(grace_s=10):
+        assert kills(5, feed_of, contents, whole_tree) == 5
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("no_limit")
+@pytest.mark.parametrize("whole_tree", [False, True])
+def test_a_hundred_kills(whole_tree, feed_of, contents):
+    with expect_no_leaks(grace_s=10):
+        assert kills(100, feed_of, contents, whole_tree) >= 99
+
+
+def test_signals_that_end_a_worker_from_outside_are_seen_at_once(feed_of):
+    feed = feed_of(functions.pids, n=400, workers=1, depth=2)
+    iterator = iter(feed)
+    seen = {int(next(iterator).pid[0])}
+    os.kill(min(seen), signal.SIGTERM)
+    seen |= {int(next(iterator).pid[0]) for _ in range(8)}
+    assert len(seen) == 2
+    assert feed.report().deaths == 1

@@ -1,0 +1,59 @@
+"""Batches of worker processes on a device: slots are registered, and copied as they are."""
+
+import ctypes
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.feed import compose
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "feed"))
+
+import tensor_functions
+from slow_gpu import SlowGpu
+
+
+class StrictGpu(SlowGpu):
+    """Copies read registered memory only, at the moment when they run."""
+
+    num_copies = 0
+
+    def move(self, source, target, num_bytes):
+        def run():
+            assert any(at <= source and source + num_bytes <= at + size for at, size in self.registered.items())
+            self.num_copies += 1
+            ctypes.memmove(target, source, num_bytes)
+
+        self.queue("copies", run)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_batches_on_a_device_are_those_of_the_host(eager, feed_of, contents, monkeypatch):
+    gpu = StrictGpu(eager)
+    monkeypatch.setattr(compose, "Gpu", lambda device: gpu)
+    options = {"transform": tensor_functions.tensors, "epochs": 4}
+    expected = contents(feed_of(processes=False, device="cpu", **options))
+    feed = feed_of(device="cuda", **options)
+    found, held = [], []
+    for batch in feed:
+        with gpu:
+            gpu.finish_all()
+        held = [*held[-2:], batch]
+        found += contents([batch])
+    assert found == expected
+    assert gpu.num_copies == len(expected)
+    assert gpu.registered == {}  # the end of the pass gave it back
+
+
+def test_a_pass_left_with_copies_under_way_gives_up_its_memory_after_them(feed_of, monkeypatch):
+    gpu = StrictGpu()
+    monkeypatch.setattr(compose, "Gpu", lambda device: gpu)
+    feed = feed_of(tensor_functions.tensors, device="cuda")
+    for _ in itertools.islice(feed, 3):
+        pass
+    feed.close()
+    with gpu:
+        gpu.finish_all()
+    assert gpu.registered == {}

@@ -1,0 +1,82 @@
+"""Anonymous memory of a worker: little, the same for any number of samples, and flat over batches."""
+
+import itertools
+import os
+import pickle
+
+import numpy as np
+import pytest
+import worker_functions as functions
+
+import millrace as mr
+from millrace.feed.processes.job import Job, read_job, write_job
+
+from .conftest import feed_processes
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="only Linux says it")
+
+
+def anonymous(pid):
+    """Its share of the anonymous pages, and of those of the job: pages of files and of slots do not count."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return 1024 * sum(int(line.split()[1]) for line in file if line.startswith("Pss_Anon:"))
+
+
+def workers():
+    return [process for process in feed_processes() if not process.children()]
+
+
+def subset_feed(n, **options):
+    """A store in memory and ids in no order: what a worker must not copy."""
+    view = mr.Blocks(mr.from_arrays({"tokens": np.arange(n + 1, dtype=np.int64)}), length=1)
+    ids = np.random.default_rng(0).permutation(n)
+    return mr.Feed(mr.Subset(view, ids), batch=64, device="numpy", transform=functions.same, processes=True, **options)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_it_does_not_grow_with_the_samples(method):
+    found = []
+    for n in (1_000, 5_000_000):  # 80 MB of tokens and ids
+        with subset_feed(n, workers=2) as feed:
+            for _ in itertools.islice(feed, 20):
+                pass
+            iterator = iter(feed)
+            next(iterator)
+            found.append(max(anonymous(process.pid) for process in workers()))
+    assert found[1] < found[0] + (20 << 20)
+    assert found[1] < 100 << 20  # imports of Python, numpy and millrace among them
+
+
+def flat(batches):
+    with subset_feed(10_000, workers=1) as feed:
+        iterator, found = iter(feed), []
+        for _ in range(2):
+            for _ in itertools.islice(iterator, batches):
+                pass
+            found.append(anonymous(workers()[0].pid))
+        assert found[1] < found[0] + (4 << 20)
+
+
+def test_it_is_flat_over_batches():
+    flat(1500)
+
+
+@pytest.mark.soak
+def test_it_is_flat_over_many_batches():
+    flat(50_000)
+
+
+def test_a_job_is_mapped_and_what_is_written_into_it_stays_there():
+    data = np.arange(1_000_000)
+    job = Job(data, data[:10], 3, None, functions.same, None)
+    fd = write_job(job)
+    try:
+        one, two = read_job(fd), read_job(fd)
+    finally:
+        os.close(fd)
+    assert not one.view.flags.owndata
+    assert np.array_equal(one.view, data)
+    one.view[0] = 7
+    assert (two.view[0], data[0]) == (0, 0)
+    assert (one.seed, one.transform) == (3, functions.same)
+    assert len(pickle.dumps(functions.same)) < 100

@@ -1,0 +1,282 @@
+"""push, pull and stage against real servers: whole or not at all, resumable, checked, and without secrets in errors."""
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.cli import run as millrace
+from millrace.errors import MillraceError, StoreWriteFailed
+from millrace.store.remote import objects
+from millrace.store.remote import pull as pulling
+from millrace.store.verify import verify_store
+from millrace.testing import tiny_records, tiny_series, tiny_text
+
+from .conftest import KEY, SECRET
+
+TINY = {"records": tiny_records, "series": tiny_series, "text": tiny_text}
+
+
+def large(path, megabytes=10):
+    """A store whose one shard has several blocks of 4 MiB."""
+    with mr.StoreWriter(path, kind="records", columns={"x": mr.Column("uint8")}) as writer:
+        writer.append({"x": np.arange(megabytes << 20, dtype=np.uint32).astype(np.uint8)})
+    return mr.open_store(path)
+
+
+def same_files(a, b):
+    names = sorted(path.relative_to(a).as_posix() for path in Path(a).rglob("*") if path.is_file())
+    others = sorted(path.relative_to(b).as_posix() for path in Path(b).rglob("*") if path.is_file())
+    assert names == others
+    assert filecmp.cmpfiles(a, b, names, shallow=False) == (names, [], [])
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_what_is_pushed_and_pulled_is_the_same_store(tmp_path, s3, proxy, kind):
+    store = TINY[kind](tmp_path / "store")
+    sent = mr.push(tmp_path / "store", s3)
+    assert sent.sent_files == sent.files == store.num_shards * len(store.layout.files)
+    assert [path for method, path in proxy.requests if method == "PUT"][-1] == f"/{s3[5:]}/store.json"
+    got = mr.pull(s3, tmp_path / "copy")
+    assert (got.fingerprint, got.bytes) == (store.fingerprint, store.num_bytes)
+    same_files(tmp_path / "store", tmp_path / "copy")
+    assert verify_store(tmp_path / "copy").damage == []
+    before = len(proxy.requests)
+    assert mr.push(tmp_path / "store", s3).files == mr.pull(s3, tmp_path / "copy").files == 0
+    assert not [request for request in proxy.requests[before:] if "/shards/" in request[1] or request[0] == "PUT"]
+
+
+def test_an_interrupted_push_sends_only_the_rest_and_is_no_store_before(tmp_path, s3, proxy):
+    tiny_text(tmp_path / "store")
+    puts = []
+
+    def fails_after_three(method, path):
+        puts.append(path) if method == "PUT" and "/shards/" in path else None
+        return 403 if len(puts) > 3 and path == puts[-1] else None
+
+    proxy.fault = fails_after_three
+    with pytest.raises(MillraceError, match="403"):
+        mr.push(tmp_path / "store", s3, workers=1)
+    with pytest.raises(MillraceError, match="is not there"):
+        mr.pull(s3, tmp_path / "copy")
+    proxy.fault = lambda method, path: None
+    report = mr.push(tmp_path / "store", s3)
+    assert report.files - report.sent_files == 3
+    mr.pull(s3, tmp_path / "copy")
+    same_files(tmp_path / "store", tmp_path / "copy")
+
+
+def test_files_that_another_interrupted_push_left_are_sent_again(tmp_path, s3, proxy):
+    """They may have the same names and sizes."""
+    for name, value in (("a", 1), ("b", 2)):
+        with mr.StoreWriter(tmp_path / name, kind="records", columns={"x": mr.Column("int64")}) as writer:
+            writer.append({"x": np.full(100, value)})
+    proxy.fault = lambda method, path: 403 if method == "PUT" and path.endswith("store.json") else None
+    with pytest.raises(MillraceError, match="403"):
+        mr.push(tmp_path / "a", s3)
+    proxy.fault = lambda method, path: None
+    assert mr.push(tmp_path / "b", s3).sent_files == 2
+    mr.pull(s3, tmp_path / "copy")
+    same_files(tmp_path / "b", tmp_path / "copy")
+
+
+def test_another_store_at_the_url_is_refused_and_a_grown_one_is_not(tmp_path, s3, proxy):
+    tiny_records(tmp_path / "other")
+    with mr.StoreWriter(tmp_path / "a", kind="records", columns={"x": mr.Column("int64")}) as writer:
+        writer.append({"x": np.arange(5)})
+    mr.push(tmp_path / "a", s3)
+    with pytest.raises(mr.ConfigError, match="holds another store"):
+        mr.push(tmp_path / "other", s3)
+    with mr.StoreWriter(tmp_path / "a", append=True) as writer:
+        writer.append({"x": np.arange(7)})
+    report = mr.push(tmp_path / "a", s3)
+    assert report.files - report.sent_files == 2  # those of the first snapshot
+    mr.pull(s3, tmp_path / "copy")
+    assert mr.open_store(tmp_path / "copy").fingerprint == mr.open_store(tmp_path / "a").fingerprint
+
+
+def test_of_two_pushes_to_one_url_one_wins(tmp_path, s3, proxy):
+    tiny_records(tmp_path / "a")
+    tiny_text(tmp_path / "b")
+
+    def other_first(method, path):
+        if method == "PUT" and path.endswith("/store.json"):
+            proxy.fault = lambda method, path: None
+            return lambda: mr.push(tmp_path / "b", s3)
+        return None
+
+    proxy.fault = other_first
+    with pytest.raises(mr.ConfigError, match="another push"):
+        mr.push(tmp_path / "a", s3)
+    mr.pull(s3, tmp_path / "copy")
+    same_files(tmp_path / "b", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("fault", [500, 503, "reset", "short", "flip"])
+def test_faults_that_pass_are_overcome(tmp_path, s3, proxy, fault):
+    """Each object fails twice; nothing wrong is kept."""
+    large(tmp_path / "store")
+    counts = {}
+
+    def twice(method, path):
+        counts[method, path] = counts.get((method, path), 0) + 1
+        is_wanted = "/shards/" in path or fault != "flip"  # what has no hash yet cannot be known to be wrong
+        return (
+            fault if counts[method, path] <= 2 and is_wanted and (method == "GET" or isinstance(fault, int)) else None
+        )
+
+    proxy.fault = twice
+    mr.push(tmp_path / "store", s3)
+    mr.pull(s3, tmp_path / "copy")
+    same_files(tmp_path / "store", tmp_path / "copy")
+    assert max(counts.values()) >= 3
+
+
+@pytest.mark.parametrize("fault", [503, "reset", "short", "flip"])
+def test_faults_that_stay_are_errors_that_name_the_object_and_leave_nothing(tmp_path, s3, proxy, fault, monkeypatch):
+    tiny_series(tmp_path / "store")
+    mr.push(tmp_path / "store", s3)
+    proxy.fault = lambda method, path: fault if "/shards/" in path and path.endswith(".f32") else None
+    with pytest.raises(MillraceError, match=r"prices/shards/.*f32") as caught:
+        mr.pull(s3, tmp_path / "copy")
+    assert isinstance(caught.value, mr.StoreCorrupt) == (fault == "flip")
+    assert "attempt" in str(caught.value) or fault == "flip"
+    assert not (tmp_path / "copy").exists()
+    proxy.fault = lambda method, path: None
+    shutil.copytree(tmp_path / "store" / "shards", tmp_path / "copy.partial" / "shards", dirs_exist_ok=True)
+    changed = next((tmp_path / "copy.partial").rglob("*.f32"))
+    os.chmod(changed, 0o644)
+    changed.write_bytes(bytes(changed.stat().st_size))  # what is there with the right size is read again
+    assert mr.pull(s3, tmp_path / "copy").sent_files == 1
+    same_files(tmp_path / "store", tmp_path / "copy")
+    assert not (tmp_path / "copy.partial").exists()
+
+
+def test_a_pull_goes_on_where_the_last_block_was_right(tmp_path, s3, proxy, monkeypatch):
+    """Three times half of the rest comes. That is progress, so the attempts are counted afresh."""
+    large(tmp_path / "store", 40)
+    mr.push(tmp_path / "store", s3)
+    gets, starts, answer = [], [], objects.Objects.stream
+
+    def breaks_off(method, path):
+        gets.append(path) if path.endswith("x.u8") and method == "GET" else None
+        return "short" if path.endswith("x.u8") and len(gets) <= 3 else None
+
+    def note(self, name, start=0):
+        starts.append(start >> 20) if name.endswith("x.u8") else None
+        return answer(self, name, start)
+
+    proxy.fault = breaks_off
+    monkeypatch.setattr(objects, "ATTEMPTS", 2)
+    monkeypatch.setattr(objects.Objects, "stream", note)
+    mr.pull(s3, tmp_path / "copy")
+    assert starts[0] == 0
+    assert len(starts) == len(set(starts)) == 4
+    assert starts == sorted(starts)
+    assert all(start % 4 == 0 for start in starts)
+    same_files(tmp_path / "store", tmp_path / "copy")
+
+
+def test_http_with_and_without_ranges(tmp_path, web):
+    folder, url, proxy = web
+    large(folder / "store")
+    gets = []
+
+    def once(method, path):
+        gets.append(path) if path.endswith("x.u8") else None
+        return "short" if len(gets) == 1 else None
+
+    proxy.fault = once
+    mr.pull(f"{url}/store", tmp_path / "copy")
+    same_files(folder / "store", tmp_path / "copy")
+    with pytest.raises(mr.ConfigError, match="only be read"):
+        mr.push(folder / "store", f"{url}/other")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_no_secret_appears_in_an_error(tmp_path, s3, proxy, status, capfd):
+    tiny_series(tmp_path / "store")
+    proxy.fault = lambda method, path: status
+    assert millrace(["push", str(tmp_path / "store"), s3]) == 1
+    assert millrace(["pull", s3, str(tmp_path / "copy")]) == 1
+    with pytest.raises(MillraceError) as caught:
+        mr.pull(s3, tmp_path / "copy")
+    shown = (
+        "".join(capfd.readouterr()) + repr(caught.value.__cause__) + repr(caught.value.__context__) + str(caught.value)
+    )
+    assert str(status) in shown
+    assert "credentials" in shown
+    assert KEY not in shown
+    assert SECRET not in shown
+    proxy.fault = lambda method, path: None
+    mr.push(tmp_path / "store", s3)
+    mr.pull(s3, tmp_path / "copy")
+    assert not [
+        path for path in (tmp_path / "copy").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
+    with pytest.raises(mr.ConfigError, match="secret") as caught:
+        mr.pull(f"s3://{KEY}:{SECRET}@bucket/x", tmp_path / "other")
+    assert SECRET not in str(caught.value)
+
+
+def test_kill_9_in_the_middle_of_a_pull(tmp_path, s3, proxy):
+    """What is there after it is no store; the next pull keeps what is whole and finishes."""
+    large(tmp_path / "store", 40)
+    mr.push(tmp_path / "store", s3)
+    program = "import sys, millrace; millrace.pull(sys.argv[1], sys.argv[2])"
+    child = subprocess.Popen([sys.executable, "-c", program, s3, str(tmp_path / "copy")])
+
+    def killed(method, path):
+        if path.endswith("x.u8"):
+            child.kill()
+            child.wait()
+        return
+
+    proxy.fault = killed
+    assert child.wait(60) == -9
+    assert not (tmp_path / "copy").exists()
+    assert (tmp_path / "copy.partial").exists()
+    proxy.fault = lambda method, path: None
+    mr.pull(s3, tmp_path / "copy")
+    same_files(tmp_path / "store", tmp_path / "copy")
+    assert not (tmp_path / "copy.partial").exists()
+
+
+def test_stage_copies_once_and_notices_a_changed_source(tmp_path, capsys):
+    store = tiny_series(tmp_path / "store")
+    command = ["stage", str(tmp_path / "store"), "--to", str(tmp_path / "fast" / "copy")]
+    assert millrace([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sent_bytes"] == store.num_bytes
+    same_files(tmp_path / "store", tmp_path / "fast" / "copy")
+    assert millrace(command) == 0
+    assert "holds this store already" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "store")
+    tiny_records(tmp_path / "store")
+    assert millrace(command) == 1
+    assert "holds another store" in capsys.readouterr().err
+
+
+def test_a_disk_without_space_is_refused_before_anything_is_copied(tmp_path, monkeypatch):
+    store = large(tmp_path / "store")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda path: usage._replace(free=store.num_bytes - 1))
+    with pytest.raises(StoreWriteFailed, match="bytes free"):
+        mr.pull(tmp_path / "store", tmp_path / "copy")
+    assert not [path for path in tmp_path.rglob("*.u8") if "copy" in str(path)]
+
+
+def test_a_damaged_file_is_not_pushed(tmp_path):
+    tiny_series(tmp_path / "store")
+    victim = next((tmp_path / "store").rglob("values.f32"))
+    os.chmod(victim, 0o644)
+    victim.write_bytes(bytes(victim.stat().st_size))
+    with pytest.raises(mr.StoreCorrupt, match=r"values\.f32"):
+        mr.push(tmp_path / "store", f"file://{tmp_path}/target")
+    assert not (tmp_path / "target" / "store.json").exists()
