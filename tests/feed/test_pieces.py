@@ -107,6 +107,15 @@ class Stuck:
         return call
 
 
+def take_when_ready(ring, number):
+    """A batch that threads made. The loop only looks: one that waits may make the batch itself."""
+    ends_at = time.monotonic() + HANG_S
+    while (batch := ring.take(number, False)) is None:
+        assert time.monotonic() < ends_at, f"batch {number} is not there after {HANG_S} s"
+        time.sleep(0.001)
+    return batch
+
+
 @pytest.fixture
 def sharded(tmp_path):
     """Lines of batches of 3 pieces, each of which reads two shards of its own."""
@@ -138,8 +147,7 @@ def test_the_loop_makes_the_batch_of_a_thread_that_gets_no_core(where, depth, sh
         ProgramMake(Program.of(line), slots=2),
     )
     if not is_opening:
-        while ring.take(0, False) is None:  # the loop only looks, so that the thread comes to the next batch
-            time.sleep(0.001)
+        take_when_ready(ring, 0)  # so that the thread comes to the next batch
     assert stuck.inside.wait(HANG_S)
     for number in range(0 if is_opening else 1, 16):
         if number == 12:
@@ -162,9 +170,9 @@ def test_threads_make_one_large_batch_side_by_side(sharded, monkeypatch):
 
     monkeypatch.setattr(ColumnArray, "random", random_shard)
     ring = CoreRing(Program.of(sharded(2)), count=2, depth=1, workers=3)
-    ring.take(0)
-    batch = ring.take(1)
-    assert ring.report().pieces == 3
+    take_when_ready(ring, 0)
+    batch = take_when_ready(ring, 1)
+    assert (ring.report().pieces, ring.report().made_here) == (3, 0)
     assert batch.v[:, 0, 0].tolist() == list(range(6, 12))
     ring.close()
 
