@@ -112,7 +112,7 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_continues(job
     assert len(family) >= 2
     process.kill()
     process.wait()
-    alive = psutil.wait_procs(family, timeout=10)[1]
+    alive = psutil.wait_procs(family, timeout=60)[1]
     user_functions.unlink()
     assert alive == []
     job.prepare("slow", workers=1)
@@ -153,7 +153,7 @@ def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(
     assert process.returncode == code
     lines = [line for line in said.splitlines() if not line.startswith(("read:", "note:"))]
     assert lines == [f"interrupted; run it again with: millrace {' '.join(arguments)}"]
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
     assert not job.out.exists()
     user_functions.unlink()
     if (moment, number) == ("working", signal.SIGTERM) and job.kind.function == "filter":

@@ -24,9 +24,12 @@ FATAL = r"a worker process \(pid \d+\) ended {end} during {stage} at position {p
 
 @pytest.fixture
 def quick_looks(monkeypatch):
-    """Silent workers are looked at more often than once a second: tests would wait for it."""
+    """Silent workers are looked at more often than once a second: tests would wait for it.
+
+    How a worker ended is waited for as long as it takes: a slow machine must not make the reason unknown.
+    """
     monkeypatch.setattr(pool, "POLL_S", 0.2)
-    monkeypatch.setattr(launch, "END_S", 0.5)
+    monkeypatch.setattr(launch, "END_S", 60.0)
 
 
 def where(feed, sample=13):
@@ -45,7 +48,9 @@ def test_a_batch_whose_worker_dies_is_made_again(what, method, feed_of, contents
 
 
 @pytest.mark.parametrize("what", ["kill_server", "stop_server", "leave_a_child", "fork", "threads"])
-def test_whatever_else_happens_to_a_worker_the_batches_are_the_same(what, feed_of, contents, tmp_path):
+def test_whatever_else_happens_to_a_worker_the_batches_are_the_same(what, feed_of, contents, tmp_path, monkeypatch):
+    if what == "stop_server":
+        monkeypatch.setattr(launch, "END_S", 0.5)  # it never answers
     feed = feed_of(functions.Once(tmp_path / "once", what), epochs=2)
     assert contents(feed) == contents(feed_of(functions.same, epochs=2, processes=False))
     assert (tmp_path / "once").exists()
@@ -111,6 +116,7 @@ def test_a_worker_that_hangs_is_an_error(feed_of, monkeypatch, tmp_path):
     [
         ([("R", 1), ("R", 9), ("S", 10)], None),
         ([("S", 1)] * 100, None),
+        ([("R", 1)] * 1000, None),  # it would run, but others have the cores
         ([("S", 1)] * 301, "neither answered nor used a core for 300 s"),
         ([("S", k // 250) for k in range(1000)], None),  # a little now and then is enough
         ([("T", 1)], None),  # it may go on at once
@@ -128,25 +134,25 @@ def test_what_is_seen_of_a_silent_worker(states, found, monkeypatch):
     assert (findings[-1] and (findings[-1].text or "gone")) == found
 
 
-def kills(count, feed_of, contents, whole_tree):
-    """Reads a feed to its end while a process of it is killed at random moments, so many times."""
+def kills(count, feed_of, whole_tree):
+    """Reads a feed while a process of it is killed at random moments, so many times."""
     seed = int(os.environ.get("MILLRACE_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"MILLRACE_SEED={seed}")
     chance = random.Random(seed)
-    epochs = max(4, count)
-    feed = feed_of(functions.slow, epochs=epochs, workers=3, depth=6)
-    expected, done = contents(feed_of(functions.same, epochs=epochs, processes=False)), 0
-    for number, batch in enumerate(feed):
-        assert batch.x.tobytes() == expected[number][1]["x"][2], number
-        if done < count and chance.random() < 0.4:
+    feed, local, done = feed_of(functions.slow, workers=3, depth=6), iter(feed_of(functions.same, processes=False)), 0
+    for number, batch in enumerate(feed):  # without an end: chance decides how many batches so many kills take
+        assert batch.x.tobytes() == next(local).x.tobytes(), number
+        if done == count:
+            break
+        if chance.random() < 0.4:
             found = feed_processes()
             for process in found if whole_tree else [chance.choice(found)] if found else []:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             done += bool(found)
             time.sleep(chance.random() * 0.03)
-    assert number + 1 == len(expected)
-    return done
+    feed.close()
+    local.close()
 
 
 @pytest.fixture
@@ -158,18 +164,18 @@ def no_limit(monkeypatch):
 
 @pytest.mark.usefixtures("no_limit")
 @pytest.mark.parametrize("whole_tree", [False, True])
-def test_batches_are_the_same_whoever_is_killed_whenever(whole_tree, feed_of, contents):
+def test_batches_are_the_same_whoever_is_killed_whenever(whole_tree, feed_of):
     with expect_no_leaks(grace_s=10):
-        assert kills(5, feed_of, contents, whole_tree) == 5
+        kills(5, feed_of, whole_tree)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_limit")
 @pytest.mark.parametrize("whole_tree", [False, True])
-def test_a_hundred_kills(whole_tree, feed_of, contents):
+def test_a_hundred_kills(whole_tree, feed_of):
     with expect_no_leaks(grace_s=10):
-        assert kills(100, feed_of, contents, whole_tree) >= 99
+        kills(100, feed_of, whole_tree)
 
 
 def test_signals_that_end_a_worker_from_outside_are_seen_at_once(feed_of):

@@ -26,18 +26,18 @@ def workers():
     return [process for process in feed_processes() if not process.children()]
 
 
-def subset_feed(n, **options):
+def subset_feed(n, processes=True, **options):
     """A store in memory and ids in no order: what a worker must not copy."""
     view = mr.Blocks(mr.from_arrays({"tokens": np.arange(n + 1, dtype=np.int64)}), length=1)
     ids = np.random.default_rng(0).permutation(n)
-    return mr.Feed(mr.Subset(view, ids), batch=64, device="numpy", transform=functions.same, processes=True, **options)
+    return mr.Feed(mr.Subset(view, ids), batch=64, device="numpy", transform=functions.same, processes=processes, **options)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_it_does_not_grow_with_the_samples(method):
     found = []
     for n in (1_000, 5_000_000):  # 80 MB of tokens and ids
-        with subset_feed(n, workers=2) as feed:
+        with subset_feed(n, method, workers=2) as feed:
             for _ in itertools.islice(feed, 20):
                 pass
             iterator = iter(feed)

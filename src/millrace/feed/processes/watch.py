@@ -25,7 +25,8 @@ class Watch:
         """``seconds`` have passed since the last look. None: it works, or may still do so."""
         before, ticks = self._state, self._ticks
         self._state, self._ticks = _state_and_ticks(pid)
-        self.quiet_s = self.quiet_s + seconds if self._ticks == ticks else 0.0
+        # "R" without a tick: it would run, but others have the cores.
+        self.quiet_s = self.quiet_s + seconds if self._ticks == ticks and self._state != "R" else 0.0
         if self._state in "ZX":  # or gone: "" is in every string
             return Finding(None)
         if self._state == before == "T":
