@@ -30,7 +30,9 @@ def subset_feed(n, processes=True, **options):
     """A store in memory and ids in no order: what a worker must not copy."""
     view = mr.Blocks(mr.from_arrays({"tokens": np.arange(n + 1, dtype=np.int64)}), length=1)
     ids = np.random.default_rng(0).permutation(n)
-    return mr.Feed(mr.Subset(view, ids), batch=64, device="numpy", transform=functions.same, processes=processes, **options)
+    return mr.Feed(
+        mr.Subset(view, ids), batch=64, device="numpy", transform=functions.same, processes=processes, **options
+    )
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
