@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from millrace.meter.interval import Interval
+from millrace.meter.verdict import judge
+
 
 @dataclass(frozen=True)
 class Report:
@@ -21,6 +24,7 @@ class Report:
     seconds: float
     get_s: float
     fill_s: float | None = None  # making batches, over all threads
+    function_s: float | None = None  # of it, in decode and transform
     fill_wait_s: float | None = None  # threads rested, because enough batches lay ready
     depth_seen: float | None = None  # batches that lay ready when one was taken, on average
     made_in_line: int | None = None  # batches that the loop made itself, or pieces that add up to them
@@ -40,6 +44,14 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def interval(self) -> Interval:
+        """These counters for ``judge``; the difference of two such intervals is what was counted between them."""
+        return Interval(
+            self.seconds, self.batches, self.get_s, make_s=self.fill_s, function_s=self.function_s,
+            put_wait_s=self.fill_wait_s, workers=self.workers, is_processes=self.way == "processes",
+            is_cold=bool(self.is_cold), is_queued=self.way == "queue", num_bytes=self.num_bytes, behind_s=self.behind_s,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         share = self.get_s / self.seconds if self.seconds else 0.0
@@ -78,4 +90,6 @@ class Report:
             )
         if self.choice:
             lines.append(f"processes='auto': {self.choice}")
+        if (verdict := judge(self.interval())) is not None:
+            lines.append(str(verdict))
         return "\n".join(lines)

@@ -26,6 +26,7 @@ class Counters(NamedTuple):
     cores: int | None = None  # ahead: that this process had when it began
     pieces: int | None = None  # ahead: that a batch is divided into, for threads to make
     make_s: float | None = None  # ahead: time to make batches, over all workers
+    function_s: float | None = None  # make, or ahead for processes: of it, in decode and transform
     put_wait_s: float | None = None  # ahead: workers rested, because enough batches lay ready
     mean_ready: float | None = None  # ahead: batches that lay ready when one was taken
     num_bytes: int | None = None  # ahead: of all batches made

@@ -31,7 +31,7 @@ class Processes:
         self._layouts: dict[bytes, Layout] = {}
         self._arrivals: dict[int, Reply] = {}
         self._given = self._taken = self._num_ready = self._num_bytes = 0
-        self._make_s = self._rest_s = 0.0
+        self._make_s = self._function_s = self._rest_s = 0.0
         self._before = pool.num_deaths, pool.slots.num_grown  # in earlier passes
         self._is_closed = False
         pool.is_taken = True
@@ -75,6 +75,7 @@ class Processes:
                 return None
         self._taken, self._num_bytes = self._taken + 1, self._num_bytes + reply.num_bytes
         self._make_s, self._rest_s = self._make_s + reply.make_s, self._rest_s + reply.rest_s
+        self._function_s += reply.function_s
         self._num_ready += 1 + len(self._arrivals)
         return reply
 
@@ -92,6 +93,7 @@ class Processes:
         deaths, grown = self._before
         return Counters(
             workers=self._pool.count, taken=self._taken, made_here=0, make_s=self._make_s, put_wait_s=self._rest_s,
+            function_s=self._function_s,
             mean_ready=self._num_ready / max(self._taken, 1), num_bytes=self._num_bytes, deaths=self._pool.num_deaths - deaths,
             outgrown=self._pool.slots.num_grown - grown,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -49,9 +50,17 @@ class DecodeMake:
     ) -> None:
         self._source, self._decode, self._line, self._seed, self._note = source, decode, line, seed, note
         self._slots = Slots(slots)
+        self._function_s = 0.0
 
     def make(self, batch: int) -> Batch:
         given = self._source.make(batch)
+        began = perf_counter()
+        made = self._decoded(batch, given)
+        took_s = perf_counter() - began
+        self._function_s += took_s  # no call between read and write: threads take turns by the GIL
+        return made
+
+    def _decoded(self, batch: int, given: Batch) -> Batch:
         marks = {name: getattr(given, name).copy() for name in MARKS}
         if hasattr(self._decode, "decode_batch"):
             return self._make_whole(batch, given, marks, self._decode)
@@ -99,8 +108,13 @@ class DecodeMake:
             stage="decode", position=position, sample=sample,
         )  # fmt: skip
 
+    @property
+    def function_s(self) -> float:
+        """Seconds in the functions of the user so far, over all threads."""
+        return self._function_s + getattr(self._source, "function_s", 0.0)
+
     def report(self) -> Counters:
-        return self._source.report()
+        return self._source.report()._replace(function_s=self.function_s)
 
 
 class _Different(ConfigError):

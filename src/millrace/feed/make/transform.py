@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any, TypeAlias
 
 from millrace.errors import ConfigError, StageFailed
@@ -21,6 +22,7 @@ class TransformMake:
         self, source: Make[Batch], transform: Transform, line: Line, seed: int, note: Callable[..., None] | None = None
     ) -> None:
         self._source, self._transform, self._line, self._seed, self._note = source, transform, line, seed, note
+        self._function_s = 0.0
 
     def make(self, batch: int) -> Batch:
         given = self._source.make(batch)
@@ -28,6 +30,7 @@ class TransformMake:
             self._note("transform")
         # Copies, because the transform may change the marks of the batch it is given.
         marks = {name: getattr(given, name).copy() for name in MARKS}
+        began = perf_counter()
         try:
             result = self._transform(given, Rng(self._seed, marks["positions"]))
             _check_result(result, len(marks["positions"]))
@@ -39,10 +42,17 @@ class TransformMake:
                 f"the transform raised at position {first} (samples {marks['samples'][:4]}...): {cause}",
                 stage="transform", position=first,
             ) from error  # fmt: skip
+        took_s = perf_counter() - began
+        self._function_s += took_s  # no call between read and write: threads take turns by the GIL
         return Batch(result, **marks)
 
+    @property
+    def function_s(self) -> float:
+        """Seconds in the functions of the user so far, over all threads."""
+        return self._function_s + getattr(self._source, "function_s", 0.0)
+
     def report(self) -> Counters:
-        return self._source.report()
+        return self._source.report()._replace(function_s=self.function_s)
 
 
 def _check_result(result: Any, num_samples: int) -> None:

@@ -211,7 +211,7 @@ class Pool:
             return []
         if kind == protocol.UNLOADABLE:
             raise _unloadable(json.loads(message[1:]))
-        kind, line, batch, _, num_bytes, make_s, rest_s = protocol.REPLY.unpack_from(message)
+        kind, line, batch, _, num_bytes, make_s, function_s, rest_s = protocol.REPLY.unpack_from(message)
         text = message[protocol.REPLY.size :]
         ticket = member.tickets.popleft()
         if (ticket.line, ticket.batch) != (line, batch):
@@ -225,7 +225,7 @@ class Pool:
             member.send_ticket(ticket)
             return []
         error = rebuild_error(json.loads(text)) if kind == protocol.FAILED else None
-        return [Reply(ticket, text, num_bytes, make_s, rest_s, error)]
+        return [Reply(ticket, text, num_bytes, make_s, function_s, rest_s, error)]
 
     def _bury(self, member: Member, why: str | None = None, *, is_final: bool = False) -> list[Reply]:
         """Gives the tickets of a dead worker to others, and starts another in its place."""
@@ -250,7 +250,7 @@ class Pool:
             if first.deaths >= MAX_DEATHS or is_final:
                 assert self._line is not None
                 what = f"a worker process (pid {member.pid}) {why or f'ended {describe_end(code)}'}"
-                replies = [Reply(tickets.pop(0), b"", 0, 0.0, 0.0, fatal(first, self._line[1], what))]
+                replies = [Reply(tickets.pop(0), b"", 0, 0.0, 0.0, 0.0, fatal(first, self._line[1], what))]
         self._waiting.extendleft(reversed(tickets))
         self._hand_out()
         return replies

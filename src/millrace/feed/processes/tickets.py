@@ -36,6 +36,7 @@ class Reply(NamedTuple):
     text: bytes  # where the columns lie
     num_bytes: int
     make_s: float
+    function_s: float
     rest_s: float
     error: Exception | None = None
 

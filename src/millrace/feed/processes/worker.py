@@ -35,7 +35,7 @@ from millrace.ragged import Array
 
 MESSAGE_BYTES = 1 << 17
 TICKET = struct.Struct("<cqqqqq")  # b"T", line, batch, slot, offset and size of the slot
-REPLY = struct.Struct("<cqqqqdd")  # kind, line, batch, slot, bytes, seconds to make the batch, rest before it
+REPLY = struct.Struct("<cqqqqddd")  # kind, line, batch, slot, bytes; seconds to make it, in functions, of rest
 READY, TOO_SMALL, FAILED, LOADED, UNLOADABLE = b"R", b"S", b"F", b"L", b"U"
 PARENT_MS = 1000  # how often it is asked whether the trainer is still there
 is_worker = False  # set in a process that loads a job or works on it
@@ -245,6 +245,7 @@ class Worker:
         began = time.perf_counter()
         rest_s = began - since
         kind, text, num_bytes = READY, b"", 0
+        before_s = self._function_s()
         if line == self._line[0]:  # else nobody waits for it any more
             try:
                 num_bytes, text = self._fill(batch, self._area(slot, offset, size))
@@ -253,8 +254,8 @@ class Worker:
                 self._unpacked = None
                 self._check_process(1)
                 kind, text = FAILED, json.dumps(describe_error(error)).encode()
-        took_s = time.perf_counter() - began
-        self._wire.send(REPLY.pack(kind, line, batch, slot, num_bytes, took_s, rest_s) + text)
+        took_s, function_s = time.perf_counter() - began, max(0.0, self._function_s() - before_s)
+        self._wire.send(REPLY.pack(kind, line, batch, slot, num_bytes, took_s, function_s, rest_s) + text)
 
     def _fill(self, batch: int, area: Array) -> tuple[int, bytes]:
         """Makes a batch and packs it, if it fits: how many bytes it has, and where its columns lie."""
@@ -280,6 +281,10 @@ class Worker:
         self._check_process(0)
         self._note("packing")
         return made
+
+    def _function_s(self) -> float:
+        """Seconds in decode and transform so far."""
+        return getattr(self._make, "function_s", 0.0)
 
     def _check_process(self, code: int) -> None:
         """Ends a child that the transform forked: it must not touch the slot, and has nobody to answer."""

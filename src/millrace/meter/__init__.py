@@ -1,0 +1,1 @@
+"""What the counters of a run mean: an interval of them in, a verdict out."""

@@ -1,0 +1,50 @@
+"""Interval: what the stages of a run counted in a stretch of it. ``verdict.py`` says what that means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+COUNTED = ("seconds", "batches", "get_s", "make_s", "function_s", "put_wait_s", "num_bytes", "transfer_s", "behind_s")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Counters of one rank; None where no stage counts it. Times in seconds, over all workers where they make batches."""
+
+    seconds: float
+    """The whole stretch, without evaluations and saves."""
+    batches: int
+    """Batches that the loop got. With few of them the start of the pipeline hides what limits the run."""
+    get_s: float
+    """Waiting to get: the loop stood in ``next()``. A large share of ``seconds``: the feed limits the run."""
+    make_s: float | None = None
+    """Making batches. Without ``function_s`` it is gather, or the disk if ``is_cold``."""
+    function_s: float | None = None
+    """In your ``decode`` and ``transform``. More than half of ``make_s``: these functions are what to make faster."""
+    put_wait_s: float | None = None
+    """Waiting to put: workers rested, as enough batches lay ready. Near zero: the feed has no room to spare.
+    Large while the loop waits: batches are made in bursts, and a larger depth helps."""
+    workers: int = 0
+    """Threads or processes that make batches. 0: the loop makes them, so making is part of ``get_s``."""
+    is_processes: bool = False
+    """Whether those are processes. If not, Python functions of several threads share one GIL."""
+    is_cold: bool = False
+    """Rows come from the disk: the time to gather them is the disk's."""
+    is_queued: bool = False
+    """Batches come through a queue: waiting to get is waiting for its workers."""
+    num_bytes: int | None = None
+    """Of the batches made. With ``seconds`` it gives the rate to compare with memory, disk or bus."""
+    transfer_s: float | None = None
+    """The loop waited for copies to a device that was idle: the bus is the limit. Not part of ``get_s``."""
+    behind_s: float | None = None
+    """The loop waited for a device busy with earlier steps: it computes as fast as it can. Not part of ``get_s``."""
+    rank_s: tuple[float, ...] = ()
+    """Of each rank: time of its own, before it met the others. One that is far above the rest holds them all up."""
+
+    def __sub__(self, earlier: Interval) -> Interval:
+        """What was counted after ``earlier``, a reading of the same run."""
+        changes = {}
+        for name in COUNTED:
+            now, before = getattr(self, name), getattr(earlier, name)
+            changes[name] = now if now is None or before is None else now - before
+        return replace(self, **changes)

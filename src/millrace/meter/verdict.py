@@ -1,0 +1,117 @@
+"""From an interval of counters to a verdict: what limits the run, how we know, and what to change."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from millrace.meter.interval import Interval
+
+LEAST_BATCHES = 8  # fewer are mostly the start: the first batches wait for an empty pipeline
+INPUT_SHARE = 0.08  # of the time spent waiting: above, the feed limits. A feed 1.2x too slow waits 17 %
+COMPUTE_SHARE = 0.04  # below, the loop hardly waits
+REST_SHARE = 0.05  # of their time that workers rest: below, the feed is as fast as the loop, with nothing to spare
+BURST_SHARE = 0.3  # workers that rest so much while the loop waits make batches in bursts
+
+REMEDIES = {
+    "disk": "copy the store to a faster disk (millrace stage), or read runs of samples: order=BlockShuffled(...)",
+    "gather": "raise workers=, or give a sample fewer bytes: a smaller type, fewer columns",
+    "transform": "raise workers=, or make decode= and transform= cheaper",
+    "transfer": "give a sample fewer bytes: a smaller type, or convert on the device",
+    "queue": "start more `millrace worker`, or raise depth=",
+}
+THREADS = "take processes=True: threads share one GIL; or make decode= and transform= cheaper"
+BURSTS = "raise depth=: batches are made in bursts"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits a run. ``gain`` is how many times faster it can become at most by the remedy.
+
+    >>> print(judge(Interval(seconds=10, batches=100, get_s=4, make_s=18, function_s=15, put_wait_s=0, workers=2)))
+    input-bound: transform (the loop waited 40% of the time; 83% of making batches was decode and transform); \
+take processes=True: threads share one GIL; or make decode= and transform= cheaper: up to 1.7x faster
+    """
+
+    name: str  # "input-bound: disk|gather|transform|transfer|queue|straggler rank", "compute-bound" or "balanced"
+    evidence: str
+    remedy: str | None = None
+    gain: float | None = None
+
+    @property
+    def is_input_bound(self) -> bool:
+        return self.name.startswith("input-bound")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        remedy = "" if self.remedy is None else f"; {self.remedy}"
+        gain = "" if self.gain is None else f": up to {self.gain:.1f}x faster"
+        return f"{self.name} ({self.evidence}){remedy}{gain}"
+
+
+def judge(found: Interval) -> Verdict | None:
+    """The verdict on an interval; None if it has too few batches to say."""
+    if found.batches < LEAST_BATCHES or found.seconds <= 0:
+        return None
+    waited, moved = found.get_s / found.seconds, (found.transfer_s or 0.0) / found.seconds
+    straggler = _straggler(found)
+    if straggler is not None:
+        return straggler
+    if moved >= INPUT_SHARE and moved > waited:
+        return _input_bound("transfer", moved, f"the loop waited {moved:.0%} of the time for copies to an idle device")
+    if waited >= INPUT_SHARE:
+        return _stage(found, waited)
+    rested = _rested(found)
+    evidence = f"the loop waited {waited:.0%} of the time for data"
+    if waited >= COMPUTE_SHARE or (rested is not None and rested < REST_SHARE):
+        spare = "" if rested is None else f"; workers rested {rested:.0%}"
+        return Verdict("balanced", f"{evidence}{spare}", "a faster model would wait for data")
+    return Verdict("compute-bound", evidence, "make the model faster; the feed keeps up")
+
+
+def _stage(found: Interval, waited: float) -> Verdict:
+    """Which stage it was that the loop waited for."""
+    evidence = f"the loop waited {waited:.0%} of the time"
+    if found.is_queued:
+        return _input_bound("queue", waited, f"{evidence} for batches of a queue")
+    made = found.get_s if found.make_s is None else found.make_s
+    share = min(1.0, (found.function_s or 0.0) / made) if made > 0 else 0.0
+    rested = _rested(found)
+    bursts = BURSTS if rested is not None and rested >= BURST_SHARE else None
+    if share > 0.5:
+        threads = THREADS if found.workers > 1 and not found.is_processes else None
+        evidence += f"; {share:.0%} of making batches was decode and transform"
+        return _input_bound("transform", waited, evidence, bursts or threads)
+    stage = "disk" if found.is_cold else "gather"
+    what = "reading rows from the disk" if found.is_cold else "copying rows in memory"
+    return _input_bound(stage, waited, f"{evidence}; {1 - share:.0%} of making batches was {what}", bursts)
+
+
+def _input_bound(stage: str, waited: float, evidence: str, remedy: str | None = None) -> Verdict:
+    gain = 1 / max(1 - waited, 0.01)
+    return Verdict(f"input-bound: {stage}", evidence, remedy or REMEDIES[stage], gain)
+
+
+def _straggler(found: Interval) -> Verdict | None:
+    if len(found.rank_s) < 2:
+        return None
+    slowest = max(found.rank_s)
+    rank, usual = found.rank_s.index(slowest), statistics.median_low(found.rank_s)
+    lost = (slowest - usual) / found.seconds
+    if lost < INPUT_SHARE:
+        return None
+    evidence = f"rank {rank} took {slowest / found.batches:.3g} s per step of its own, the usual rank {usual / found.batches:.3g} s"
+    return _input_bound(
+        "straggler rank", lost, evidence, f"look at the machine of rank {rank}: its disk, cores and heat"
+    )
+
+
+def _rested(found: Interval) -> float | None:
+    """The share of their time that workers rested."""
+    if found.put_wait_s is None or found.make_s is None or not found.workers:
+        return None
+    total = found.put_wait_s + found.make_s
+    return found.put_wait_s / total if total > 0 else None
