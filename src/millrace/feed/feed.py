@@ -262,7 +262,9 @@ class Feed:
         span, positions, progress = last_span(batch), batch.positions, self.progress
         if self.budget is not None and positions is not None and len(positions):
             return self._state(self._count_line.place(int(self._count_line.number_of(positions[0]))))
-        if self.budget is not None and span is not None and progress is not None:  # the last, of which this rank has none
+        if (
+            self.budget is not None and span is not None and progress is not None
+        ):  # the last, of which this rank has none
             return self._state(progress.line.place((progress.line.num_batches or 1) - 1))
         start = None if span is None else span[0]
         if start is None:

@@ -62,7 +62,9 @@ def check_options(feed: Feed, workers: int | None) -> None:
     if feed.last not in LAST:
         raise ConfigError(f"last={feed.last!r}; expected one of {', '.join(LAST)}")
     if feed.budget is not None and feed.queue is not None:
-        raise ConfigError("queue= with max_rows=: tickets ask for positions in a row, bins have others; use processes=True")
+        raise ConfigError(
+            "queue= with max_rows=: tickets ask for positions in a row, bins have others; use processes=True"
+        )
     if feed.budget is not None and feed.last == "short":
         raise ConfigError("last='short' with max_rows=: batches differ in size anyway; use last='pad' or 'drop'")
     if feed.budget is None and feed.stop is not None and feed.line(0, feed.stop).num_batches == 0:
