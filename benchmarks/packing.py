@@ -1,11 +1,13 @@
-"""Packing and mixtures: plans for millions of documents, how full blocks are, and a mixture against one source.
+"""Packing and mixtures: plans for millions of documents, how full blocks are, a mixture against one source, and
+bins of a budget against padded batches.
 
-python -m benchmarks.packing [--documents 100000000]
+python -m benchmarks.packing [--documents 100000000] [--only budgets]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import time
 from typing import Any
@@ -14,12 +16,19 @@ import numpy as np
 
 from benchmarks.common import interleave, medians, save, verdict
 
+LONGEST = 512  # tokens of a document for the small GPT
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--documents", type=int, default=100_000_000)
+    parser.add_argument("--only", choices=("mixture", "plans", "budgets"), help="this part alone; nothing is saved")
     options = parser.parse_args()
-    save("packing", {"mixture": bench_mixture(), "plans": bench_plans(options.documents)})
+    parts = {"mixture": bench_mixture, "plans": lambda: bench_plans(options.documents), "budgets": bench_budgets}
+    if options.only is not None:
+        print(json.dumps({options.only: parts[options.only]()}, indent=1))
+    else:
+        save("packing", {name: measure() for name, measure in parts.items()})
 
 
 def offsets_of(count: int) -> Any:
@@ -81,6 +90,49 @@ def bench_mixture() -> list[Any]:
     rates = interleave({"one source": lambda: rate(one), "ten sources": lambda: rate(ten)}, rounds=7)
     middle = medians(rates)
     return [middle, verdict("ten sources against one", middle["ten sources"] / middle["one source"], 0.95)]
+
+
+def bench_budgets() -> list[Any]:
+    """Tokens per second of a small GPT on log-normal documents: bins of one budget against batches padded to their longest."""
+    import torch
+
+    import millrace as mr
+    from millrace.train.models.gpt import GPT
+
+    lengths = np.minimum(np.exp(np.random.default_rng(0).normal(np.log(60), 1.0, 20_000)).astype(np.int64) + 2, LONGEST)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    tokens = np.random.default_rng(1).integers(0, 1000, offsets[-1]).astype(np.uint16)
+    view = mr.Records(mr.from_arrays({"tokens": tokens}, offsets))
+    torch.manual_seed(0)
+    model = GPT(vocabulary=1000, length=LONGEST, layers=2, heads=4, width=128)
+    rows = 4096
+    documents = round(rows / float(lengths.mean()))  # a padded batch has as many tokens on average
+
+    def step(ragged: Any) -> int:
+        """One forward and backward pass over documents padded to the longest of them."""
+        padded = torch.from_numpy(ragged.pad().astype(np.int64))
+        places = torch.arange(padded.shape[1] - 1)
+        batch = {
+            "x": padded[:, :-1],
+            "y": padded[:, 1:],
+            "mask": places < torch.from_numpy(ragged.lengths)[:, None] - 1,
+        }
+        model(batch).backward()
+        model.zero_grad()
+        return int(ragged.lengths.sum())
+
+    def rate(**options: Any) -> float:
+        with mr.Feed(view, seed=1, device="numpy", **options) as feed:
+            iterator = iter(feed)
+            step(next(iterator)["tokens"])
+            started, seen = time.perf_counter(), 0
+            for _ in range(20):
+                seen += step(next(iterator)["tokens"])
+            return seen / (time.perf_counter() - started)
+
+    contestants = {"padded": lambda: rate(batch=documents), "bins": lambda: rate(batch=1, max_rows=rows)}
+    middle = medians(interleave(contestants, rounds=5))
+    return [middle, verdict("bins against padded batches", middle["bins"] / middle["padded"], 1.5)]
 
 
 if __name__ == "__main__":

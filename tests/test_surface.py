@@ -18,7 +18,7 @@ NAMES = [
     "MillraceError", "Mixture", "MixtureOrder", "QueueError", "QueueUnreachable", "Packed", "Ragged", "Records", "ResumeMismatch",
     "Sequential", "Shuffled", "SourceError", "Spans", "StageFailed", "Store", "StoreCorrupt", "StoreError", "StoreLocked",
     "StoreNotFound", "StoreTooNew", "StoreUnreachable", "StoreWriteFailed", "StoreWriter", "Subset", "TrainError", "View",
-    "Windows", "__version__", "balanced", "cu_seqlens", "export", "from_arrays", "from_pandas", "from_spec", "k_fold",
+    "Warmup", "Windows", "__version__", "balanced", "cu_seqlens", "export", "from_arrays", "from_pandas", "from_spec", "k_fold",
     "open_run", "open_store", "prepare_records", "prepare_table", "prepare_text", "pull", "push", "random_split",
     "sorted_by",
 ]  # fmt: skip

@@ -33,6 +33,7 @@ _NAMES = {
     "StoreWriter": "store.writer",
     "Subset": "view.compose",
     "View": "view.view",
+    "Warmup": "feed.warmup",
     "Windows": "view.windows",
     "balanced": "feed.mixture",
     "cu_seqlens": "view.packed",
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from millrace.feed.feed import Feed as Feed
     from millrace.feed.mixture import Mixture as Mixture
     from millrace.feed.mixture import balanced as balanced
+    from millrace.feed.warmup import Warmup as Warmup
     from millrace.order.mixture import MixtureOrder as MixtureOrder
     from millrace.order.orders import BlockShuffled as BlockShuffled
     from millrace.order.orders import Sequential as Sequential

@@ -1,5 +1,6 @@
 """Batches bounded by rows: bins against a slow twin, ranks, resume at any bin, processes, padding and balance."""
 
+import copy
 import json
 import os
 from itertools import pairwise
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.feed import budget
+from millrace.cli.explain import explain_run
+from millrace.feed import budget, journal
 
 WORKERS = {"processes": hasattr(os, "memfd_create"), "workers": 2}  # threads on other platforms
 
@@ -118,6 +120,148 @@ def test_explain_steps_of_and_state_before_answer():
     assert len(list(feed_of(view).by_epoch(repeat=True))) == len(feed_of(view, epochs=1))
 
 
+def source_of(count, seed):
+    return view_of(np.random.default_rng(seed).integers(0, 40, count))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mixture_in_bins_resumes_anywhere_and_keeps_its_weights_to_the_sample(seed):
+    rng = np.random.default_rng(seed)
+    mixture = mr.Mixture([(source_of(70, 1), 2), (source_of(23, 2), 1)], schedule=[(100, [1, 1])])
+    whole = feed_of(mixture, batch=1, epochs=None)
+    bins = [own for _, batch in zip(range(120), whole, strict=False) for own in bins_of([batch])]
+    feed = feed_of(mixture, batch=3, epochs=None)
+    iterator, steps = iter(feed), int(rng.integers(0, 20))
+    got = bins_of([next(iterator) for _ in range(steps)])
+    feed.close()
+    state = json.loads(json.dumps(feed.state_dict()))
+    ranks = [feed_of(mixture, batch=4, epochs=None, rank=rank, world=2) for rank in range(2)]
+    for again in ranks:
+        again.load_state_dict(state)
+    for shares in zip(*ranks, range(10), strict=False):
+        got += bins_of(shares[:2])
+    assert got == bins[: len(got)]
+    delivered = sorted(whole.order.positions([s for own in bins for s in own][:32]).tolist())
+    assert delivered == list(range(32))  # the first window
+    for step in (0, 7):
+        found = whole.explain(step)
+        assert {row["part"] for row in found["rows"]} <= {0, 1}
+        for sample, epoch in zip(found.samples.tolist(), found.epochs.tolist(), strict=True):
+            assert whole.steps_of([sample], epoch=epoch) == [step]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 9])
+def test_other_weights_begin_with_the_next_window(steps):
+    sources = source_of(700, 1), source_of(230, 2)
+    feed = feed_of(mr.Mixture([(sources[0], 1), (sources[1], 0)]), epochs=None)
+    iterator = iter(feed)
+    got = [next(iterator) for _ in range(steps)]
+    feed.close()
+    changed = feed_of(mr.Mixture([(sources[0], 0), (sources[1], 1)]), epochs=None)
+    changed.load_state_dict(feed.state_dict())
+    got += [batch for _, batch in zip(range(30), changed, strict=False)]
+    positions = np.concatenate([batch.positions for batch in got])
+    samples = np.concatenate([batch.samples for batch in got])
+    assert len(set(positions.tolist())) == len(positions)
+    window = feed.position // 32 + (feed.bin > 0)
+    assert ((samples >= 700) == (positions >= window * 32)).all()
+    assert sorted(positions.tolist())[: window * 32 + 32] == list(range(window * 32 + 32))
+
+
+@pytest.mark.parametrize("last", ["pad", "drop"])
+def test_passes_end_with_their_epoch_and_resume_within_it(last):
+    view = source_of(31, 5)
+    options = {"epochs": None, "batch": 4, "last": last}
+    feed = feed_of(view, **options)
+    passes = feed.by_epoch()
+    whole = [list(passes) for _ in range(3)]
+    assert {len(own) for own in whole} == {len(passes)}
+    if last == "pad":
+        for own in whole:
+            assert sorted(sample for one in bins_of(own) for sample in one) == list(range(31))
+    for number, batch in enumerate([batch for own in whole for batch in own]):
+        assert feed.explain(number).samples.tolist() == batch.samples.tolist()
+        assert (feed.steps_of(batch.samples, epoch=number // len(passes)) == number).all()
+        first = feed_of(view, **options)
+        first.by_epoch()
+        state = json.loads(json.dumps(first.state_at(number)))
+        ranks = [feed_of(view, rank=rank, world=2, **options) for rank in range(2)]
+        rest = []
+        for again in ranks:
+            loader = again.by_epoch()
+            loader.load_state_dict(state)
+            rest.append(list(loader))
+        begin = len(passes) * (number // len(passes))
+        expected = bins_of(whole[number // len(passes)][number - begin :])
+        assert [own for step in zip(*rest, strict=True) for share in step for own in bins_of([share])] == expected
+
+
+def test_a_framework_that_ends_a_pass_within_its_window_goes_on_with_the_next():
+    feed = feed_of(source_of(31, 5), epochs=None, batch=4)
+    passes = feed.by_epoch()
+    whole = [bins_of(passes) for _ in range(2)]
+    again = feed_of(source_of(31, 5), epochs=None, batch=4)
+    first = feed_of(source_of(31, 5), epochs=None, batch=4)
+    next(iter(first))
+    first.close()
+    loader = again.by_epoch()
+    loader.load_state_dict(first.state_dict())
+    loader.end_epoch(None)
+    assert bins_of(loader) == whole[1]
+
+
+def test_a_pickled_feed_and_an_empty_last_share_know_their_bin():
+    view = source_of(31, 5)
+    feed = feed_of(view)
+    iterator = iter(feed)
+    next(iterator)
+    feed.close()
+    assert feed.bin == 3
+    assert copy.copy(feed).state_dict() == feed.state_dict()
+    bins = len(bins_of(feed_of(view, batch=1)))
+    batch = bins - 1  # the second batch has one bin, which rank 0 has
+    ranks = [feed_of(view, batch=batch, rank=rank, world=2) for rank in range(2)]
+    lasts = [list(own)[-1] for own in ranks]
+    assert len(lasts[1].samples) == 0
+    assert ranks[0].state_before(lasts[0]) == ranks[1].state_before(lasts[1]) == feed_of(view, batch=batch).state_at(1)
+
+
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_a_run_knows_what_every_step_held_also_with_another_batch(tmp_path, by_epoch):
+    sources = []
+    for number, lengths in enumerate(([5, 9, 30, 2] * 5, [1, 40, 7] * 3)):
+        with mr.StoreWriter(tmp_path / f"store{number}", columns={"hits": mr.Column("int64")}) as writer:
+            for length in lengths:
+                writer.append({"hits": np.arange(length)})
+        sources.append(mr.Records(mr.open_store(tmp_path / f"store{number}")))
+    view = mr.Concat(sources) if by_epoch else mr.Mixture([(sources[0], 3), (sources[1], 1)])
+    run, held, state = tmp_path / "run", [], None
+    for batch, steps in ((3, 4), (2, 5), (5, 3), (1, 9)):
+        feed = feed_of(view, batch=batch, epochs=None, run=run)
+        if state is not None:
+            feed.load_state_dict(state)
+        for _ in range(steps if by_epoch else 1):
+            for got in feed.by_epoch() if by_epoch else feed:
+                held.append(got.samples.tolist())
+                steps -= 1
+                if steps <= 0:
+                    break
+            if steps <= 0:
+                break
+        feed.close()
+        state = feed.state_dict()
+    for step, samples in enumerate(held, 1):
+        assert explain_run(str(run), step)["samples"].tolist() == samples
+
+
+def test_a_step_after_the_end_of_a_run_is_refused(tmp_path):
+    view = source_of(31, 5)
+    count = len(list(feed_of(view, run=tmp_path)))
+    assert len(journal.positions_of_step(tmp_path, count, view, mr.Shuffled(31, 5)))
+    with pytest.raises(mr.ConfigError, match=f"which has {count} steps"):
+        journal.positions_of_step(tmp_path, count + 1, view, mr.Shuffled(31, 5))
+
+
 def test_log_normal_records_fill_bins_and_balance_ranks(monkeypatch):
     monkeypatch.setattr(budget, "WINDOW", 1 << 16)
     view = view_of(np.exp(np.random.default_rng(7).normal(np.log(60), 0.7, 70_000)).astype(int) + 1)
@@ -145,11 +289,12 @@ def test_what_cannot_be_bounded_is_refused():
         feed_of(fine).load_state_dict(feed_of(fine, max_rows=None).state_dict())
     with pytest.raises(mr.ConfigError, match="bin is -1"):
         feed_of(fine).load_state_dict({**feed_of(fine).state_dict(), "bin": -1})
-    for options, match in (({"last": "short"}, "last='short'"), ({"run": "x"}, "run= notes steps")):
+    queue = {"run": "x", "queue": "redis://localhost:1"}
+    for options, match in (({"last": "short"}, "last='short'"), (queue, "queue= with max_rows=")):
         with pytest.raises(mr.ConfigError, match=match):
             feed_of(fine, **options)
-    with pytest.raises(mr.ConfigError, match="by_epoch"):
-        feed_of(fine).by_epoch()
-    with pytest.raises(mr.ConfigError, match="max_rows= of a mixture"):
-        feed_of(mr.Mixture([(fine, 1)]), epochs=None)
+    with pytest.raises(mr.ConfigError, match=r"by_epoch\(\) with max_rows= of 33 samples"):
+        feed_of(view_of([1] * 33)).by_epoch()
+    with pytest.raises(mr.ConfigError, match=r"load feed.state_at\(k\)"):
+        feed_of(fine).skip(3)
     assert set(feed_of(fine, max_rows=None).state_dict()) == {"version", "position", "store", "view", "order", "seed"}

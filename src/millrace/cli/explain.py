@@ -84,8 +84,6 @@ def last_step(run: str) -> int | None:
 
 def explain_run(path: str, step: int) -> Any:
     """What a step of a run held, by the lines that its feeds wrote."""
-    import numpy as np
-
     from millrace.errors import StoreNotFound
     from millrace.feed import journal
     from millrace.feed.explain import describe, prepared_from
@@ -93,7 +91,7 @@ def explain_run(path: str, step: int) -> Any:
     from millrace.store.open import open_store
     from millrace.view.spec import from_spec
 
-    start, position = journal.start_of_step(path, step)
+    start, _ = journal.start_of_step(path, step)
     stores = {}
     for fingerprint, where in start["stores"].items():
         if where is None:
@@ -102,8 +100,8 @@ def explain_run(path: str, step: int) -> Any:
         is_same = store.fingerprint == fingerprint or store.manifest is None  # else rows were appended since
         stores[fingerprint] = store if is_same else open_store(where, snapshot=fingerprint)
     view = from_spec(start["view"], stores, journal.arrays(path))
-    end = position + start["batch"] if start["stop"] is None else min(position + start["batch"], start["stop"])
-    found = describe(view, order_from_spec(start["order"]), np.arange(position, end), step - 1)
+    order = order_from_spec(start["order"])
+    found = describe(view, order, journal.positions_of_step(path, step, view, order), step - 1)
     found |= {"sources": prepared_from(view), "stop": start["stop"]}
     return found
 
@@ -114,10 +112,11 @@ def show(found: Any, step: int, most: int, as_json: bool) -> None:
         arrays = {name: found[name].tolist() for name in ("positions", "samples")}
         print_json({"step": step, **arrays, "rows": rows, "sources": sources})
         return
-    first, last = int(found["positions"][0]), int(found["positions"][-1])
+    first, last = int(found["positions"].min()), int(found["positions"].max())
+    among = "" if last - first + 1 == len(rows) else "among "  # bins of a budget are not in a row
     epochs = sorted(set(found["epochs"].tolist()))
     epoch = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
-    print_line(f"step {step:,}: {plural(len(rows), 'sample')}, positions {first:,} to {last:,}, {epoch}")
+    print_line(f"step {step:,}: {plural(len(rows), 'sample')}, {among}positions {first:,} to {last:,}, {epoch}")
     lines = [cells for row in rows[:most] for cells in _lines(row, len({row["store"] for row in rows}) > 1)]
     names = list(dict.fromkeys(name for cells in lines for name in cells))
     table = [names, *([cells.get(name, "") for name in names] for cells in lines)]

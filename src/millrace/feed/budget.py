@@ -8,6 +8,7 @@ budget), and the state is two integers: the position of a window, and the bins d
 from __future__ import annotations
 
 import bisect
+import copy
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -40,26 +41,38 @@ class Budget:
 
     def __init__(self, view: View, order: Order, max_rows: int) -> None:
         self.view, self.order, self.max_rows = view, order, as_integer("max_rows", max_rows)
-        if not order.has_epochs:
-            raise ConfigError("max_rows= of a mixture: its windows would cross epochs; use Packed views in the mixture")
         longest, sample = _longest(view)
         if self.max_rows < longest:
             raise ConfigError(
                 f"max_rows={max_rows} is less than the {longest:,} rows of sample {sample}; raise it, or leave such samples out"
             )
         self.window = WINDOW
-        self._per_epoch = -(-order.n // self.window)
+        # Windows end with an epoch. The line of a mixture has none: its sources have epochs of their own.
+        self._epoch = order.n if order.has_epochs else MAX_POSITION - MAX_POSITION % self.window
+        self._per_epoch = -(-self._epoch // self.window)
         self.lock = threading.RLock()  # threads that make batches and the loop ask at a time
         self._counts: dict[int, int] = {}  # bins of the windows seen so far
         self._windows: dict[int, Bins] = {}
 
     def window_at(self, position: int) -> int:
-        epoch, inside = divmod(position, self.order.n)
+        epoch, inside = divmod(position, self._epoch)
         return epoch * self._per_epoch + inside // self.window
 
     def start_of(self, window: int) -> int:
         epoch, number = divmod(window, self._per_epoch)
-        return epoch * self.order.n + number * self.window
+        return epoch * self._epoch + number * self.window
+
+    def end_of(self, position: int, bin_number: int) -> int:
+        """Where the window that is under way ends; its bins are settled up to there."""
+        return position if bin_number == 0 else self.start_of(self.window_at(position) + 1)
+
+    def resumed(self, order: Order) -> Budget:
+        """The same budget over an order that has changed, as the weights of a mixture may."""
+        if order is self.order:
+            return self
+        new = copy.copy(self)
+        new.order, new._counts = order, {}
+        return new
 
     def num_bins(self, window: int) -> int:
         if window not in self._counts:
@@ -126,6 +139,16 @@ class BudgetLine(Line):
     def _first_window(self) -> int:
         return int(self.budget.window_at(self.start))
 
+    @cached_property
+    def _by_epoch(self) -> Line | None:
+        """With ``epoch``: the line whose positions are bins. Every epoch is one window, with equally many bins."""
+        if self.epoch is None:
+            return None
+        bins = self.budget.num_bins(self._first_window)
+        stop = None if self.stop is None else self.budget.window_at(self.stop) * bins
+        start = self._first_window * bins + self.first_bin
+        return Line(self.view, self.order, self.batch, self.rank, self.world, start, stop, bins, self.last)
+
     def _window_of(self, number: int) -> tuple[int, int]:
         """The window that holds bin ``number`` of the line, or the one after the last; and the bin's number there."""
         ends = self._ends
@@ -142,6 +165,8 @@ class BudgetLine(Line):
     def num_batches(self) -> int | None:
         if self.stop is None or self.stop <= self.start:
             return None if self.stop is None else 0
+        if self._by_epoch is not None:
+            return self._by_epoch.num_batches
         self._window_of(MAX_POSITION)
         return self.count(max(0, self._ends[-1]))
 
@@ -151,12 +176,20 @@ class BudgetLine(Line):
         return MAX_POSITION if is_over else batches * self.batch
 
     def end(self, batches: int) -> int:
-        """The window in which the line goes on after so many batches; ``bin_at`` says where in it."""
-        return int(self.budget.start_of(self._window_of(self._bins_before(batches))[0]))
+        """The window in which the line goes on after so many batches; ``place`` says where in it."""
+        return self.place(batches)["position"]
 
     def place(self, batches: int) -> dict[str, int]:
-        window, inside = self._window_of(self._bins_before(batches))
-        return {"position": self.budget.start_of(window), "bin": inside}
+        if self._by_epoch is None:
+            window, inside = self._window_of(self._bins_before(batches))
+        else:
+            window, inside = divmod(self._by_epoch.end(batches), self._by_epoch.epoch or 1)
+        return {"position": int(self.budget.start_of(window)), "bin": inside}
+
+    def batches_to(self, position: int, bin_number: int) -> int:
+        """Batches of the line before a place of it."""
+        batches = -(-(self._bins_to(self.budget.window_at(position)) + bin_number) // self.batch)
+        return batches if self.num_batches is None else min(batches, self.num_batches)
 
     def after(self, batches: int) -> Line:
         place = self.place(batches)
@@ -176,7 +209,12 @@ class BudgetLine(Line):
         return np.concatenate(parts), np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int64)
 
     def positions_of(self, batch: int) -> Int64s:
-        return self._bins_of(batch, 0, self.batch)[0]
+        if self._by_epoch is None:
+            return self._bins_of(batch, 0, self.batch)[0]
+        first, last = self._by_epoch.span(batch)
+        window, inside = divmod(first, self._by_epoch.epoch or 1)
+        bins = self.budget.bins(window)
+        return np.array(bins.positions[bins.offsets[inside] : bins.offsets[inside + last - first]])
 
     def read_positions(self, batch: int) -> Int64s:
         return self._bins_of(batch, *self.share)[0]
@@ -191,7 +229,12 @@ class BudgetLine(Line):
             window = self.budget.window_at(int(own))
             bins = self.budget.bins(window)
             inside = int(np.searchsorted(bins.offsets, np.flatnonzero(bins.positions == own)[0], side="right")) - 1
-            found[index] = (self._bins_to(window) + inside) // self.batch
+            if self._by_epoch is None:
+                found[index] = (self._bins_to(window) + inside) // self.batch
+            else:
+                found[index] = self._by_epoch.number_of(window * (self._by_epoch.epoch or 1) + inside)
+        if self._by_epoch is None and self.last == "drop" and np.any(found >= (self.num_batches or MAX_POSITION)):
+            raise ConfigError("some of these samples are in no batch of this feed: last='drop' leaves them out")
         return found[()]
 
     def _bins_to(self, window: int) -> int:

@@ -131,6 +131,10 @@ class Feed:
         return self._bin if self.progress is None else self.progress.line.place(self.progress.count).get("bin", 0)
 
     @property
+    def is_within_epoch(self) -> bool:
+        return self.position % self.order.n > 0 or self.bin > 0
+
+    @property
     def reached(self) -> int:
         """Where the loop stands, before what it skipped and has not read past yet."""
         return self.position if self._reached is None or self.progress is not None else self._reached
@@ -168,9 +172,8 @@ class Feed:
     @property
     def remaining(self) -> int:
         """Batches from where the feed stands to its end."""
-        if self.budget is not None:
-            return _finite(self.line(self.position, self.stop, first_bin=self.bin))
-        return _finite(replace(self._count_line, start=self.position))
+        line = self.line(self.position, self.stop, first_bin=self.bin)
+        return _finite(replace(line, epoch=self._count_line.epoch))
 
     @property
     def _count_line(self) -> Line:
@@ -260,6 +263,10 @@ class Feed:
         span, positions, progress = last_span(batch), batch.positions, self.progress
         if self.budget is not None and positions is not None and len(positions):
             return self._state(self._count_line.place(int(self._count_line.number_of(positions[0]))))
+        if (
+            self.budget is not None and span is not None and progress is not None
+        ):  # the last, of which this rank has none
+            return self._state(progress.line.place((progress.line.num_batches or 1) - 1))
         start = None if span is None else span[0]
         if start is None:
             if progress is None or positions is None or len(positions) != progress.line.size:
@@ -274,7 +281,11 @@ class Feed:
         self.check_idle("load a state")
         position = cursor.read(state, self.view, self.order, self.seed)
         bin_number = cursor.read_bin(state, None if self.budget is None else self.budget.max_rows)
-        self.order = self.order.resumed(state, position)
+        if self.budget is None:
+            self.order = self.order.resumed(state, position)
+        else:  # other weights begin with the next window
+            self.order = self.order.resumed(state, self.budget.end_of(position, bin_number))
+            self.budget = self.budget.resumed(self.order)
         self._begin_at(position, bin_number)
 
     def skip(self, positions: int) -> None:
@@ -284,7 +295,9 @@ class Feed:
         """
         self.check_idle("skip")
         if self.budget is not None:
-            raise ConfigError("skip() of a feed with max_rows: its positions are not delivered in order; leave it out")
+            raise ConfigError(
+                "skip() counts samples, and max_rows= delivers bins; to leave out k batches, load feed.state_at(k)"
+            )
         if as_integer("positions", positions) < 0:
             raise ConfigError(f"skip({positions}); expected 0 or more positions")
         if self.position + positions > (MAX_POSITION if self.stop is None else self.stop):
@@ -363,7 +376,7 @@ class Feed:
         earliest = self.earliest_pass
         if self.progress is not None and self.progress.is_pass and self.progress.count > 0:
             earliest = self.progress.line.stop or 0
-        return _unpickle, (type(self), self.view, options, (self.position, earliest, self._in_passes))
+        return _unpickle, (type(self), self.view, options, (self.position, self.bin, earliest, self._in_passes))
 
     def __repr__(self) -> str:
         rank, world = self.rank_option if self.progress is None else (self.rank, self.world)
@@ -377,8 +390,8 @@ def _finite(line: Line) -> int:
     return line.num_batches
 
 
-def _unpickle(kind: type[Feed], view: View, options: dict[str, Any], where: tuple[int, int, bool]) -> Feed:
+def _unpickle(kind: type[Feed], view: View, options: dict[str, Any], where: tuple[int, int, int, bool]) -> Feed:
     feed = kind(view, **options)
-    feed._position, feed.earliest_pass, feed._in_passes = where
-    feed._origin = feed._position
+    feed._position, feed._bin, feed.earliest_pass, feed._in_passes = where
+    feed._origin, feed._origin_bin = feed._position, feed._bin
     return feed

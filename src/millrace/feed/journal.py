@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millrace.errors import ConfigError
+from millrace.feed.budget import Budget, BudgetLine
+from millrace.order.orders import Order
+from millrace.ragged import Int64s
 from millrace.store import platform
 from millrace.view.spec import view_arrays
+from millrace.view.view import View
 
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed
@@ -32,7 +36,7 @@ def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
     with platform.writing(folder / NAME):
         platform.make_dir(folder)
         entry: dict[str, Any] = {
-            "step": _steps_before(folder, feed.reached) + 1,  # a pass that the loop left took fewer steps
+            "step": _steps_before(folder, feed) + 1,  # a pass that the loop left took fewer steps
             "position": line.start,
             "batch": feed.batch,
             "stop": line.stop,
@@ -47,6 +51,8 @@ def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
                 platform.rename(folder / f"ids-{key}.tmp.npy", folder / f"ids-{key}.npy")
         if feed.last == "drop":
             entry["last"] = feed.last
+        if isinstance(line, BudgetLine):
+            entry |= {"bin": line.first_bin, "max_rows": line.budget.max_rows}
         with open(folder / NAME, "a+b", buffering=0) as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # a kill may have left a part of a line
@@ -77,14 +83,23 @@ def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is damaged ({error}); the steps of this run are no longer known") from error
 
 
-def _steps_before(folder: Path, position: int) -> int:
-    """Steps before a position, if the last start before it had continued."""
+def _steps_before(folder: Path, feed: Feed) -> int:
+    """Steps before the place where a feed stands, if the last start before it had continued."""
     if not (folder / NAME).exists():
         return 0
+    place, budget = (feed.reached, feed.bin), feed.budget
+    max_rows = None if budget is None else budget.max_rows
     for start in reversed(starts(folder)):
-        if start["position"] <= position:
-            return int(start["step"]) - 1 + _batches(start, position)
+        if (start["position"], start.get("bin", 0)) <= place and start.get("max_rows") == max_rows:
+            line = None if budget is None else _budget_line(start, budget)
+            batches = _batches(start, place[0]) if line is None else line.batches_to(*place)
+            return int(start["step"]) - 1 + batches
     return 0
+
+
+def _budget_line(start: dict[str, Any], budget: Budget) -> BudgetLine:
+    options = budget.view, budget.order, start["batch"], 0, 1, start["position"], start["stop"]
+    return BudgetLine(*options, last=start.get("last", "pad"), first_bin=start["bin"], budget=budget)
 
 
 def _batches(start: dict[str, Any], position: int) -> int:
@@ -95,19 +110,41 @@ def _batches(start: dict[str, Any], position: int) -> int:
     return int(count)
 
 
+def positions_of_step(run: str | os.PathLike[str], step: int, view: View, order: Order) -> Int64s:
+    """The positions that step ``step`` (from 1) held, given the view and order of its start."""
+    start, position = start_of_step(run, step)
+    if "max_rows" not in start:
+        end = position + start["batch"]
+        return np.arange(position, end if start["stop"] is None else min(end, start["stop"]))
+    line = _budget_line(start, Budget(view, order, start["max_rows"]))
+    steps = None if line.num_batches is None else int(start["step"]) - 1 + line.num_batches
+    if steps is not None and step > steps:
+        raise _after_end(run, step, steps)
+    return line.positions_of(step - start["step"])
+
+
 def start_of_step(run: str | os.PathLike[str], step: int) -> tuple[dict[str, Any], int]:
-    """The start that step ``step`` (from 1) belongs to, and the step's first position."""
+    """The start that step ``step`` (from 1) belongs to, and the step's first position.
+
+    With ``max_rows`` it is the position of the start: those of a step are not in a row.
+    """
     if step < 1:
         raise ConfigError(f"step {step}; steps count from 1")
     known = [start for start in starts(run) if start["step"] <= step]
     if not known:
         raise ConfigError(f"step {step} is before the first start of {run}")
     last = known[-1]
+    if "max_rows" in last:
+        return last, last["position"]
     position = last["position"] + (step - last["step"]) * last["batch"]
     if last["stop"] is not None:
         steps = int(last["step"]) - 1 + _batches(last, last["stop"])
         if step > steps:
-            raise ConfigError(
-                f"step {step:,} is after the end of the run {run}, which has {steps:,} steps; give 1 to {steps:,}"
-            )
+            raise _after_end(run, step, steps)
     return last, position
+
+
+def _after_end(run: str | os.PathLike[str], step: int, steps: int) -> ConfigError:
+    return ConfigError(
+        f"step {step:,} is after the end of the run {run}, which has {steps:,} steps; give 1 to {steps:,}"
+    )

@@ -61,9 +61,9 @@ def check_options(feed: Feed, workers: int | None) -> None:
         raise ConfigError(f"seed={feed.seed}; expected 0 to 2^64 - 1")
     if feed.last not in LAST:
         raise ConfigError(f"last={feed.last!r}; expected one of {', '.join(LAST)}")
-    if feed.budget is not None and feed.run is not None:
+    if feed.budget is not None and feed.queue is not None:
         raise ConfigError(
-            "run= notes steps by position, which max_rows= does not deliver in order; leave one of them out"
+            "queue= with max_rows=: tickets ask for positions in a row, bins have others; use processes=True"
         )
     if feed.budget is not None and feed.last == "short":
         raise ConfigError("last='short' with max_rows=: batches differ in size anyway; use last='pad' or 'drop'")

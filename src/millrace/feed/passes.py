@@ -31,8 +31,11 @@ class Passes:
             raise ConfigError(
                 "a mixture has no epochs, so it has no passes; iterate the feed, and evaluate each source"
             )
-        if feed.budget is not None and not repeat:
-            raise ConfigError("by_epoch() of a feed with max_rows; iterate the feed itself, with epochs= for an end")
+        if feed.budget is not None and not repeat and feed.order.n > feed.budget.window:
+            raise ConfigError(
+                f"by_epoch() with max_rows= of {feed.order.n:,} samples: beyond {feed.budget.window:,}, epochs differ in "
+                "their number of batches, and len() may not change; iterate the feed itself, with epochs= for an end"
+            )
         if feed.line(0, feed.order.n).num_batches == 0:
             raise ConfigError(f"{feed.order.n:,} samples are fewer than batch={feed.batch}; lower batch")
         self.feed, self.is_repeated = feed, repeat
@@ -105,7 +108,7 @@ class Passes:
     def end_epoch(self, epoch: int | None) -> None:
         """Ends the pass that was restored. In this epoch of the framework nothing more is delivered."""
         n = self.feed.order.n
-        self.feed.earliest_pass, self.ended_epoch = -(-self.feed.position // n) * n, epoch
+        self.feed.earliest_pass, self.ended_epoch = (self.feed.position // n + self.feed.is_within_epoch) * n, epoch
 
     @property
     def sampler(self) -> Passes:
@@ -124,7 +127,7 @@ class Passes:
             return
         self._end_pass()
         self.feed.load_state_dict(state)
-        check_restore(self.feed.batch, self.feed.position % self.feed.order.n > 0, state)
+        check_restore(self.feed.batch, self.feed.is_within_epoch, state)
 
     def __getitem__(self, key: Any) -> Any:
         raise not_by_number("passes over a feed have")

@@ -44,6 +44,19 @@ def stored(store):
     return [(tokens[a:b].tolist(), mask[a:b].tolist()) for a, b in itertools.pairwise(offsets)]
 
 
+def test_packed_conversations_count_only_what_the_mask_names(tmp_path):
+    mr.prepare_text(write(tmp_path / "a.jsonl", RECORDS), tmp_path / "out", **OPTIONS)
+    store = mr.open_store(tmp_path / "out")
+    view = mr.Packed(store, length=256)
+    block, found = view[0], {}
+    assert len(view) == 1
+    for document, target in zip(block["document"][block["mask"]], block["y"][block["mask"]], strict=True):
+        found.setdefault(int(document), []).append(int(target))
+    marked = [[t for t, flag in zip(tokens[1:], mask[1:], strict=True) if flag] for tokens, mask in stored(store)]
+    assert sorted(found.values()) == sorted(targets for targets in marked if targets)
+    assert len(found) == 4  # of one document nothing counts
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_every_byte_has_the_mask_of_its_character(tmp_path, kind):
     path = tmp_path / f"a.{kind}"
