@@ -5,6 +5,7 @@ A block holds numbers and texts as they are. Nothing in it is HTML, so nothing i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +14,14 @@ from typing import Any
 class Facts:
     """Names and values, one to a line."""
 
-    rows: list[tuple[str, str]]
+    rows: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Table:
     """The first row is the heading."""
 
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Section:
 
     title: str
     about: str
-    blocks: list[Block]
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)

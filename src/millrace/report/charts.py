@@ -51,7 +51,9 @@ def histogram(block: Histogram) -> str:
 
 def lines(block: Lines) -> str:
     """Curves over an axis; dashed vertical lines are marks."""
-    curves = {name: [p for p in zip(*xy, strict=True) if all(map(math.isfinite, p))] for name, xy in block.curves.items()}
+    curves = {
+        name: [p for p in zip(*xy, strict=True) if all(map(math.isfinite, p))] for name, xy in block.curves.items()
+    }
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return ""

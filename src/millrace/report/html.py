@@ -9,7 +9,19 @@ import base64
 from collections.abc import Sequence
 
 from millrace.report import charts
-from millrace.report.blocks import Bars, Block, Facts, Histogram, Lines, Note, Passages, Pictures, Report, Section, Table
+from millrace.report.blocks import (
+    Bars,
+    Block,
+    Facts,
+    Histogram,
+    Lines,
+    Note,
+    Passages,
+    Pictures,
+    Report,
+    Section,
+    Table,
+)
 from millrace.report.escape import visible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -63,7 +75,9 @@ def page(report: Report, *, refresh_s: int | None = None) -> str:
 def _section(place: int, section: Section) -> str:
     blocks = "".join(_block(block) for block in section.blocks)
     about = f'<p class="about">{visible(section.about)}</p>' if section.about else ""
-    return f'<section id="s{place}"><h2>{visible(section.title)}</h2>{about}<div class="blocks">{blocks}</div></section>'
+    return (
+        f'<section id="s{place}"><h2>{visible(section.title)}</h2>{about}<div class="blocks">{blocks}</div></section>'
+    )
 
 
 def _block(block: Block) -> str:
@@ -100,11 +114,13 @@ def _key(names: list[str], has_marks: bool) -> str:
 
 def _row(cells: Sequence[str], tag: str = "td", numeric: Sequence[bool] = ()) -> str:
     marks = [' class="n"' if k < len(numeric) and numeric[k] else "" for k in range(len(cells))]
-    inside = "".join(f"<{tag}{mark}><bdi>{visible(cell)}</bdi></{tag}>" for mark, cell in zip(marks, cells, strict=True))
+    inside = "".join(
+        f"<{tag}{mark}><bdi>{visible(cell)}</bdi></{tag}>" for mark, cell in zip(marks, cells, strict=True)
+    )
     return f"<tr>{inside}</tr>"
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     """Columns that hold nothing but numbers are aligned to the right."""
     numeric = [all(_is_number(row[k]) for row in rows[1:]) for k in range(len(rows[0]))]
     body = "".join(_row(row, "td", numeric) for row in rows[1:])
@@ -112,7 +128,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit() and cell[-1:] in "0123456789%KMGT" or cell[:1] == "-" or not cell
+    return (cell[:1].isdigit() and cell[-1:] in "0123456789%KMGT") or cell[:1] == "-" or not cell
 
 
 def _passage(title: str, pieces: list[str]) -> str:
