@@ -13,23 +13,23 @@ from millrace.report.escape import label, number
 
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34  # room for the axes
-MAX_NAME = 30  # characters of a bar's name
+MAX_NAME = 22  # characters of a bar's name
 
 
 def bars(block: Bars) -> str:
     """Horizontal bars, each with its name before it and its count behind it."""
-    step, left, right = 22, 170, 64
+    step, left, right = 22, 136, 52
     height = step * len(block.names) + 8
     top = max(block.counts, default=0) or 1
     parts = []
     for k, (name, count) in enumerate(zip(block.names, block.counts, strict=True)):
-        y, width = 4 + step * k, max((WIDTH + 90 - left - right) * count / top, 1)
+        y, width = 4 + step * k, max((WIDTH - left - right) * count / top, 1)
         parts.append(
             f'<text class="name" x="{left - 8}" y="{y + 14}" text-anchor="end">{label(name, MAX_NAME)}</text>'
             f'<rect class="bar" x="{left}" y="{y + 2}" width="{width:.1f}" height="{step - 6}" rx="2"/>'
             f'<text class="tick" x="{left + width + 5:.1f}" y="{y + 14}">{number(count)}</text>'
         )
-    return _svg(block.title, "".join(parts), WIDTH + 90, height)
+    return _svg(block.title, "".join(parts), WIDTH, height)
 
 
 def histogram(block: Histogram) -> str:
@@ -38,7 +38,7 @@ def histogram(block: Histogram) -> str:
     low, high, top = edges[0], edges[-1], max(counts, default=0) or 1
     span = (high - low) or 1.0
     base = HEIGHT - BOTTOM
-    parts = [_y_axis(0, top)]
+    parts = [_y_axis(0, top, whole=True)]
     for k, count in enumerate(counts):
         x, right = (LEFT + _inner() * (edge - low) / span for edge in (edges[k], edges[k + 1]))
         tall = (base - TOP) * count / top
@@ -82,9 +82,11 @@ def _inner() -> int:
     return WIDTH - LEFT - RIGHT
 
 
-def _y_axis(low: float, high: float, *, percent: bool = False) -> str:
+def _y_axis(low: float, high: float, *, percent: bool = False, whole: bool = False) -> str:
     base, parts = HEIGHT - BOTTOM, []
     for value in _ticks(low, high, 4):
+        if whole and value != int(value):
+            continue
         y = base - (base - TOP) * (value - low) / ((high - low) or 1.0)
         text = f"{value:.1%}" if percent else number(value)
         parts.append(

@@ -109,7 +109,7 @@ def _key(names: list[str], has_marks: bool) -> str:
     if len(names) < 2 and not has_marks:
         return ""
     items = [f'<span><i class="k{k % 4}"></i><bdi>{visible(name)}</bdi></span>' for k, name in enumerate(names)]
-    return f'<div class="key">{"".join(items)}{"<span>┆ start of the run</span>" if has_marks else ""}</div>'
+    return f'<div class="key">{"".join(items)}{"<span>┆ started again</span>" if has_marks else ""}</div>'
 
 
 def _row(cells: Sequence[str], tag: str = "td", numeric: Sequence[bool] = ()) -> str:

@@ -28,12 +28,16 @@ def sections(sample: Sample, made: Mapping[str, Any]) -> list[Section]:
     labels = [_column(sample, name) for name, column in columns.items() if column.per == "record" and not column.shape]
     text_axes = {name for name, column in columns.items() if column.dtype == "string"}
     axes = [axis for axis in store.layout.row_axes if axis not in text_axes and _has_column(store, axis)]
-    lengths = [histogram(f"{axis if axis != 'rows' else 'rows'} of a record", sample.lengths(axis)) for axis in axes]
+    lengths = [histogram(f"Rows of {_columns_of(store, axis)} in a record", sample.lengths(axis)) for axis in axes]
     return [
         Section("Labels and values", said, present(labels)),
         Section("Lengths", said, present(lengths)),
         *(_images(sample, name) for name in columns if _is_image(sample, name)),
     ]
+
+
+def _columns_of(store: Any, axis: str) -> str:
+    return ", ".join(name for name, column in store.layout.columns.items() if column.axis == axis)
 
 
 def _has_column(store: Any, axis: str) -> bool:

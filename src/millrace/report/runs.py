@@ -136,7 +136,7 @@ def _curves(numbers: _Numbers, marks: list[float]) -> Section:
             Lines(f"{rate.removesuffix('_per_s').capitalize()} per second", "step", {rate: numbers.thin(rate)}, marks)
         )
     if "wait" in numbers.curves:
-        note = "share of the time; below 5 % is good"
+        note = "share of the time; below 5% is good"
         drawn.append(Lines("Waiting for data", "step", {"wait": numbers.thin("wait")}, marks, percent=True, note=note))
     if "step_s" in numbers.curves:
         drawn.append(Lines("Seconds of a step", "step", {"step_s": numbers.thin("step_s")}, marks))

@@ -37,17 +37,19 @@ class _Features:
         width = (
             store.layout.columns[self.column].shape[0] if self.column and store.layout.columns[self.column].shape else 1
         )
-        named = store.meta.get("features")
+        named: Any = store.meta.get("features")
         is_named = isinstance(named, (list, tuple)) and len(named) == width
         self.names = (
             [str(name) for name in named] if is_named else [f"feature {k}" for k in range(width)] if self.column else []
         )
         self.is_scaled = store.manifest is not None and store.manifest.scaling is not None
-        self.stored, self.original = self._read(width) if self.column else (np.empty((0, 0)), np.empty((0, 0)))
+        nothing: tuple[Array, Array] = np.empty((0, 0)), np.empty((0, 0))
+        self.stored, self.original = self._read(width) if self.column else nothing
 
     def _read(self, width: int) -> tuple[Array, Array]:
         most = max(1, min(ROWS, MOST_BYTES // max(16 * width * self.sample.num_contents, 1)))
-        stored, original = [np.empty((0, width))], [np.empty((0, width))]
+        stored: list[Array] = [np.empty((0, width))]
+        original: list[Array] = [np.empty((0, width))]
         for piece in self.sample.pieces:
             starts, stops = piece.store.record_spans()
             for record in piece.contents.tolist():
@@ -64,7 +66,7 @@ class _Features:
     def section(self, made: Mapping[str, Any]) -> Section:
         about = f"From {len(self.stored):,} rows of {self.sample.num_contents:,} of {self.sample.store.num_records:,} entities. "
         about += (
-            "Left in the units of the source, right as stored and as a model sees it."
+            "First in the units of the source (original), then as stored and as a model sees it (scaled)."
             if self.is_scaled
             else "Values are as stored."
         )
@@ -110,7 +112,7 @@ def _windows(sample: Sample) -> Section:
             view = Windows(part, lookback=LOOKBACK, horizon=HORIZON)
         except MillraceError:
             continue
-        places = np.linspace(0, len(view) - 1, WINDOWS + 2).astype(int)[1:-1] if len(view) else []
+        places: Any = np.linspace(0, len(view) - 1, WINDOWS + 2).astype(int)[1:-1] if len(view) else []
         drawn += [_window(view, int(i), part) for i in places]
     return Section("Example windows", about, drawn[:: max(1, len(drawn) // WINDOWS)][:WINDOWS])
 
@@ -123,7 +125,10 @@ def _window(view: Any, i: int, store: Any) -> Lines:
     first = target[0] if isinstance(target, (list, tuple)) and target else features[0] if features else 0
     k = features.index(first) if first in features and item["x"].shape[1] == len(features) else 0
     x, y = item["x"][:, k].astype(float).tolist(), item["y"][:, 0].astype(float).tolist()
-    curves = {f"x: {first}": (list(range(len(x))), x), "y: target": (list(range(len(x), len(x) + len(y))), y)}
+    curves: dict[str, tuple[list[float], list[float]]] = {
+        f"x: {first}": (list(range(len(x))), x),
+        "y: target": (list(range(len(x), len(x) + len(y))), y),
+    }
     return Lines(f"{who}", "row of the window", curves, note=f"window {i:,}")
 
 

@@ -48,7 +48,7 @@ def _overview(store: Store) -> Section:
         ("what it is", f"{store.kind}, {store.meta.get('layout', 'a millrace store')}"),
         (records_name, f"{store.num_records:,}"),
         (rows_name, f"{store.num_rows:,}"),
-        ("size", f"{number(store.num_bytes)}B in {store.num_shards:,} shards"),
+        ("size", f"{number(store.num_bytes)}B in {_count(store.num_shards, 'shard')}"),
         ("fingerprint", store.fingerprint),
     ]
     if store.manifest is not None and store.manifest.tokenizer is not None:
@@ -84,7 +84,7 @@ def _origin(store: Store, made: Mapping[str, Any]) -> Section:
     sources = plan.get("sources") if isinstance(plan, Mapping) else None
     if isinstance(sources, (Mapping, list)):
         names = list(map(str, sources))
-        facts.append(("sources", f"{len(names):,} files, such as {', '.join(names[:3])}"))
+        facts.append(("sources", f"{_count(len(names), 'file')}, such as {', '.join(names[:3])}"))
     report = report_of(made)
     dropped = report.get("dropped")
     if isinstance(dropped, Mapping):
@@ -92,6 +92,10 @@ def _origin(store: Store, made: Mapping[str, Any]) -> Section:
     notes = report.get("notes")
     facts += [("note", str(note)) for note in notes[:10]] if isinstance(notes, list) else []
     return Section("Origin", "How the store was made, as its provenance.json says.", [Facts(facts)])
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _words(command: Any) -> str:

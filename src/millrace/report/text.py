@@ -69,7 +69,7 @@ def _tokens(sample: Sample) -> Section:
         f"From the first {MOST_TOKENS:,} tokens of {sample.num_contents:,} of {sample.store.num_records:,} documents: "
         f"{total:,} tokens with {len(counts):,} different ids."
     )
-    ranks = np.log10([count for _, count in counts.most_common()]) if counts else []
+    ranks = np.log10(np.array(list(counts.values()), np.float64))
     blocks = [Bars("The most frequent tokens", names, [float(count) for _, count in common], "id and text")]
     return Section(
         "Tokens", about, present([*blocks, histogram("How often an id occurs", ranks, "ids by log10 of their count")])
@@ -91,7 +91,7 @@ def _passages(sample: Sample) -> Passages:
     for piece in sample.pieces:
         store = piece.store
         starts, stops = store.record_spans()
-        for record in piece.contents[: -(-SHOWN // len(sample.pieces))].tolist():
+        for record in _spread(piece.contents, -(-SHOWN // len(sample.pieces))):
             first, last = int(starts[record]), int(stops[record])
             before = max(first - BEFORE, int(starts[record - 1])) if record else first
             pieces = [decode(store, store.columns["tokens"][before:first])] if before < first else []
@@ -100,3 +100,13 @@ def _passages(sample: Sample) -> Passages:
             name = sample.store.shard_name(piece.number)
             found.append((f"document {record:,} of shard {name}{source}, {last - first:,} tokens", pieces))
     return Passages(found[:SHOWN])
+
+
+def _spread(records: Any, count: int) -> list[int]:
+    """Some of the records, from first to last; not the first of a shard, which has no document before it."""
+    inner = records[records > 0] if (records > 0).any() else records
+    return (
+        [int(inner[k]) for k in np.unique(np.linspace(0, len(inner) - 1, count + 2).astype(int)[1:-1])]
+        if len(inner)
+        else []
+    )
