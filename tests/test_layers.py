@@ -14,7 +14,7 @@ ROOT = Path(millrace.__file__).parent
 LINES = [
     ["cli"],
     ["train", "augment"],
-    ["prepare", "feed", "exports"],
+    ["prepare", "feed", "exports", "report"],
     ["text", "scaling", "images", "selections"],
     ["store", "view", "order", "gather", "queues", "meter"],
     ["ragged"],

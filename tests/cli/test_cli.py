@@ -34,8 +34,8 @@ def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands_are_those_documented() -> None:
     assert COMMANDS == [
-        "augment", "demo", "doctor", "explain", "export", "forecast", "gc", "generate", "head", "info", "plan", "pull", "push",
-        "stage", "train", "verify", "verify-resume", "worker",
+        "augment", "demo", "doctor", "explain", "export", "forecast", "gc", "generate", "head", "info", "inspect", "plan", "pull",
+        "push", "stage", "train", "verify", "verify-resume", "worker",
     ]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_the_top_level_help_names_every_command(capsys: pytest.CaptureFixture[st
     assert "..." not in listed.partition("Commands:")[2], "a description is cut short"
 
 
-@pytest.mark.parametrize("command", ["info", "head", "verify", "gc", "verify-resume", "doctor"])
+@pytest.mark.parametrize("command", ["info", "head", "inspect", "verify", "gc", "verify-resume", "doctor"])
 def test_json_is_json(command: str, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = [] if command == "doctor" else [str(store)]
     options = ["--trials", "2", "--steps", "4", "--batch", "4"] if command == "verify-resume" else []

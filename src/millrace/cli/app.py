@@ -12,6 +12,7 @@ from millrace.cli import prepare_records, prepare_table, prepare_text, queue
 COMMANDS = (
     "info",
     "head",
+    "inspect",
     "verify",
     "gc",
     "push",

@@ -35,7 +35,7 @@ def snapshots(path: str) -> list[Snapshot]:
     with contextlib.suppress(OSError):
         names = [name.removesuffix(".json") for name in os.listdir(folder) if name.endswith(".json")]
     # In the order of their lines, whatever the clock said; those without a line are older than the file.
-    lines = {str(line.get("fingerprint")): (number, line) for number, line in enumerate(_commits(path))}
+    lines = {str(line.get("fingerprint")): (number, line) for number, line in enumerate(commits(path))}
     found = []
     for fingerprint in names:
         number, line = lines.get(fingerprint, (-1, {}))
@@ -49,12 +49,12 @@ def snapshots(path: str) -> list[Snapshot]:
 
 def source_files(path: str, fingerprint: str) -> list[str]:
     """Every file that was read for a snapshot or for those before it, as preparation named it, in that order."""
-    lines = _commits(path)
+    lines = commits(path)
     last = max((k for k, line in enumerate(lines) if line.get("fingerprint") == fingerprint), default=len(lines) - 1)
     return list(dict.fromkeys(source for line in lines[: last + 1] for source in _sources(line)))
 
 
-def _commits(path: str) -> list[Mapping[str, Any]]:
+def commits(path: str) -> list[Mapping[str, Any]]:
     """One entry for each commit, oldest first; nothing where the file is missing or damaged."""
     found: list[Mapping[str, Any]] = []
     with contextlib.suppress(OSError, StoreError):

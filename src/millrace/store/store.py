@@ -257,14 +257,38 @@ class Store:
                 return self
             known = f"this store has {', '.join(self.splits)}" if self.splits else "this is a split or has none"
             raise ConfigError(f"split {name!r} is unknown{did_you_mean(name, self.splits)}; {known}")
+        chosen = None if self.time_cuts is not None else np.flatnonzero(self._split_of == self._splits.index(name))
+        part = self._part(chosen, "split", name)
+        part.split_name = name
+        part._reopen = (Store.split, (self, name))
+        return part
+
+    def shard(self, number: int) -> Store:
+        """One shard as a store whose records and rows count from 0: what a sample of a large store reads.
+
+        >>> from millrace import from_arrays
+        >>> from_arrays({"values": [1.0, 2.0]}, offsets=[0, 1, 2]).shard(0).num_records
+        2
+        """
+        if not 0 <= number < self.num_shards:
+            raise ConfigError(f"shard {number} is unknown; this store has {self.num_shards}, counted from 0")
+        part = self._part(np.array([number]), "shard", self.shard_name(number))
+        part._reopen = (Store.shard, (self, number))
+        return part
+
+    def shard_split(self, number: int) -> str | None:
+        """The split that a shard belongs to; None where there are no splits, or splits by time."""
+        if self.time_cuts is not None or not self._splits:
+            return None
+        return self._splits[int(self._split_of[number])]
+
+    def _part(self, shards: Int64s | None, what: str, name: str) -> Store:
+        """This store with some of its shards (default: all), known by another fingerprint."""
         part = object.__new__(Store)
         part.__dict__.update({key: value for key, value in self.__dict__.items() if key not in _CACHED})
-        part.split_name = name
-        part._fingerprint = lambda: digest("split", self.fingerprint, name)
-        part._reopen = (Store.split, (self, name))
-        if self.time_cuts is None:
-            mine = np.flatnonzero(self._split_of == self._splits.index(name))
-            part._ids, part._counts, part._split_of = self._ids[mine], self._counts[mine], self._split_of[mine]
+        part._fingerprint = lambda: digest(what, self.fingerprint, name)
+        if shards is not None:
+            part._ids, part._counts, part._split_of = self._ids[shards], self._counts[shards], self._split_of[shards]
         return part
 
     @property

@@ -1,0 +1,50 @@
+"""Texts and numbers on a page. Every string that comes from data passes ``visible`` on its way there."""
+
+from __future__ import annotations
+
+import html
+import math
+
+
+def visible(text: object, *, keep: str = "") -> str:
+    """HTML that shows the text and does nothing else, for elements and attributes.
+
+    Markup is escaped. Characters that are invisible or that turn the reading direction become escapes such as ``\\\\u202e``,
+    except those in ``keep``.
+
+    >>> visible('<b title="x">') + visible("a\\u202eb")
+    '&lt;b title=&quot;x&quot;&gt;a\\\\u202eb'
+    """
+    letters = (letter if letter.isprintable() or letter in keep else _escape(letter) for letter in str(text))
+    return html.escape("".join(letters), quote=True)
+
+
+def _escape(letter: str) -> str:
+    code = ord(letter)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def label(text: object, width: int) -> str:
+    """The text as ``visible`` shows it, cut in the middle to about ``width`` characters."""
+    whole = str(text)
+    if len(whole) > width:
+        side = (width - 1) // 2
+        whole = f"{whole[:side]}…{whole[-side:]}"
+    return visible(whole)
+
+
+def number(value: float) -> str:
+    """A number for people: 1,234; 12.3M; 0.0012.
+
+    >>> [number(value) for value in (0, 12, 1234, 56_789, 12_345_678, 0.00123, 1.5, 2e12, -3e-9)]
+    ['0', '12', '1,234', '56.8K', '12.3M', '0.00123', '1.5', '2T', '-3e-09']
+    """
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "K")):
+        if unit <= size < 1e15:
+            return f"{value / (1e3 if letter == 'K' else unit):.3g}{letter}"
+    if size >= 1000 and size < 1e4:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

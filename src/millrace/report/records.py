@@ -1,0 +1,136 @@
+"""What a report says about records: labels, lengths, values, and a grid of images where there are any."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import ConfigError, MillraceError
+from millrace.images.options import decode
+from millrace.ragged import Array
+from millrace.report.blocks import Note, Pictures, Section
+from millrace.report.sample import Sample, bars, histogram, present
+
+TEXTS = ("string", "dictionary")
+FEW = 50  # different values that are counted one by one
+PICTURES, SIDE, MOST_IMAGE_BYTES = 24, 112, 32 << 20
+STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")  # of image files
+
+
+def sections(sample: Sample, made: Mapping[str, Any]) -> list[Section]:
+    store, said = sample.store, f"From {sample.said()}."
+    columns = store.layout.columns
+    labels = [_column(sample, name) for name, column in columns.items() if column.per == "record" and not column.shape]
+    text_axes = {name for name, column in columns.items() if column.dtype == "string"}
+    axes = [axis for axis in store.layout.row_axes if axis not in text_axes and _has_column(store, axis)]
+    lengths = [histogram(f"Rows of {_columns_of(store, axis)} in a record", sample.lengths(axis)) for axis in axes]
+    return [
+        Section("Labels and values", said, present(labels)),
+        Section("Lengths", said, present(lengths)),
+        *(_images(sample, name) for name in columns if _is_image(sample, name)),
+    ]
+
+
+def _columns_of(store: Any, axis: str) -> str:
+    return ", ".join(name for name, column in store.layout.columns.items() if column.axis == axis)
+
+
+def _has_column(store: Any, axis: str) -> bool:
+    return any(column.axis == axis for column in store.layout.columns.values())
+
+
+def _column(sample: Sample, name: str) -> Any:
+    column = sample.store.layout.columns[name]
+    if column.dtype == "string":
+        return None
+    values = sample.column(name)
+    if column.dtype == "dictionary" or (values.dtype.kind in "iub" and len(np.unique(values)) <= FEW):
+        counts = Counter(class_name(sample.store, name, value) for value in values.tolist())
+        return bars(name, dict(counts), "records")
+    return histogram(name, values)
+
+
+def class_name(store: Any, column: str, value: Any) -> str:
+    """A label with the name of its class, where the store's meta names it."""
+    named = store.meta.get("classes")
+    names = named.get(column) if isinstance(named, Mapping) else named if column == "label" else None
+    is_known = isinstance(names, (list, tuple)) and isinstance(value, int) and 0 <= value < len(names)
+    return f"{value} {names[value]}" if is_known else str(value)  # type: ignore[index]
+
+
+def _is_image(sample: Sample, name: str) -> bool:
+    """Whether a column holds pixels (height, width, 3), or the bytes of image files by the look of the first."""
+    column = sample.store.layout.columns[name]
+    if column.dtype != "uint8" or (column.shape and (len(column.shape) != 3 or column.shape[2] != 3)):
+        return False
+    if column.shape:
+        return True
+    if column.per == "record":
+        return False
+    data = next(
+        (_data(piece.store, name, r, 8) for piece in sample.pieces for r in piece.contents.tolist()),
+        np.empty(0, np.uint8),
+    )
+    return data.tobytes().startswith(STARTS)
+
+
+def _data(store: Any, name: str, record: int, most: int) -> Array:
+    """The bytes or pixels of a record, none if they are more than ``most``, unless only the beginning is asked for."""
+    column = store.layout.columns[name]
+    if column.per == "record":
+        return np.asarray(store.columns[name][record])
+    starts, stops = store.record_spans(column.axis)
+    first, last = int(starts[record]), int(stops[record])
+    if last - first > most > 8:
+        return np.empty(0, np.uint8)
+    return np.asarray(store.columns[name][first : min(last, first + most)])
+
+
+def _images(sample: Sample, name: str) -> Section:
+    title = f"Images: {name}"
+    try:
+        decoder = decode(name, size=SIDE, crop="center", dtype="uint8", layout="hwc")
+    except ConfigError as error:
+        return Section(title, "", [Note(f"Not drawn: {error}")])
+    found: list[tuple[str, bytes]] = []
+    bad = 0
+    chosen = [(piece.store, r) for piece in sample.pieces for r in piece.contents.tolist()]
+    for store, record in chosen[:: max(1, len(chosen) // PICTURES)][:PICTURES]:
+        pixels = np.zeros((SIDE, SIDE, 3), np.uint8)
+        try:
+            decoder.decode_into(pixels, _data(store, name, record, MOST_IMAGE_BYTES), [1.0] * 16)
+        except MillraceError:
+            bad += 1
+            continue
+        found.append((_caption(store, record), png(pixels)))
+    note = f"{bad:,} more could not be read." if bad else ""
+    about = f"{len(found):,} of {sample.store.num_records:,} records, the centre of each, scaled to {SIDE} x {SIDE} pixels. {note}"
+    return Section(title, about.strip(), [Pictures(found)])
+
+
+def _caption(store: Any, record: int) -> str:
+    columns = store.layout.columns
+    names = [
+        name
+        for name in ("label", "class", "key")
+        if name in columns and columns[name].per == "record" and not columns[name].shape
+    ]
+    values = [store.columns[name][record] for name in names]
+    plain = [value.item() if hasattr(value, "item") else value for value in values]
+    return ", ".join(class_name(store, name, value)[:60] for name, value in zip(names, plain, strict=True))
+
+
+def png(pixels: Array) -> bytes:
+    """Pixels (height, width, 3) uint8 as a PNG file."""
+    height, width = pixels.shape[:2]
+    lines = np.concatenate((np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)), axis=1).tobytes()
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )

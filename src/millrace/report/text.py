@@ -1,0 +1,112 @@
+"""What a report says about text: lengths, sources, tokens, and passages that a person can read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import MillraceError
+from millrace.report.blocks import Bars, Passages, Section
+from millrace.report.sample import Sample, bars, histogram, present
+
+MOST_TOKENS = 4096  # of a document
+COMMON = 25
+BEFORE, AFTER, SHOWN = 60, 240, 6  # tokens of a passage before and after a boundary, and passages
+
+
+def sections(sample: Sample, made: Mapping[str, Any]) -> list[Section]:
+    lengths = sample.lengths()
+    said = f"{int(np.median(lengths)):,} in the median, {lengths.max():,} in the longest"
+    documents = [histogram("Tokens of a document", lengths, said), _long_tail(lengths), *_sources(sample, lengths)]
+    return [
+        Section("Documents", f"From {sample.said()}.", present(documents)),
+        _tokens(sample),
+        Section(
+            "Passages", "The text as a model meets it: the end of a document, and the next one.", [_passages(sample)]
+        ),
+    ]
+
+
+def _long_tail(lengths: Any) -> Any:
+    """Lengths by powers of two: documents of very different lengths fit on one axis."""
+    powers = Counter(int(length).bit_length() for length in lengths.tolist())
+    names = [f"{1 << (k - 1):,} to {(1 << k) - 1:,}" if k > 1 else str(k) for k in sorted(powers)]
+    return Bars("Documents by length", names, [float(powers[k]) for k in sorted(powers)], "tokens, doubling")
+
+
+def _sources(sample: Sample, lengths: Any) -> list[Any]:
+    column = sample.store.layout.columns.get("source")
+    if column is None or column.dtype not in ("dictionary", "string"):
+        return []
+    folders: Counter[str] = Counter()
+    endings: Counter[str] = Counter()
+    for source, length in zip(sample.column("source").tolist(), lengths.tolist(), strict=True):
+        folder, _, name = str(source).rpartition("/")
+        folders[folder or "(no folder)"] += length
+        ending = name.rpartition(".")[2]
+        endings[f".{ending}" if "." in name else "(no ending)"] += length
+    note = "" if sample.num_records == sample.store.num_records else "in the sample"
+    return [bars("Tokens by folder", dict(folders), note), bars("Tokens by file ending", dict(endings), note)]
+
+
+def _tokens(sample: Sample) -> Section:
+    counts: Counter[int] = Counter()
+    for piece in sample.pieces:
+        starts, stops = piece.store.record_spans()
+        for record in piece.contents.tolist():
+            first = int(starts[record])
+            ids, times = np.unique(
+                piece.store.columns["tokens"][first : min(int(stops[record]), first + MOST_TOKENS)], return_counts=True
+            )
+            counts.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
+    total = counts.total()
+    common = counts.most_common(COMMON)
+    names = [f"{id_}  {decode(sample.store, [id_])!r}" for id_, _ in common]
+    about = (
+        f"From the first {MOST_TOKENS:,} tokens of {sample.num_contents:,} of {sample.store.num_records:,} documents: "
+        f"{total:,} tokens with {len(counts):,} different ids."
+    )
+    ranks = np.log10(np.array(list(counts.values()), np.float64))
+    blocks = [Bars("The most frequent tokens", names, [float(count) for _, count in common], "id and text")]
+    return Section(
+        "Tokens", about, present([*blocks, histogram("How often an id occurs", ranks, "ids by log10 of their count")])
+    )
+
+
+def decode(store: Any, ids: Any) -> str:
+    """The text of ids, or the ids themselves where the store has no tokenizer."""
+    if store.manifest is None or store.manifest.tokenizer is None:
+        return " ".join(map(str, np.asarray(ids).tolist()))
+    try:
+        return str(store.decode(np.asarray(ids)))
+    except MillraceError as error:  # such as a tokenizer whose library is not installed
+        return f"({error})"
+
+
+def _passages(sample: Sample) -> Passages:
+    found: list[tuple[str, list[str]]] = []
+    for piece in sample.pieces:
+        store = piece.store
+        starts, stops = store.record_spans()
+        for record in _spread(piece.contents, -(-SHOWN // len(sample.pieces))):
+            first, last = int(starts[record]), int(stops[record])
+            before = max(first - BEFORE, int(starts[record - 1])) if record else first
+            pieces = [decode(store, store.columns["tokens"][before:first])] if before < first else []
+            pieces.append(decode(store, store.columns["tokens"][first : min(last, first + AFTER)]))
+            source = f", {store.columns['source'][record]}" if "source" in store.layout.columns else ""
+            name = sample.store.shard_name(piece.number)
+            found.append((f"document {record:,} of shard {name}{source}, {last - first:,} tokens", pieces))
+    return Passages(found[:SHOWN])
+
+
+def _spread(records: Any, count: int) -> list[int]:
+    """Some of the records, from first to last; not the first of a shard, which has no document before it."""
+    inner = records[records > 0] if (records > 0).any() else records
+    return (
+        [int(inner[k]) for k in np.unique(np.linspace(0, len(inner) - 1, count + 2).astype(int)[1:-1])]
+        if len(inner)
+        else []
+    )
