@@ -1,5 +1,6 @@
 """Compressed stores: the same batches and cursors as plain ones, any bytes by the block table, and hostile files refused."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from millrace.store.remote.objects import WrongBytes
 from millrace.store.verify import verify_store
 from millrace.testing import tiny_records, tiny_series, tiny_text
 
-from .test_remote import VIEWS, blocks, plain, same_batches, shards_store
+from .test_remote import VIEWS, blocks, same_batches, shards_store
 from .test_transfer import large, same_files
 
 CODECS = ["zstd:3", "lz4"]
@@ -44,11 +45,12 @@ def packed(data, codec, block_bytes):
     )
 
 
+@contextlib.contextmanager
 def opened(data, num_bytes, codec="zstd:3"):
-    file = tempfile.TemporaryFile()
-    file.write(data)
-    file.flush()
-    return file, CompressedFile(file.fileno(), num_bytes, Codec.parse(codec), "file")
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        yield CompressedFile(file.fileno(), num_bytes, Codec.parse(codec), "file")
 
 
 def inflated(data, num_bytes, codec="zstd:3", step=1 << 20):
@@ -73,8 +75,7 @@ def bodies():
 @settings(max_examples=60, deadline=None)
 def test_any_bytes_of_a_compressed_file_are_those_of_the_plain_one(codec, data, block_bytes, step, choices):
     stored = packed(data, codec, block_bytes)
-    file, reading = opened(stored, len(data), codec)
-    with file:
+    with opened(stored, len(data), codec) as reading:
         for _ in range(4):
             first = choices.draw(st.integers(0, len(data)))
             length = choices.draw(st.integers(0, len(data)))
@@ -124,8 +125,8 @@ def test_checkpoints_continue_on_any_form_of_a_store(tmp_path):
     stores = [local, *(mr.open_store(tmp_path / codec) for codec in CODECS)]
     stores.append(mr.open_store(tmp_path / "lz4", cache_dir=tmp_path / "few", cache_size=5 * 16_000))
     with blocks(local) as feed:
-        expected = [plain(batch) for batch in map(lambda batch: batch, feed)][-1]["x"].copy()
-    state = None
+        expected = [batch["x"].copy() for batch in feed]
+    state, got = None, []
     while True:
         feed = blocks(stores[0])
         stores.append(stores.pop(0))
@@ -135,8 +136,9 @@ def test_checkpoints_continue_on_any_form_of_a_store(tmp_path):
             batch = next(iter(feed), None)
             if batch is None:
                 break
-            last, state = batch["x"].copy(), feed.state_dict()
-    np.testing.assert_array_equal(last, expected)
+            got.append(batch["x"].copy())
+            state = feed.state_dict()
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -216,18 +218,22 @@ def test_kill_9_while_a_compressed_store_comes_into_the_cache(tmp_path, s3, prox
     np.testing.assert_array_equal(mr.open_store(s3).columns["x"][:], mr.open_store(tmp_path / "store").columns["x"][:])
 
 
-def test_after_an_append_only_new_shards_are_sent(tmp_path):
+def test_after_an_append_only_new_shards_are_sent(tmp_path, s3):
     with mr.StoreWriter(tmp_path / "a", kind="records", columns={"x": mr.Column("int64")}) as writer:
         writer.append({"x": np.arange(5)})
-    mr.push(tmp_path / "a", str(tmp_path / "b"), compress="zstd")
+    for target in (s3, str(tmp_path / "b")):
+        mr.push(tmp_path / "a", target, compress="zstd")
     with pytest.raises(mr.ConfigError, match="cannot be appended to"):
         mr.StoreWriter(tmp_path / "b", append=True).__enter__()
     with mr.StoreWriter(tmp_path / "a", append=True) as writer:
         writer.append({"x": np.arange(7)})
-    report = mr.push(tmp_path / "a", str(tmp_path / "b"), compress="zstd")
+    report = mr.push(tmp_path / "a", s3, compress="zstd")
     assert report.files - report.sent_files == 2
-    assert mr.open_store(tmp_path / "b").fingerprint == mr.open_store(tmp_path / "a").fingerprint
-    assert verify_store(tmp_path / "b").damage == []
+    assert mr.open_store(s3).fingerprint == mr.open_store(tmp_path / "a").fingerprint
+    mr.pull(s3, tmp_path / "copy")
+    assert verify_store(tmp_path / "copy").damage == []
+    with pytest.raises(mr.ConfigError, match="an earlier snapshot"):
+        mr.push(tmp_path / "a", str(tmp_path / "b"), compress="zstd")
 
 
 def damaged(path, change):
@@ -247,7 +253,16 @@ def flip(place):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(
     "change",
-    [flip(20), flip(-1), flip(-9), flip(-13), flip(-20), lambda data: data[:-1], lambda data: data[:10], lambda data: data + b"x"],
+    [
+        flip(20),
+        flip(-1),
+        flip(-9),
+        flip(-13),
+        flip(-20),
+        lambda data: data[:-1],
+        lambda data: data[:10],
+        lambda data: data + b"x",
+    ],
     ids=["block", "mark", "count", "length", "size", "cut", "short", "long"],
 )
 def test_damage_is_located_and_never_served(tmp_path, codec, change):
@@ -315,8 +330,7 @@ def test_a_bomb_gets_no_more_memory_than_the_manifest_says(codec, monkeypatch):
         inflated(stored, 1 << 22, codec)
     assert sum(made) <= (1 << 22) + (1 << 20)
     made.clear()
-    file, reading = opened(stored, 1 << 22, codec)
-    with file, pytest.raises(mr.StoreCorrupt, match="does not hold"):
+    with opened(stored, 1 << 22, codec) as reading, pytest.raises(mr.StoreCorrupt, match="does not hold"):
         reading.read(1, 0)
     assert sum(made) <= (1 << 22) + 1
 
@@ -343,6 +357,20 @@ def table(sizes, block_bytes, blocks=None, kind=0x184D2A5E, length=None, mark=b"
         (table([10, 10], 100, length=7), "does not begin as one"),
         (b"", "no block table|does not end"),
     ],
+    ids=[
+        "bomb of blocks",
+        "too little",
+        "too many",
+        "no length",
+        "giant blocks",
+        "mark",
+        "sum",
+        "empty",
+        "giant block",
+        "kind",
+        "length",
+        "none",
+    ],
 )
 def test_hostile_tables_are_refused_before_anything_is_read(tail, problem, monkeypatch):
     """For a plain file of 200 bytes, in two blocks of 10 bytes each; nothing larger than the file is ever asked for."""
@@ -350,8 +378,8 @@ def test_hostile_tables_are_refused_before_anything_is_read(tail, problem, monke
     monkeypatch.setattr(
         files.platform, "pread", lambda fd, length, offset: lengths.append(length) or pread(fd, length, offset)
     )
-    with pytest.raises(mr.StoreCorrupt, match=problem):
-        opened(bytes(20) + tail, 200)
+    with pytest.raises(mr.StoreCorrupt, match=problem), opened(bytes(20) + tail, 200):
+        pass
     assert max(lengths) <= 20 + len(tail)
 
 
@@ -388,7 +416,10 @@ def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path, monkeypatc
     tiny_series(tmp_path / "store")
     mr.push(tmp_path / "store", str(tmp_path / "small"), compress="lz4")
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
-    for command in (["info", str(tmp_path / "small")], ["push", str(tmp_path / "store"), str(tmp_path / "x"), "--compress", "lz4"]):
+    for command in (
+        ["info", str(tmp_path / "small")],
+        ["push", str(tmp_path / "store"), str(tmp_path / "x"), "--compress", "lz4"],
+    ):
         assert millrace(command) == 1
         assert "pip install 'millrace[compress]'" in capsys.readouterr().err
     assert not Path(tmp_path / "x").exists()

@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from millrace.cli import options
 from millrace.cli.push import run as push
+from millrace.errors import ConfigError
 
 EXAMPLE = "millrace stage /shared/prices --to /scratch/prices"
 
@@ -26,6 +27,8 @@ def run(
     cache.
     """
     if compress is not None:
+        if "://" in path and not path.startswith("file:"):
+            raise ConfigError(f"--compress needs a store on disk, and {path} is a URL; stage it plain first")
         push(path, to, compress, workers, as_json=as_json)
         return
     options.copy_store("stage", path, to, workers, as_json=as_json)

@@ -92,6 +92,16 @@ class Contents:
     def fingerprint(self) -> str:
         return self.manifest.fingerprint
 
+    def stored_bytes(self, objects: Objects) -> int | None:
+        """What the files take where they lie; None where the server lists none (https), or not all are there."""
+        if self.codec is None:
+            return self.manifest.totals.bytes
+        if objects.url.startswith("http"):
+            return None
+        sizes = objects.sizes("shards")
+        found = [sizes.get(file.stored_name) for file in self.files()]
+        return None if None in found else sum(size or 0 for size in found)
+
     def file(self, shard: int, file: int) -> RemoteFile:
         split, number = self.table[shard, :2].tolist()
         name = f"shards/{shard_name(self.manifest.splits[split], number)}/{self.layout.files[file].name}"

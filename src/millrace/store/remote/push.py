@@ -80,12 +80,13 @@ def push(
     objects = Objects(url, create=True)
     before = _committed(objects)
     known = {} if before is None else _known(folder, contents, objects)
-    report = Transfer(
-        folder.path, objects.url, contents.fingerprint, 0, 0, codec=contents.codec and str(contents.codec)
-    )
+    codec = None if contents.codec is None else str(contents.codec)
+    report = Transfer(folder.path, objects.url, contents.fingerprint, 0, 0, codec=codec)
     if before == contents.data[MANIFEST]:
         return report
-    there = _begin(objects, " ".join(filter(None, (contents.fingerprint, report.codec))))
+    if before is not None and objects.is_local:  # a folder cannot decide which of two writers wins
+        raise ConfigError(f"{objects.url} holds an earlier snapshot of this store; remove it, or choose another path")
+    there = _begin(objects, contents.fingerprint if codec is None else f"{contents.fingerprint} {codec}")
     lock, step = threading.Lock(), progress or (lambda num_bytes: None)
 
     def send(file: RemoteFile) -> None:
