@@ -365,7 +365,7 @@ def test_the_watch_sees_what_is_opened(victim, opened, lies_inside):
 
 def test_a_codec_of_a_later_version_asks_for_an_upgrade(victim):
     body = victim.body
-    body["codec"] = {"name": "zstd"}
+    body["codec"] = {"name": "brotli", "level": 3}
     victim.forge(body)
     with pytest.raises(mr.StoreTooNew, match=r"\$\.codec .*upgrade"):
         mr.open_store(victim.path)

@@ -51,6 +51,8 @@ def describe(store: Any) -> dict[str, Any]:
         "rows": {axis: store.axis_rows(axis) for axis in layout.row_axes if _has_column(layout, axis)},
         "shards": store.num_shards,
         "bytes": store.num_bytes,
+        "codec": None if manifest is None or manifest.codec is None else str(manifest.codec),
+        "stored_bytes": _stored_bytes(store),
         "columns": {
             name: {
                 "dtype": column.dtype,
@@ -78,6 +80,18 @@ def describe(store: Any) -> dict[str, Any]:
 def _has_column(layout: Any, axis: str) -> bool:
     """Whether any column has this axis: where all are per record, none has."""
     return any(column.axis == axis for column in layout.columns.values())
+
+
+def _stored_bytes(store: Any) -> int | None:
+    """What a compressed store takes where it lies; None where nobody knows, or for an earlier snapshot."""
+    if store.manifest is None or store.manifest.codec is None:
+        return int(store.num_bytes)
+    from millrace.store.remote.contents import Contents
+    from millrace.store.remote.objects import Objects
+
+    objects = Objects(store.path)
+    contents = Contents.read(objects)
+    return contents.stored_bytes(objects) if contents.fingerprint == store.fingerprint else None
 
 
 def _describe_snapshots(store: Any) -> list[dict[str, Any]]:
@@ -144,9 +158,15 @@ def _contents(facts: dict[str, Any]) -> list[str]:
         f"{facts['path']} is {what if facts['version'] else 'in the layout of another tool: ' + facts['layout']}.",
         f"It holds {' in '.join(filter(None, (' and '.join(rows), records)))}: {size(facts['bytes'])} in "
         f"{plural(facts['shards'], 'shard')}.",
+        *([_compression(facts)] if facts["codec"] else []),
         *(_written(snapshot) for snapshot in facts["snapshots"] if snapshot["fingerprint"] == facts["fingerprint"]),
         f"Its fingerprint is {facts['fingerprint']}.",
     ]
+
+
+def _compression(facts: dict[str, Any]) -> str:
+    stored, said = facts["stored_bytes"], f"Its files are compressed by {facts['codec']}"
+    return f"{said} to {size(stored)} ({facts['bytes'] / stored:.2f}x)." if stored else f"{said}."
 
 
 def _written(snapshot: dict[str, Any]) -> str:

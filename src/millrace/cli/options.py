@@ -95,6 +95,12 @@ def load_trained(run: str, checkpoint: str, model: str | None, store: str | None
         return load_model(Path(run), checkpoint, own=model, store=store)
 
 
+Compress = Annotated[
+    str | None,
+    Option(metavar="CODEC", help="Compress the files: zstd, zstd:1 to zstd:22, or lz4.", show_default="plain"),
+]
+
+
 def copy_store(command: str, source: str, target: str, workers: int, *, as_json: bool) -> None:
     """Copies a store into a folder, with progress and a report: ``pull`` and ``stage``."""
     from millrace.cli.printing import byte_progress, print_transfer

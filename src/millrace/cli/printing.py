@@ -120,6 +120,9 @@ def print_transfer(verb: str, report: Any, *, as_json: bool) -> None:
         rest = report.files - report.sent_files
         kept = f"; {plural(rest, 'file')} were there already" if rest else ""
         what = f"{plural(report.sent_files, 'file')}, {size(report.sent_bytes)}"
+        if report.codec is not None and report.stored_bytes:
+            rate = size(int(report.sent_bytes / max(report.wall_s, 1e-9)))
+            what += f" as {size(report.stored_bytes)} ({report.codec}, {report.sent_bytes / report.stored_bytes:.2f}x, {rate}/s)"
         print_line(f"{verb} {what} to {report.target}{kept}; fingerprint {report.fingerprint}")
 
 

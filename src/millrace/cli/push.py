@@ -14,6 +14,7 @@ EXAMPLE = "millrace push prices/ s3://bucket/prices"
 def run(
     path: Annotated[str, Argument(help="The store to copy.")],
     url: Annotated[str, Argument(help="Where to: s3://, gs:// or az://, or a folder.")],
+    compress: options.Compress = None,
     workers: Annotated[int, Option(min=1, help="Files sent at a time.")] = 16,
     as_json: options.Json = False,
 ) -> None:
@@ -27,5 +28,5 @@ def run(
     from millrace.store.remote.push import push
 
     with byte_progress("push", Folder(path).manifest(None)[0].totals.bytes) as step:
-        report = push(path, url, workers=workers, progress=step)
+        report = push(path, url, compress=compress, workers=workers, progress=step)
     print_transfer("pushed", report, as_json=as_json)

@@ -19,6 +19,7 @@ from millrace.errors import ConfigError, StoreTooNew, corrupt
 from millrace.identity import canonical as canonical
 from millrace.identity import digest as digest
 from millrace.ragged import Array, Int64s
+from millrace.store.codec import Codec
 from millrace.store.layout import DTYPES, MAX_ITEMS, Column, Layout, check_name, num_blocks
 from millrace.store.strict_json import load_json
 
@@ -86,7 +87,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, k
     tokenizer: dict[str, Any] | None = None
     scaling: dict[str, Any] | None = None
     cuts: Cuts | None = None
-    codec: dict[str, Any] | None = None
+    codec: Codec | None = None
     meta: dict[str, Any] = {}
     parent: str | None = None
     fingerprint: str
@@ -135,8 +136,7 @@ def decode(data: bytes, path: str) -> Manifest:
     version = body.get("version")
     if isinstance(version, int) and version > VERSION:
         raise StoreTooNew(f"{path}: format version {version}; this millrace reads up to {VERSION}: upgrade", path=path)
-    if body.get("codec") is not None:
-        raise StoreTooNew(f"{path}: $.codec is {body['codec']}; this millrace reads no codec: upgrade", path=path)
+    _check_codec(body.get("codec"), path)
     try:
         manifest = msgspec.convert(body, Manifest)
         _check(manifest)
@@ -146,6 +146,15 @@ def decode(data: bytes, path: str) -> Manifest:
         problem = f"was changed after it was written: checksum {manifest.checksum!r}, expected {expected!r}"
         raise corrupt(path, problem, expected=expected, found=manifest.checksum)
     return manifest
+
+
+def _check_codec(codec: Any, path: str) -> None:
+    try:
+        msgspec.convert(codec, Codec | None)
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise StoreTooNew(
+            f"{path}: $.codec is {codec!r:.80}; this millrace reads zstd and lz4: upgrade", path=path
+        ) from error
 
 
 def _check(manifest: Manifest) -> None:

@@ -30,7 +30,7 @@ def open_store(
     while it is read, you get a ``StoreCorrupt`` and the process lives on. It is much slower.
 
     At a URL (``s3://``, ``gs://``, ``az://``, ``https://``) only the manifest is read. Shards come into ``cache_dir`` (default:
-    ``MILLRACE_CACHE``) before they are needed; ``cache_size="200GB"`` bounds it.
+    ``MILLRACE_CACHE``) before they are needed; ``cache_size="200GB"`` bounds it. Compressed stores are read in the same way.
     """
     name = os.fspath(path)
     if "://" in name and not name.startswith("file:"):
@@ -40,14 +40,14 @@ def open_store(
             if value is not None:
                 raise ConfigError(f"{option}={value!r} is for stores on disk; leave it out, or pull the store first")
         return open_remote(name, snapshot, cache_dir=cache_dir, cache_size=cache_size)
-    if cache_dir is not None or cache_size is not None:
-        raise ConfigError("cache_dir= and cache_size= are for stores at a URL; leave them out")
     if name.startswith("file://"):
         name = unquote(urlsplit(name).path)
     if os.path.isfile(os.path.join(name, "store.json")):
         if dtype is not None:
             raise ConfigError(f"dtype={dtype!r}, but {name} is a millrace store, which knows its dtypes; leave it out")
-        return read_store(name, snapshot, check=check, safe_read=safe_read)
+        return read_store(name, snapshot, check=check, safe_read=safe_read, cache_dir=cache_dir, cache_size=cache_size)
+    if cache_dir is not None or cache_size is not None:
+        raise ConfigError("cache_dir= and cache_size= are for stores at a URL and compressed ones; leave them out")
     if snapshot is not None:
         if not os.path.exists(name):
             raise missing(os.path.abspath(name))

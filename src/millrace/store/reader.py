@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import stat
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,11 +37,25 @@ MAX_MAPS = 16_384  # of all stores: Linux allows a process 65,530; beyond this r
 
 
 def read_store(
-    path: str | os.PathLike[str], snapshot: str | None = None, *, check: bool = False, safe_read: bool = False
+    path: str | os.PathLike[str],
+    snapshot: str | None = None,
+    *,
+    check: bool = False,
+    safe_read: bool = False,
+    **cache: Any,
 ) -> Store:
-    """A store in millrace's own format; ``open_store`` (open.py) also knows foreign ones."""
+    """A store in millrace's own format; ``open_store`` (open.py) also knows foreign ones.
+
+    A compressed one is read as one elsewhere is: through the cache that ``cache`` says (cache_dir=, cache_size=).
+    """
     folder = Folder(path)
     manifest, table = folder.manifest(snapshot)
+    if manifest.codec is not None:
+        from millrace.store.remote.open import open_compressed
+
+        return open_compressed(folder, snapshot, check=check, safe_read=safe_read, **cache)
+    if any(value is not None for value in cache.values()):
+        raise ConfigError("cache_dir= and cache_size= are for stores at a URL and compressed ones; leave them out")
     counts = manifests.table_counts(table)
     shards = DiskShards(folder, manifest, table, counts, may_map=not safe_read)
     folder.check_folder("shards")
@@ -59,6 +74,11 @@ def read_base(out: Path) -> Base:
     """What an append continues."""
     folder = Folder(out)
     manifest, table = folder.manifest(None)
+    if manifest.codec is not None:
+        raise ConfigError(
+            f"{folder.path} is compressed ({manifest.codec}) and cannot be appended to; append to the store it was made from, "
+            "or to a plain copy: millrace stage"
+        )
     hashes = manifest.hashes
     return Base(manifest, table.tobytes(), folder.read(hashes.name, hashes.bytes, hashes.hash))
 
@@ -148,6 +168,10 @@ class DiskShards(Shards):
             os.close(fd)
             raise self._corrupt(shard, name, f"{expected} bytes", f"{size} bytes")
         return fd
+
+    def reader(self, fd: int, shard: int, file: int) -> Callable[[memoryview, int], int]:
+        """Fills a buffer with the bytes of an open file from an offset on."""
+        return partial(platform.pread_into, fd)
 
     def descriptor(self, shard: int, file: int) -> int | None:
         fd = self.open(shard, file)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from millrace.errors import ConfigError, StoreError
+from millrace.errors import ConfigError, StoreCorrupt, StoreError
 from millrace.ragged import Array, Int64s, as_offsets
 from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES, Column, File, Layout, num_blocks
@@ -62,21 +63,29 @@ def is_whole(shards: Path, entry: ShardEntry, layout: Layout) -> bool:
     return True
 
 
-def check_blocks(fd: int, num_bytes: int, hashes: Iterable[int]) -> Iterator[tuple[int, int, str | None]]:
-    """Reads a file again, block by block: the bytes [first, last) of each, and what is wrong with them."""
+def check_blocks(
+    file: int | Callable[[memoryview, int], int], num_bytes: int, hashes: Iterable[int]
+) -> Iterator[tuple[int, int, str | None]]:
+    """Reads a file again, block by block: the bytes [first, last) of each, and what is wrong with them.
+
+    ``file`` is a descriptor, or fills a buffer from an offset.
+    """
+    read = partial(platform.pread_into, file) if isinstance(file, int) else file
     if not hasattr(_local, "buffer"):
         _local.buffer = memoryview(bytearray(BLOCK_BYTES))  # one for each thread
     for block, expected in enumerate(hashes):
         first = block * BLOCK_BYTES
         part = _local.buffer[: min(BLOCK_BYTES, num_bytes - first)]
-        yield first, first + len(part), _problem(fd, part, first, expected)
+        yield first, first + len(part), _problem(read, part, first, expected)
 
 
-def _problem(fd: int, buffer: memoryview, first: int, expected: int) -> str | None:
+def _problem(read: Callable[[memoryview, int], int], buffer: memoryview, first: int, expected: int) -> str | None:
     try:
-        length = platform.pread_into(fd, buffer, first)
+        length = read(buffer, first)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
+    except StoreCorrupt as error:
+        return str(error)
     if length != len(buffer):
         return f"ends after {first + length:,} bytes"
     if xxhash.xxh3_64_intdigest(buffer) != expected:

@@ -20,6 +20,7 @@ from millrace.native import num_cores
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import strict_json
+from millrace.store.compressed import CompressedShards
 from millrace.store.folder import Folder
 from millrace.store.layout import block_ends, num_blocks
 from millrace.store.manifest import Manifest
@@ -110,7 +111,8 @@ def _files(folder: Folder, manifest: Manifest, damage: list[Damage]) -> Iterator
     table = manifests.check_table(manifest, data, os.path.join(folder.path, manifest.shards.name))
     hashes = np.frombuffer(folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash), "<u8")
     counts = manifests.table_counts(table)
-    shards = DiskShards(folder, manifest, table, counts)
+    kind = DiskShards if manifest.codec is None else CompressedShards
+    shards = kind(folder, manifest, table, counts)
     sizes = shards.layout.file_bytes(counts)
     ends = block_ends(sizes)
     for shard in range(len(table)):
@@ -136,11 +138,14 @@ def _check_file(file: _File, step: Callable[[int], None]) -> list[Damage]:
         return [Damage(path, str(error), shards.name(file.shard))]
     damage = []
     try:
-        for block, (first, last, problem) in enumerate(check_blocks(fd, file.num_bytes, file.hashes.tolist())):
+        read = shards.reader(fd, file.shard, file.file)
+        for block, (first, last, problem) in enumerate(check_blocks(read, file.num_bytes, file.hashes.tolist())):
             if problem is not None:
                 records = _records(file, first, last)
                 damage.append(Damage(path, problem, shards.name(file.shard), block, (first, last), records))
             step(last - first)
+    except StoreCorrupt as error:  # a block table that cannot be
+        damage.append(Damage(path, str(error), shards.name(file.shard)))
     finally:
         os.close(fd)
     return damage

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from millrace.errors import corrupt
@@ -12,6 +13,7 @@ from millrace.identity import digest
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
 from millrace.store import strict_json
+from millrace.store.codec import Codec
 from millrace.store.folder import Folder
 from millrace.store.layout import block_ends, num_blocks
 from millrace.store.manifest import Manifest, TableFile
@@ -24,11 +26,17 @@ UNHASHED = (PROVENANCE, QUARANTINE)  # outside the fingerprint; they may be miss
 
 
 class RemoteFile(NamedTuple):
-    """A file of a shard: its name below the store, its size, and the hash of each 4 MiB of it."""
+    """A file of a shard: its name below the store, its size, and the hash of each 4 MiB of it, all when plain."""
 
     name: str
     num_bytes: int
     hashes: Array  # uint64
+    codec: Codec | None = None
+
+    @property
+    def stored_name(self) -> str:
+        """Its name where the store lies."""
+        return self.name if self.codec is None else self.name + self.codec.suffix
 
     @property
     def key(self) -> str:
@@ -40,7 +48,7 @@ class Contents:
     """The manifest, the tables and the files of a snapshot. The data is checked: it may come from anywhere."""
 
     def __init__(self, manifest: bytes, table: bytes, hashes: bytes, where: str) -> None:
-        self.data = {MANIFEST: manifest}
+        self.data, self._where = {MANIFEST: manifest}, where
         self.manifest = manifests.decode(manifest, f"{where}/{MANIFEST}")
         named = self.manifest.shards.name, self.manifest.hashes.name
         self.table = manifests.check_table(self.manifest, table, f"{where}/{named[0]}")
@@ -67,15 +75,38 @@ class Contents:
         hashes = folder.read(manifest.hashes.name, manifest.hashes.bytes, manifest.hashes.hash)
         return cls(manifests.encode(manifest), table.tobytes(), hashes, folder.path)
 
+    def coded(self, codec: Codec | None) -> Contents:
+        """The same store with its files compressed in this way; None is plain."""
+        manifest, names = (
+            msgspec.structs.replace(self.manifest, codec=codec),
+            (self.manifest.shards, self.manifest.hashes),
+        )
+        table, hashes = (self.data[file.name] for file in names)
+        return Contents(manifests.encode(manifest), table, hashes, self._where)
+
+    @property
+    def codec(self) -> Codec | None:
+        return self.manifest.codec
+
     @property
     def fingerprint(self) -> str:
         return self.manifest.fingerprint
+
+    def stored_bytes(self, objects: Objects) -> int | None:
+        """What the files take where they lie; None where the server lists none (https), or not all are there."""
+        if self.codec is None:
+            return self.manifest.totals.bytes
+        if objects.url.startswith("http"):
+            return None
+        sizes = objects.sizes("shards")
+        found = [sizes.get(file.stored_name) for file in self.files()]
+        return None if None in found else sum(size or 0 for size in found)
 
     def file(self, shard: int, file: int) -> RemoteFile:
         split, number = self.table[shard, :2].tolist()
         name = f"shards/{shard_name(self.manifest.splits[split], number)}/{self.layout.files[file].name}"
         size, end = int(self.sizes[shard, file]), int(self._ends[shard, file])
-        return RemoteFile(name, size, self._hashes[end - num_blocks(size) : end])
+        return RemoteFile(name, size, self._hashes[end - num_blocks(size) : end], self.codec)
 
     def files(self) -> Iterator[RemoteFile]:
         for shard in range(len(self.table)):

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import xxhash
 
-from millrace.errors import StoreCorrupt, StoreUnreachable
+from millrace.errors import StoreCorrupt, StoreUnreachable, corrupt
 from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES
 from millrace.store.remote.contents import RemoteFile
+from millrace.store.remote.inflate import Inflater
 from millrace.store.remote.objects import Objects, WrongBytes
 
 Progress = Callable[[int], None]
@@ -44,25 +45,43 @@ def download(
 
 def write_checked(objects: Objects, file: RemoteFile, fd: int, path: str, progress: Progress | None = None) -> None:
     """Writes the bytes of a file to a descriptor, which stands at its beginning."""
-    blocks = _Blocks(file, fd, path, progress or (lambda num_bytes: None))
+    blocks, where = _Blocks(file, fd, path, progress or (lambda num_bytes: None)), objects.where(file.stored_name)
+    inflater = None if file.codec is None else Inflater(file.codec, file.num_bytes)
+    is_wrong = False
 
     def attempt() -> None:
-        blocks.begin()
-        if not blocks.is_whole:
-            for chunk in objects.stream(file.name, blocks.done):
-                if not threading.main_thread().is_alive():
-                    raise StoreUnreachable(f"{objects.where(file.name)}: given up, since the program ends")
-                blocks.add(memoryview(chunk))
-        blocks.check_end()
+        nonlocal is_wrong
+        is_wrong = False
+        try:
+            _receive(objects, file, blocks, inflater)
+        except WrongBytes as error:
+            is_wrong = blocks.wrong is not None or inflater is not None
+            if is_wrong and objects.is_local:  # it will not change
+                raise corrupt(where, str(error), "copy or push the store again") from error
+            raise
 
     try:
-        objects.tried(file.name, attempt, lambda: blocks.done)
+        objects.tried(file.stored_name, attempt, lambda: blocks.done)
     except StoreUnreachable as error:
-        if blocks.wrong is None:
+        if not is_wrong:
             raise
-        where = objects.where(file.name)
-        problem = f"block {blocks.wrong} is not the one that was written, also after several downloads"
+        problem = f"block {blocks.number} is not the one that was written, also after several downloads"
         raise StoreCorrupt(f"{where}: {problem}; push the store again", path=where) from error
+
+
+def _receive(objects: Objects, file: RemoteFile, blocks: _Blocks, inflater: Inflater | None) -> None:
+    """One attempt."""
+    blocks.begin()
+    if not blocks.is_whole or inflater is not None:
+        first = blocks.done if inflater is None else inflater.resume(blocks.done)
+        for chunk in objects.stream(file.stored_name, first):
+            if not threading.main_thread().is_alive():
+                raise StoreUnreachable(f"{objects.where(file.stored_name)}: given up, since the program ends")
+            for part in (memoryview(chunk),) if inflater is None else inflater.add(memoryview(chunk)):
+                blocks.add(part)
+    if inflater is not None:
+        inflater.check_end()
+    blocks.check_end()
 
 
 class _Blocks:
@@ -73,6 +92,11 @@ class _Blocks:
         self._hash, self._filled = xxhash.xxh3_64(), 0  # of the block that is under way
         self.done = 0
         self.wrong: int | None = None  # the block that was wrong in the last attempt
+
+    @property
+    def number(self) -> int:
+        """Of the block that is under way."""
+        return self.done // BLOCK_BYTES
 
     @property
     def is_whole(self) -> bool:
@@ -97,7 +121,7 @@ class _Blocks:
                 self._end_block()
 
     def _end_block(self) -> None:
-        number = self.done // BLOCK_BYTES
+        number = self.number
         if self._hash.intdigest() != int(self._file.hashes[number]):
             self.wrong = number
             raise WrongBytes(f"block {number} came with wrong bytes")

@@ -129,13 +129,17 @@ class Objects:
         except ObjectMissing:
             return {}
 
-    def put(self, name: str, data: bytes | Path) -> None:
-        """Writes an object, whole or not at all: these bytes, or those of a file."""
+    def put(self, name: str, data: bytes | Path | Callable[[], Iterator[bytes]]) -> None:
+        """Writes an object, whole or not at all: these bytes, those of a file, or those that a function gives each time."""
         import obstore
 
         def attempt() -> None:
             if isinstance(data, bytes):
                 obstore.put(self._store, name, data, use_multipart=False)
+                return
+            if not isinstance(data, Path):
+                parts: Any = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+                obstore.put(self._uploads, name, data(), use_multipart=True, **parts)
                 return
             # One request where that is enough: joining parts takes two more.
             is_large = data.stat().st_size > PART_BYTES

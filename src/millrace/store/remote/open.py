@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from millrace.errors import StoreError, StoreNotFound
+from millrace.errors import ConfigError, StoreError, StoreNotFound, corrupt
 from millrace.identity import digest
 from millrace.native import cache_folder
 from millrace.store import manifest as manifests
@@ -33,6 +34,8 @@ def open_remote(
     base = Path(cache_dir).absolute() if cache_dir is not None else cache_folder()
     size = cache_size or os.environ.get("MILLRACE_CACHE_SIZE") or None
     folder, contents = _tables(objects, snapshot, base / "stores")
+    if contents.codec is not None:
+        contents.codec.library()  # an error here rather than in the middle of a feed
     cache = Cache(base / "shards", None if size is None else size_of(size))
     shards = RemoteShards(folder, contents, objects, cache)
     manifest = contents.manifest
@@ -42,6 +45,20 @@ def open_remote(
         meta=manifest.meta, splits=manifest.splits, split_of=contents.table[:, 0].astype(np.int64), cuts=manifest.cuts,
         path=objects.url, fingerprint=manifest.fingerprint, reopen=reopen, manifest=manifest, folder=folder,
     )  # fmt: skip
+
+
+def open_compressed(
+    folder: Folder, snapshot: str | None, *, check: bool = False, safe_read: bool = False, **cache: Any
+) -> Store:
+    """A compressed store on disk, whose files come plain into the cache as those of a URL do."""
+    if safe_read:
+        raise ConfigError(f"safe_read=True, but {folder.path} is compressed, and its files are mapped in the cache")
+    if check:
+        for file in Contents.of(folder).files():
+            if not folder.has(file.stored_name):
+                where = os.path.join(folder.path, file.stored_name)
+                raise corrupt(where, "is missing", "copy this shard again or compress the store again")
+    return open_remote(folder.path, snapshot, **cache)
 
 
 def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder, Contents]:

@@ -34,11 +34,13 @@ def pull(
 
     Every block is compared with the store's hashes before it is written. The folder appears when all of it is there. An
     interrupted pull goes on when it is run again. A folder that holds this store already is left as it is; one that holds
-    something else is refused.
+    something else is refused. A compressed store becomes a plain one.
     """
     objects, out = Objects(url), Path(folder).absolute()
     contents = Contents.read(objects)
     report = Transfer(objects.url, str(out), contents.fingerprint, 0, 0)
+    if contents.codec is not None:
+        contents.codec.library()
     if _is_there(out, contents):
         return report
     partial = Partial(out)
@@ -71,7 +73,7 @@ def _fill(
 ) -> None:
     """The files of the store, the manifest last. What an interrupted pull left is kept where its bytes are right."""
     files = list(contents.files())
-    side_files = _side_files(objects, contents)
+    side_files = _side_files(objects, contents.coded(None))
     _sweep(folder, {*side_files, *(file.name for file in files)})
     _check_space(folder, files)
     for name in {os.path.dirname(name) for name in (*side_files, *(file.name for file in files))}:

@@ -44,7 +44,7 @@ class RemoteShards(DiskShards):
         return 0 if is_done and self._cache.limit is None else LOOKAHEAD
 
     def path(self, shard: int, file: int) -> str:
-        return self._objects.where(self._contents.file(shard, file).name)
+        return self._objects.where(self._contents.file(shard, file).stored_name)
 
     def check(self, shard: int) -> None:
         """Files are checked when they come."""
