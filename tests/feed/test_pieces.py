@@ -209,3 +209,13 @@ def test_threads_have_nothing_to_do_with_depth(monkeypatch):
     alone = mr.Feed(VIEWS["tokens"], batch=200, epochs=1, device="numpy")
     assert sum(1 for _ in alone) == alone.report().made_in_line
     assert alone.report().workers == 0
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 5, 6, 9, 16, 64])
+def test_a_feed_of_defaults_works_on_any_number_of_cores(cores, monkeypatch):
+    """Of 6 cores and more hot data takes more threads than cold data needs at least."""
+    monkeypatch.setattr(core_ring, "num_cores", lambda: cores)
+    with mr.Feed(VIEWS["tokens"], batch=390, device="numpy") as feed:  # 6 MB: worth eight threads
+        batch = next(iter(feed))
+        assert np.array_equal(batch.x, VIEWS["tokens"][batch.samples]["x"])
+        assert feed.report().workers == min(cores - 1, core_ring.MAX_THREADS)

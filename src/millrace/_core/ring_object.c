@@ -20,7 +20,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         return NULL;
     if (depth < 1 || num_slots <= depth || num_slots > 1 << 20 || num_workers < 0 || num_workers > 1 << 16 || num_more < 0 ||
         num_more > 1 << 16)
-        return PyErr_Format(PyExc_ValueError, "a ring of depth %d with %d slots and %d workers", depth, num_slots, num_workers);
+        return PyErr_Format(PyExc_ValueError, "a ring of depth %d with %d slots, %d workers and %d more", depth, num_slots,
+                            num_workers, num_more);
     Ring *self = (Ring *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
     self->program = (Program *)Py_NewRef(program);

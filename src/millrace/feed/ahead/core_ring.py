@@ -78,7 +78,7 @@ class CoreRing:
             self._workers = hot if gpu is None else max(1, hot)  # copies to a GPU are queued beside the loop
         else:
             self._workers = min(workers, self._cores)  # with hot data none of them ever waits
-        self._num_more = 0 if in_line else max(workers or 0, COLD_WORKERS) - self._workers
+        self._num_more = 0 if in_line else max(workers or 0, COLD_WORKERS, self._workers) - self._workers
         self._ring = core.Ring(
             program.core, self.memory.allocate, -1 if count is None else count, depth, len(self.memory.arrays),
             self._workers, self._num_more, None if gpu is None else gpu.table,
