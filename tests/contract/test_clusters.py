@@ -35,6 +35,14 @@ def fragile(kind, tmp_path, monkeypatch):
     return kind.write_fragile(tmp_path / "in")
 
 
+# Every kind, and every cluster; all kinds on all clusters in a soak.
+USUAL = [("text", "ray"), ("table", "dask"), ("records", "dask")]
+OTHERS = [("text", "dask"), ("table", "ray"), ("records", "ray")]
+each_kind = pytest.mark.parametrize(
+    ("kind", "cluster"), [*USUAL, *(pytest.param(*pair, marks=pytest.mark.soak) for pair in OTHERS)], indirect=True
+)
+
+
 def wait_for(condition, process=None):
     deadline = time.monotonic() + 100
     while not condition():
@@ -43,6 +51,7 @@ def wait_for(condition, process=None):
         time.sleep(0.02)
 
 
+@each_kind
 def test_a_cluster_makes_the_bytes_of_a_local_run(kind, cluster, tmp_path):
     source, seen = kind.write(tmp_path / "in"), []
     kind.prepare(source, tmp_path / "local", workers=1, **kind.options)
@@ -54,6 +63,7 @@ def test_a_cluster_makes_the_bytes_of_a_local_run(kind, cluster, tmp_path):
     assert (read, len(set(read)) > 3) == (sorted(read), True)
 
 
+@each_kind
 def test_a_worker_that_is_killed_in_a_task_changes_no_byte(kind, cluster, fragile, tmp_path, stuck):
     options = {**kind.fragile, kind.function: "user_functions:dies_once"}
     died = stuck.with_name("died")
@@ -66,6 +76,7 @@ def test_a_worker_that_is_killed_in_a_task_changes_no_byte(kind, cluster, fragil
     assert sorted(os.listdir(tmp_path)) == ["in", "local", "out"]  # what the dead attempt wrote is swept
 
 
+@each_kind
 def test_a_task_that_outlives_its_run_and_the_next_one_harms_neither(
     kind, cluster, fragile, tmp_path, stuck, program, monkeypatch
 ):

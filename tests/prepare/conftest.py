@@ -20,7 +20,9 @@ import pytest
 import xxhash
 
 import millrace as mr
+from millrace.cli import main
 from millrace.prepare.text import part
+from millrace.testing import run_forked
 
 # Of Python's own library: prose in docstrings, code, and some characters that are not ASCII.
 MODULES = ("textwrap", "bisect", "heapq", "keyword", "this", "stat", "string", "contextlib", "queue", "shlex")
@@ -135,9 +137,31 @@ class Tools:
     gpt2 = staticmethod(tiktoken_gpt2)
 
     @staticmethod
-    def shell(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "millrace", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+    def shell(*arguments: object, cwd: Path | None = None, input: str = "") -> subprocess.CompletedProcess[str]:  # noqa: A002
+        """The command, in a fork of this process: a new interpreter imports for longer than most commands work."""
+        command = list(map(str, arguments))
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given.write(input.encode())
+            given.seek(0)
+            code = run_forked(run_command, command, cwd, [file.fileno() for file in (given, out, err)])
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(command, code, out.read().decode(), err.read().decode())
+
+
+def run_command(command: list[str], folder: Path | None, streams: list[int]) -> None:
+    """Ends this process as the command does."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    sys.stdin, sys.stdout, sys.stderr = (open(number, "r" if number == 0 else "w", closefd=False) for number in range(3))
+    if folder is not None:
+        os.chdir(folder)
+    try:
+        main(command)
+    except SystemExit as end:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(end.code or 0))
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,9 @@ Sides core_sides(uint64_t n);
 void core_round_keys(uint64_t seed, uint64_t lane, uint64_t stream, int rounds, uint32_t *keys);
 /* Moves values of [0, n) in place; all by the same keys. */
 void core_permute(const Sides *sides, const uint32_t *keys, uint64_t *values, size_t count, int is_backward);
+/* Each value by the sides and the column of keys of its own place; those of most rounds first, EACH at most. */
+#define EACH 128
+void core_permute_each(const Sides *const *sides, uint32_t (*keys)[EACH], uint64_t *values, int count);
 extern PyMethodDef core_permute_functions[];
 
 /* column.c: where the rows of a column lie. */

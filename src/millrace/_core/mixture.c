@@ -34,49 +34,45 @@ static int64_t turn(const Mixture *self, int64_t position, uint64_t *ordinal) {
     return source;
 }
 
-/* Samples of one source that share a list, one pass of the source at a time: the keys are made once for all of them. */
-#define CHUNK 128
-#define LISTS 64
+#define KNOWN 64 /* keys of a source and its pass, made once for the samples that share them */
 
 typedef struct {
-    int64_t source[CHUNK];
-    uint64_t ordinal[CHUNK];
-    int next[CHUNK];
-} Turns;
-
-static void shuffle_list(const Mixture *self, uint64_t seed, const Turns *turns, int at, int64_t *samples) {
-    uint64_t inside[CHUNK];
-    int places[CHUNK];
+    int64_t source;
+    uint64_t epoch;
     uint32_t keys[MAX_ROUNDS];
-    while (at >= 0) {
-        int64_t source = turns->source[at];
-        const Sides *sides = &self->sides[source];
-        uint64_t epoch = turns->ordinal[at] / sides->n, begin = epoch * sides->n;
-        size_t count = 0;
-        for (; at >= 0 && turns->source[at] == source; at = turns->next[at], count++) {
-            if (turns->ordinal[at] < begin || turns->ordinal[at] - begin >= sides->n) break;
-            inside[count] = turns->ordinal[at] - begin;
-            places[count] = at;
-        }
-        core_round_keys(seed, (uint64_t)(LANE + source), epoch, sides->rounds, keys);
-        core_permute(sides, keys, inside, count, 0);
-        int64_t first = source ? self->ends[source - 1] : 0;
-        for (size_t k = 0; k < count; k++) samples[places[k]] = first + (int64_t)inside[k];
-    }
-}
+} Known;
 
 void core_mixture(const PyObject *object, uint64_t seed, const int64_t *positions, int64_t count, int64_t *samples) {
     const Mixture *self = (const Mixture *)object;
-    Turns turns;
-    for (int64_t first = 0; first < count; first += CHUNK) {
-        int heads[LISTS], size = (int)(count - first < CHUNK ? count - first : CHUNK);
-        for (int k = 0; k < LISTS; k++) heads[k] = -1;
-        for (int k = size - 1; k >= 0; k--) {
-            int64_t source = turns.source[k] = turn(self, positions[first + k], &turns.ordinal[k]);
-            turns.next[k] = heads[source % LISTS];
-            heads[source % LISTS] = k;
+    const Sides *sides[EACH];
+    uint32_t keys[MAX_ROUNDS][EACH];
+    uint64_t inside[EACH];
+    int64_t firsts[EACH];
+    int places[EACH];
+    Known known[KNOWN];
+    for (int k = 0; k < KNOWN; k++) known[k].source = -1;
+    for (int64_t begin = 0; begin < count; begin += EACH) {
+        int size = (int)(count - begin < EACH ? count - begin : EACH), front = 0, back = size;
+        for (int k = 0; k < size; k++) {
+            uint64_t ordinal;
+            int64_t source = turn(self, positions[begin + k], &ordinal);
+            const Sides *own = &self->sides[source];
+            uint64_t epoch = ordinal < own->n ? 0 : ordinal / own->n;
+            int at = own->rounds == MAX_ROUNDS ? front++ : --back; /* those of most rounds first */
+            Known *made = &known[source % KNOWN];
+            if (made->source != source || made->epoch != epoch) {
+                made->source = source;
+                made->epoch = epoch;
+                core_round_keys(seed, (uint64_t)(LANE + source), epoch, own->rounds, made->keys);
+            }
+            for (int r = 0; r < own->rounds; r++) keys[r][at] = made->keys[r];
+            sides[at] = own;
+            inside[at] = ordinal - epoch * own->n;
+            firsts[at] = source ? self->ends[source - 1] : 0;
+            places[at] = k;
         }
-        for (int k = 0; k < LISTS; k++) shuffle_list(self, seed, &turns, heads[k], samples + first);
+        core_permute_each(sides, keys, inside, size);
+        for (int at = 0; at < size; at++) samples[begin + places[at]] = firsts[at] + (int64_t)inside[at];
     }
 }
 

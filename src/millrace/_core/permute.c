@@ -102,6 +102,37 @@ void core_permute(const Sides *s, const uint32_t *keys, uint64_t *values, size_t
     }
 }
 
+/* One round of values that each have a permutation of their own. ``room`` keeps the sum within 32 bits. */
+static void round_each(uint32_t *restrict to, const uint32_t *restrict from, const uint32_t *restrict sizes,
+                       const uint32_t *restrict keys, int count) {
+    for (int i = 0; i < count; i++) {
+        uint32_t room = sizes[i] - (uint32_t)(((uint64_t)mix32(from[i] ^ keys[i]) * sizes[i]) >> 32);
+        to[i] += to[i] >= room ? 0u - room : sizes[i] - room;
+    }
+}
+
+void core_permute_each(const Sides *const *sides, uint32_t (*keys)[EACH], uint64_t *values, int count) {
+    uint32_t left[EACH], right[EACH], a[EACH], b[EACH], own[MAX_ROUNDS];
+    for (int i = 0; i < count; i++) {
+        uint64_t quotient = values[i] / sides[i]->b;
+        left[i] = (uint32_t)quotient;
+        right[i] = (uint32_t)(values[i] - quotient * sides[i]->b);
+        a[i] = (uint32_t)sides[i]->a;
+        b[i] = (uint32_t)sides[i]->b;
+    }
+    for (int r = 0, busy = count; r < MAX_ROUNDS; r++) {
+        while (busy && sides[busy - 1]->rounds <= r) busy--;
+        if (r % 2 == 0) round_each(left, right, a, keys[r], busy);
+        else round_each(right, left, b, keys[r], busy);
+    }
+    for (int i = 0; i < count; i++) {
+        values[i] = (uint64_t)left[i] * b[i] + right[i];
+        if (values[i] < sides[i]->n) continue;
+        for (int r = 0; r < sides[i]->rounds; r++) own[r] = keys[r][i];
+        core_permute(sides[i], own, values + i, 1, 0); /* few are walked again */
+    }
+}
+
 /* permute(values, n, keys, is_backward): uint64 values in place; keys of all, or of each value. */
 static PyObject *permute(PyObject *module, PyObject *args) {
     (void)module;
