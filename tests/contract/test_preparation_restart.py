@@ -114,6 +114,9 @@ def test_a_disk_that_fails_at_any_step_is_said_and_the_rerun_continues(tiny, cod
         assert tree_digest(tiny.out) == whole, f"after {errno.errorcode[code]} at step {at}, {steps[at - 1]}"
 
 
+@pytest.mark.parametrize(
+    "kind", ["text", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("table", "records"))], indirect=True
+)
 def test_kill_9_at_random_moments_changes_nothing(
     kind, source, tmp_path, expected, kill_midway, user_functions, program
 ):

@@ -44,17 +44,32 @@ class Job:
         return psutil.Process(process.pid).children(recursive=True)
 
 
+ENDS = {
+    "exits": "exit code 3",
+    "crashes": "signal SIGSEGV",
+    "killed": "signal SIGKILL; it may have run out of memory",
+}
+# Every end and every kind; all of them with each other in a soak.
+USUAL = [
+    ("text", "exits", 2),
+    ("text", "crashes", 2),
+    ("table", "killed", 2),
+    ("table", "exits", 1),
+    ("records", "exits", 2),
+]
+DEATHS = [(kind, how, 2) for kind in ("text", "table", "records") for how in ENDS] + [
+    ("text", "exits", 1),
+    ("table", "exits", 1),
+]
+
+
 @pytest.mark.parametrize(
-    ("how", "workers", "said"),
-    [
-        ("exits", 2, "exit code 3"),
-        ("exits", 1, "exit code 3"),
-        ("crashes", 2, "signal SIGSEGV"),
-        ("killed", 2, "signal SIGKILL; it may have run out of memory"),
-    ],
+    ("kind", "how", "workers"),
+    [pytest.param(*death, marks=[] if death in USUAL else pytest.mark.soak) for death in DEATHS],
+    indirect=["kind"],
 )
-def test_a_worker_that_dies_is_retried_then_named_with_its_part(job, how, workers, said):
-    named = rf"a worker died \({said}\) 3 times on {job.kind.bad_part}"
+def test_a_worker_that_dies_is_retried_then_named_with_its_part(job, how, workers):
+    named = rf"a worker died \({ENDS[how]}\) 3 times on {job.kind.bad_part}"
     with expect_no_leaks(), pytest.raises(WorkerFailed, match=named):
         job.prepare(how, workers=workers)
     assert not job.out.exists()
@@ -120,18 +135,25 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_continues(job
     assert tree_digest(job.out) == tree_digest(tmp_path / "undisturbed")
 
 
+STOPS = [
+    ("starting", signal.SIGINT),
+    ("working", signal.SIGTERM),
+    ("starting", signal.SIGTERM),
+    ("working", signal.SIGINT),
+]
+STOPPED = [("text", *STOPS[0]), ("text", *STOPS[1]), ("table", *STOPS[3]), ("records", *STOPS[3])]
+
+
 @pytest.mark.parametrize(
-    ("moment", "number", "code"),
+    ("kind", "moment", "number"),
     [
-        ("starting", signal.SIGINT, 130),
-        ("working", signal.SIGTERM, 143),
-        pytest.param("starting", signal.SIGTERM, 143, marks=pytest.mark.soak),
-        ("working", signal.SIGINT, 130),
+        pytest.param(kind, *stop, marks=[] if (kind, *stop) in STOPPED else pytest.mark.soak)
+        for kind in ("text", "table", "records")
+        for stop in STOPS
     ],
+    indirect=["kind"],
 )
-def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(
-    job, tmp_path, user_functions, moment, number, code
-):
+def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(job, tmp_path, user_functions, moment, number):
     user_functions.touch()  # no machine is so fast that it is done before the signal
     what = job.kind.large_command(tmp_path)
     function = (f"--{job.kind.function}", "user_functions:held")
@@ -150,7 +172,7 @@ def test_ctrl_c_and_sigterm_say_how_to_continue_and_leave_no_worker(
     else:
         process.terminate()
     _, said = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == 128 + number
     lines = [line for line in said.splitlines() if not line.startswith(("read:", "note:"))]
     assert lines == [f"interrupted; run it again with: millrace {' '.join(arguments)}"]
     assert psutil.wait_procs(family, timeout=60)[1] == []

@@ -78,7 +78,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp_spawn", marks=pytest.mark.soak), "ddp_fork"])
 def test_ranks_that_lightning_starts_share_every_batch(tmp_path, strategy):
     """They got the same batches when a feed was what it was where it was made."""
     script = tmp_path / "lightning_ranks.py"

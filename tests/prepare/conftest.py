@@ -137,7 +137,7 @@ class Tools:
     gpt2 = staticmethod(tiktoken_gpt2)
 
     @staticmethod
-    def shell(*arguments: object, cwd: Path | None = None, input: str = "") -> subprocess.CompletedProcess[str]:  # noqa: A002
+    def shell(*arguments: object, cwd: Path | None = None, input: str = "") -> subprocess.CompletedProcess[str]:
         """The command, in a fork of this process: a new interpreter imports for longer than most commands work."""
         command = list(map(str, arguments))
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -153,7 +153,7 @@ def run_command(command: list[str], folder: Path | None, streams: list[int]) -> 
     """Ends this process as the command does."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    sys.stdin, sys.stdout, sys.stderr = (open(number, "r" if number == 0 else "w", closefd=False) for number in range(3))
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
     if folder is not None:
         os.chdir(folder)
     try:

@@ -31,13 +31,31 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in found]
 
 
-def test_ranks_train_together_and_json_is_printed_once(command, tmp_path):
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=100, env=environment())
+def test_ranks_train_together_and_end_without_freeing_objects_but_run_what_must_run_at_exit(command, tmp_path):
+    """And JSON is printed once."""
+    (tmp_path / "own.py").write_text(
+        "import atexit, os, pathlib\n"
+        "from millrace.train.models.gpt import GPT\n"
+        "def note(what):\n"
+        "    pathlib.Path(what + os.environ['RANK']).touch()\n"
+        "atexit.register(note, 'exit')\n"
+        "class Freed:\n"
+        "    def __del__(self, note=note):\n"
+        "        note('freed')\n"
+        "freed = Freed()\n"
+        "def model():\n"
+        "    return GPT(vocabulary=320, length=16, layers=1, heads=2, width=16)\n"
+    )
+    command += ["--set", "model.kind=own:model", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["step"] == 6
     assert done.stderr.count("step 6/6") == 1
     assert "2 ranks" in done.stderr
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "exit0").exists()
+    assert (tmp_path / "exit1").exists()
+    assert not list(tmp_path.glob("freed*"))
 
 
 def test_an_error_is_said_once(command, tmp_path):
@@ -51,7 +69,10 @@ def test_an_error_is_said_once(command, tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "code", "told"),
-    [(signal.SIGINT, 130, "interrupted; run it again with: "), (signal.SIGTERM, 143, "continue with: ")],
+    [
+        (signal.SIGINT, 130, "interrupted; run it again with: "),
+        pytest.param(signal.SIGTERM, 143, "continue with: ", marks=pytest.mark.soak),
+    ],
 )
 def test_a_signal_saves_and_says_once_how_to_continue(number, code, told, command, tmp_path):
     command += ["--set", "train.max_steps=1000000", "--set", "checkpoint.every=0"]
@@ -114,31 +135,6 @@ def test_what_libraries_write_goes_to_a_log_and_a_silent_end_is_named(command, t
     )
     assert done.stderr.count("\n") == 1
     assert "[E] words of a library" in log.read_text()
-
-
-def test_ranks_end_without_freeing_objects_but_run_what_must_run_at_exit(command, tmp_path):
-    (tmp_path / "own.py").write_text(
-        "import atexit, os, pathlib, sys, torch\n"
-        "def note(what):\n"
-        "    pathlib.Path(what + os.environ['RANK']).touch()\n"
-        "atexit.register(note, 'exit')\n"
-        "class Freed:\n"
-        "    def __del__(self, note=note):\n"
-        "        note('freed')\n"
-        "freed = Freed()\n"
-        "class Model(torch.nn.Linear):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(1, 1)\n"
-        "    def forward(self, batch):\n"
-        "        return self.weight.sum()\n"
-    )
-    command += ["--set", "model.kind=own:Model", "--set", "train.max_steps=2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["step"] == 2
-    assert (tmp_path / "exit0").exists()
-    assert (tmp_path / "exit1").exists()
-    assert not list(tmp_path.glob("freed*"))
 
 
 def test_a_rank_that_does_not_end_is_ended_and_named(monkeypatch, capsys):
