@@ -28,8 +28,10 @@ servers:
 	@if [ "$$(id -u)" = 0 ] && ! { command -v fiu-run && command -v redis-server && command -v faketime && command -v ip; } >/dev/null; then \
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils redis-server faketime iproute2 >/dev/null; fi
 
+# The adapters have no doctests, and would bring these libraries into the processes of all tests.
+ADAPTERS := $(addprefix --ignore src/millrace/,transformers.py accelerate.py jax.py)
 test: setup servers check
-	$(PY) -m pytest -n 2 --dist worksteal -q --ignore tests/frameworks
+	$(PY) -m pytest -n 2 --dist worksteal -q --ignore tests/frameworks $(ADAPTERS)
 	$(PY) -m pytest -n 2 --dist loadfile -q tests/frameworks  # apart: with these libraries in it every fork of a test takes longer
 	$(MAKE) --no-print-directory hidden
 

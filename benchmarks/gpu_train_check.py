@@ -43,6 +43,8 @@ from millrace.train.checkpoint import Checkpoints, State
 from millrace.train.config import parse_config
 from millrace.train.dist import World
 from millrace.train.metrics import read_metrics
+from millrace.train.models import layers
+from millrace.train.models.gpt import GPT
 from millrace.train.open_run import load_model
 from millrace.train.optimizers import build_optimizer
 from millrace.train.parallel import shard
@@ -79,7 +81,7 @@ warmup = 10
 [checkpoint]
 every = 20
 """
-KINDS = ("resume", "resume-bf16", "fp16", "oom", "fsdp2", "recompute", "compile", "queue")
+KINDS = ("resume", "resume-bf16", "fp16", "oom", "fsdp2", "recompute", "compile", "queue", "packed")
 
 
 class Checks:
@@ -310,6 +312,56 @@ class Checks:
                 trainer.close()
         told = "; ".join(f"{name}: {why}" for name, why in waits.items()) or f"no wait in steps of {', '.join(models)}"
         self.say("queue", not waits, told)
+
+    def packed(self) -> None:
+        """Packed documents: none sees another, and runs cost less than a mask."""
+        is_cuda = self.device == "cuda"
+        length, blocks, sizes = (8192, 4, (6, 8, 512)) if is_cuda else (256, 2, (1, 2, 32))
+        rng = np.random.default_rng(0)
+        lengths = np.minimum(rng.lognormal(np.log(length / 14), 1.0, 400).astype(np.int64) + 2, length)
+        tokens = rng.integers(0, VOCABULARY, lengths.sum()).astype(np.uint16)
+        view = mr.Packed(mr.from_arrays({"tokens": tokens}, np.append(0, np.cumsum(lengths))), length=length)
+        batch = {name: torch.from_numpy(own).to(self.device) for name, own in view[np.arange(blocks)].items()}
+        marks = batch["document"], batch["place"]
+        torch.manual_seed(0)
+        depth, heads, width = sizes
+        model = GPT(vocabulary=VOCABULARY, length=length, layers=depth, heads=heads, width=width).to(self.device)
+        is_first, other = batch["document"] == 0, batch["x"].clone()
+        other[is_first] = (other[is_first] + 1) % VOCABULARY
+        usual, found = layers.varlen, {}
+        try:
+            for way in ("runs", "mask"):
+                if way == "mask":
+                    layers.varlen = lambda: None  # type: ignore[assignment, return-value]
+                with torch.autocast(self.device, dtype=torch.bfloat16):
+                    with torch.no_grad():
+                        before, after = model.logits(batch["x"], *marks), model.logits(other, *marks)
+                    apart = torch.equal(before[~is_first], after[~is_first])
+                    seen = not torch.equal(before[is_first], after[is_first])
+                    loss, rate = self._rate(model, batch)
+                found[way] = {"apart": apart and seen, "loss": loss, "tokens_per_s": rate}
+        finally:
+            layers.varlen = usual
+        runs, mask = found["runs"], found["mask"]
+        near = abs(runs["loss"] - mask["loss"]) < 0.01 * abs(mask["loss"])
+        has_runs = is_cuda and usual() is not None
+        rates = {way: f"{own['tokens_per_s']:,.0f} tokens/s" for way, own in found.items()}
+        told = f"bits of others stay: {runs['apart']} and {mask['apart']}; loss {runs['loss']:.5f} and {mask['loss']:.5f}; "
+        told += f"{rates['runs']} by {'runs' if has_runs else 'a mask too'}, {rates['mask']} by a mask"
+        self.say("packed", runs["apart"] and mask["apart"] and near and (has_runs or not is_cuda), told, **found)
+
+    def _rate(self, model: GPT, batch: dict[str, Tensor]) -> tuple[float, float]:
+        """The loss, and tokens per second of passes forward and back."""
+        started, count, loss = 0.0, 8 if self.device == "cuda" else 1, torch.zeros(())
+        for step in range(count + 2):  # the first two warm up
+            if step == 2:
+                started = time.perf_counter()
+            loss = model(batch)
+            loss.backward()
+            model.zero_grad()
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+        return float(loss.detach()), count * batch["x"].numel() / (time.perf_counter() - started)
 
 
 def _apart(some: dict[int, float], others: dict[int, float]) -> float:

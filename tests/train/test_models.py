@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import millrace as mr
 from millrace.train.config import parse_config
 from millrace.train.data import build_model, training_view, vocabulary
+from millrace.train.models import gpt as gpt_module
+from millrace.train.models import layers
 from millrace.train.models.forecaster import Forecaster, Shapes
 from millrace.train.models.gpt import GPT, document_mask, documents_by
 from millrace.train.optimizers import build_optimizer
@@ -52,8 +56,20 @@ def test_with_a_document_mask_a_token_sees_only_its_document():
     assert mask[9].tolist() == [False] * 9 + [True] + [False] * 2
 
 
-def test_packed_documents_do_not_see_each_other():
+def attend_run_by_run(q, k, v, starts, longest):
+    """The slow twin of ``varlen``, which only a GPU has."""
+    assert max(np.diff(starts.tolist())) <= longest
+    runs = [[own[a:b].transpose(0, 1)[None] for own in (q, k, v)] for a, b in pairwise(starts.tolist())]
+    mixed = [functional.scaled_dot_product_attention(*run, is_causal=True)[0].transpose(0, 1) for run in runs]
+    return torch.cat(mixed)
+
+
+@pytest.mark.parametrize("by", ["mask", "runs"])
+def test_packed_documents_do_not_see_each_other(by, monkeypatch):
     """Other tokens in one document leave every bit of the others' scores as it was; positions begin anew in each."""
+    if by == "runs":
+        monkeypatch.setattr(layers, "varlen", lambda: attend_run_by_run)
+        monkeypatch.setattr(gpt_module, "takes_runs", lambda x, head_width: True)
     lengths = [5, 4, 3, 6, 6]
     tokens = np.random.default_rng(0).integers(0, 50, sum(lengths)).astype(np.uint16)
     store = mr.from_arrays({"tokens": tokens}, np.concatenate(([0], np.cumsum(lengths))))
@@ -70,6 +86,8 @@ def test_packed_documents_do_not_see_each_other():
     row, start = 0, int((block["document"][0] == 1).nonzero()[0])
     alone = model.logits(block["x"][row : row + 1, start:][:, (block["document"][row, start:] == 1)])
     torch.testing.assert_close(before[row, start : start + alone.shape[1]], alone[0])
+    monkeypatch.undo()
+    torch.testing.assert_close(model.logits(block["x"], *marks), before)
 
 
 def test_a_gpt_trains_on_packed_documents(tmp_path: Path):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from millrace.train.models.layers import Layer, Layers, Tensors, init_weights
+from millrace.train.models.layers import Layer, Layers, Runs, Seen, Tensors, init_weights, takes_runs
+from millrace.view.packed import cu_seqlens
 
 IGNORED = -100  # a target that does not count
 
@@ -38,9 +39,18 @@ class GPT(nn.Module):
         hidden_BLD = self.drop(self.tokens(x_BL) + self.positions(places))
         if document_BL is None and self.separator is not None:
             document_BL = documents_by(x_BL, self.separator)
-        mask = None if document_BL is None else document_mask(document_BL)
-        hidden_BLD = self.norm(self.blocks.run(hidden_BLD, mask))
+        hidden_BLD = self.norm(self.blocks.run(hidden_BLD, self._seen(hidden_BLD, document_BL)))
         return functional.linear(hidden_BLD, self.tokens.weight)
+
+    def _seen(self, hidden_BLD: Tensor, document_BL: Tensor | None) -> Seen:
+        """What each token may see: nothing of other documents. Runs cost less than a mask, where the GPU takes them."""
+        if document_BL is None:
+            return None
+        attention = self.blocks[0].attention
+        has_dropout = self.training and attention.dropout > 0
+        if has_dropout or not takes_runs(hidden_BLD, hidden_BLD.shape[2] // attention.heads):
+            return document_mask(document_BL)
+        return Runs(cu_seqlens(document_BL), document_BL.shape[1])
 
     def forward(self, batch: Tensors) -> Tensor:
         """The mean loss over the targets of a batch with ``x``, ``y`` and perhaps ``mask``."""
