@@ -24,7 +24,7 @@ class GPT(nn.Module):
         separator: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.length, self.separator = length, separator
+        self.length, self.separator, self.heads, self.dropout = length, separator, heads, dropout
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.drop = nn.Dropout(dropout)
@@ -46,9 +46,8 @@ class GPT(nn.Module):
         """What each token may see: nothing of other documents. Runs cost less than a mask, where the GPU takes them."""
         if document_BL is None:
             return None
-        attention = self.blocks[0].attention
-        has_dropout = self.training and attention.dropout > 0
-        if has_dropout or not takes_runs(hidden_BLD, hidden_BLD.shape[2] // attention.heads):
+        has_dropout = self.training and self.dropout > 0
+        if has_dropout or not takes_runs(hidden_BLD, hidden_BLD.shape[2] // self.heads):
             return document_mask(document_BL)
         return Runs(cu_seqlens(document_BL), document_BL.shape[1])
 

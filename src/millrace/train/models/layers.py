@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,14 @@ def varlen() -> Callable[..., Tensor] | None:
     except ImportError:
         return None
     takes_window = "window_size" in inspect.signature(varlen_attn).parameters
-    causal = {"window_size": (-1, 0)} if takes_window else {"is_causal": True}  # older ones have the flag
-    return lambda q, k, v, starts, longest: varlen_attn(q, k, v, starts, starts, longest, longest, **causal)  # type: ignore[arg-type]
+    causal: Any = {"window_size": (-1, 0)} if takes_window else {"is_causal": True}  # older ones have the flag
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+        mixed = varlen_attn(q, k, v, starts, starts, longest, longest, **causal)
+        assert isinstance(mixed, Tensor)
+        return mixed
+
+    return attend
 
 
 def takes_runs(x: Tensor, head_width: int) -> bool:
