@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
@@ -45,6 +45,9 @@ def test_a_thousand_sources_stay_within_one_sample():
     assert max(np.abs(np.cumsum(turns == k) - parts[k] * steps / PERIOD).max() for k in range(0, 1000, 7)) < 1
 
 
+@example(
+    order=mr.MixtureOrder([(1 << 62) + 9, 3, 700, 5000], [1, 1, 1, 2], seed=2), start=65_400
+)  # halves beyond 31 bits
 @settings(max_examples=30)
 @given(order=mixtures(), start=st.integers(0, 5 * PERIOD))
 def test_core_and_twin_agree_and_positions_come_back(order, start):
