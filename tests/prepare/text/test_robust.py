@@ -181,7 +181,7 @@ def test_a_worker_that_is_slow_but_moves_is_left_alone(slowly, tmp_path, started
 
 
 def test_a_stopped_worker_is_reported(slowly, tmp_path):
-    options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:hangs", "stall_s": 10}
+    options = {**OPTIONS, "workers": 2, "part_bytes": 200, "filter": "slow_filters:hangs", "stall_s": 4}
     script = f"import millrace as mr; mr.prepare_text({slowly!r}, {str(tmp_path / 'out')!r}, **{options})"
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as process:
         while len(list((tmp_path / "out.partial").glob("parts/*.tmp"))) < 1:
@@ -191,7 +191,7 @@ def test_a_stopped_worker_is_reported(slowly, tmp_path):
             if "spawn_main" in " ".join(child.cmdline()):
                 child.send_signal(signal.SIGSTOP)
         said = process.communicate(timeout=60)[1]
-    assert "made no progress for 10 s on part" in said
+    assert "made no progress for 4 s on part" in said
 
 
 def test_a_disk_that_cannot_hold_it_is_refused_before_anything_is_read(tmp_path):
