@@ -173,7 +173,7 @@ def test_a_fault_that_stays_reaches_the_loop_and_leaves_no_file(tmp_path, s3, pr
         assert len(list(feed)) == len(feed)
 
 
-@pytest.mark.parametrize("shards", [5, 8, SHARDS - 1])
+@pytest.mark.parametrize("shards", [5, pytest.param(8, marks=pytest.mark.soak), SHARDS - 1])
 @pytest.mark.parametrize(
     "options", [{}, {"transform": lambda batch, rng: batch, "workers": 1}], ids=["plain", "transform"]
 )
