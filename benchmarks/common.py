@@ -46,10 +46,12 @@ def medians(rounds: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rounds.items()}
 
 
-def save(name: str, figures: dict[str, Any]) -> None:
+def save(name: str, figures: dict[str, Any], *, kept: bool = False) -> None:
+    """One file of results; ``kept``: what the file holds under other keys stays, with its own machine."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **figures}, indent=1) + "\n")
+    before = json.loads(path.read_text()) if kept and path.exists() else {}
+    path.write_text(json.dumps(before | {"machine": machine(), **figures}, indent=1) + "\n")
     print(f"saved {path}")
 
 
