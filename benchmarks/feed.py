@@ -14,7 +14,6 @@ workload of the same result stays as it was. Cold data: benchmarks/cold.py.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import subprocess
@@ -26,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from torch.utils.data import DataLoader
 
 import millrace as mr
 from benchmarks import peers
-from benchmarks.common import interleave, machine, medians, save, verdict
+from benchmarks.common import cpu_seconds, interleave, machine, medians, save, verdict
 from benchmarks.handmade import HORIZON, LENGTH, LOOKBACK, TARGET, WholeBatch, in_line
 
 
@@ -157,21 +155,13 @@ def permutation() -> dict[str, Any]:
 
 def settled(measure: Callable[[], float], most_s: float = 5.0) -> float:
     """The figure, taken once the threads and processes of whoever came before have filled their buffers."""
-    deadline, used = time.perf_counter() + most_s, _cpu_s()
+    deadline, used = time.perf_counter() + most_s, cpu_seconds()[1]
     while time.perf_counter() < deadline:
         time.sleep(0.1)
-        if (now := _cpu_s()) - used < 0.02:
+        if (now := cpu_seconds()[1]) - used < 0.02:
             break
         used = now
     return measure()
-
-
-def _cpu_s() -> float:
-    found = 0.0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += sum(process.cpu_times()[:2])
-    return found
 
 
 def rate(iterator: Iterator[Any], batch: int, seconds: float) -> float:
