@@ -92,7 +92,7 @@ def install(environment: str, peers: Path) -> dict[str, str]:
     if environment != "own":
         if not own.exists():
             subprocess.run([sys.executable, "-m", "venv", own.parents[1]], check=True)
-        packages = ("torch==2.13.0", "numpy", "msgspec", "xxhash", "psutil", *packages)
+        packages = ("torch==2.13.0", *packages, "numpy", "msgspec", "xxhash", "psutil")  # the numpy that they want
     left_out = {}
     for package in packages:
         print(f"== install {package} ({environment})", flush=True)
