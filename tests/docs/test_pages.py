@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
-
-from benchmarks import __main__ as benchmarks
-from benchmarks import chart, table
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/millrace"
@@ -60,29 +54,3 @@ def test_lines_fit_on_a_screen(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     long = [line for line in text.splitlines() if len(line) > WIDTH and not line.startswith("|")]
     assert not long, f"{name(page)} has lines over {WIDTH} characters: {long[0]}"
-
-
-@pytest.mark.parametrize("page", table.PAGES, ids=name)
-def test_tables_are_made_from_the_results(page: Path) -> None:
-    text = page.read_text()
-    assert table.MARKED.search(text)
-    assert table.written(text) == text, "run python -m benchmarks.table"
-
-
-def test_the_chart_is_drawn_from_the_results() -> None:
-    svg, png = chart.PICTURES
-    (drawn,) = ElementTree.parse(svg).iter("{http://purl.org/dc/elements/1.1/}description")
-    remedy = "run python -m benchmarks.chart"
-    assert drawn.text == chart.description(), remedy
-    with Image.open(png) as image:
-        assert image.info["Description"] == chart.description(), remedy
-    words = "".join(ElementTree.parse(svg).getroot().itertext())
-    for contest in chart.contests():
-        for entry in contest.entries:
-            assert table.number(entry.rate) in words, remedy
-
-
-def test_a_benchmark_that_fails_is_left_out_with_its_reason() -> None:
-    failing = [sys.executable, "-c", "import no_such_peer"]
-    assert benchmarks.run("peer", failing) == {"peer": "ModuleNotFoundError: No module named 'no_such_peer'"}
-    assert benchmarks.run("peer", [sys.executable, "-c", ""]) == {}
