@@ -63,50 +63,14 @@ valgrind: .venv/ready
 demo: .venv/base
 	.venv/bin/millrace demo
 
+# All benchmarks beside the other libraries, which get environments of their own in .venv-peers. A library that does not
+# install, or a benchmark that fails, is left out: the others go on, and the last lines say what and why.
 bench: setup
-	$(PY) -m benchmarks.store
-	$(PY) -m benchmarks.feed
-	$(PY) -m benchmarks.workers
-	$(PY) -m benchmarks.cold
-	$(PY) -m benchmarks.queue
-	$(PY) -m benchmarks.tiers
-	$(PIP) gigatoken  # a contestant
-	$(PY) -m benchmarks.prepare_text
-	$(PIP) polars duckdb
-	$(PY) -m benchmarks.prepare_table
-	$(PY) -m benchmarks.engines
-	$(PIP) lmdb
-	$(PY) -m benchmarks.records
-	$(PY) -m benchmarks.problem
-	$(PY) -m benchmarks.train --quick
-	$(PIP) opencv-python-headless
-	$(PY) -m benchmarks.images
+	$(PY) -m benchmarks
 
-# Text and feeds once more beside other libraries. Those have environments of their own, three since datatrove and datasets
-# exclude each other, and MosaicML Streaming wants an older numpy.
-bench-peers: setup .venv-peers/ready .venv-peers/feed/ready .venv-peers/mosaic/ready
-	$(PIP) gigatoken
-	$(PY) -m benchmarks.prepare_text --peers .venv-peers/bin/python
-	PYTHONPATH=src:. .venv-peers/feed/bin/python -m benchmarks.feed --peers
-	PYTHONPATH=src:. .venv-peers/mosaic/bin/python -m benchmarks.feed --peers --name feed_mosaic
-
-.venv-peers/ready: constraints.txt
-	python3 -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet -c constraints.txt torch==2.13.0
-	.venv-peers/bin/pip install --quiet -c constraints.txt litdata==0.2.76 'datatrove[processing]==0.9.0' orjson tokenizers
-	touch $@
-
-.venv-peers/feed/ready: constraints.txt .venv-peers/ready
-	python3 -m venv .venv-peers/feed
-	.venv-peers/feed/bin/pip install --quiet -c constraints.txt torch==2.13.0
-	.venv-peers/feed/bin/pip install --quiet -c constraints.txt numpy msgspec xxhash psutil \
-	  spdl==0.8.0 grain==0.2.18 torchdata==0.11.0 datasets==5.2.0 webdataset==1.0.2 litdata==0.2.76
-	touch $@
-
-.venv-peers/mosaic/ready: .venv-peers/ready
-	python3 -m venv .venv-peers/mosaic
-	.venv-peers/mosaic/bin/pip install --quiet torch==2.13.0 mosaicml-streaming==0.13.0 msgspec xxhash psutil
-	touch $@
+# Only what other libraries take part in.
+bench-peers: setup
+	$(PY) -m benchmarks --only feed feed_peers feed_older records images prepare_text prepare_table
 
 # Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,7 +33,27 @@ def machine() -> dict[str, Any]:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
         ).stdout.strip(),
         "date": time.strftime("%Y-%m-%d"),
+        "cores_of_others": round(cores_of_others(), 2),
     }
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Of the whole machine, and of this process and its children, those that ended included."""
+    whole, ended = psutil.cpu_times(), os.times()
+    own = ended.user + ended.system + ended.children_user + ended.children_system
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own += sum(child.cpu_times()[:4])
+    return whole.user + whole.nice + whole.system, own
+
+
+STARTED = (time.perf_counter(), *cpu_seconds())
+
+
+def cores_of_others() -> float:
+    """How many cores other processes kept busy since this one started: figures beside 0.2 or more are not to be kept."""
+    whole, own = cpu_seconds()
+    return max(0.0, whole - STARTED[1] - (own - STARTED[2])) / (time.perf_counter() - STARTED[0])
 
 
 def interleave(contestants: dict[str, Callable[[], float]], rounds: int = 5) -> dict[str, list[float]]:
@@ -46,10 +69,12 @@ def medians(rounds: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rounds.items()}
 
 
-def save(name: str, figures: dict[str, Any]) -> None:
+def save(name: str, figures: dict[str, Any], *, kept: bool = False) -> None:
+    """One file of results; ``kept``: what the file holds under other keys stays, with its own machine."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **figures}, indent=1) + "\n")
+    before = json.loads(path.read_text()) if kept and path.exists() else {}
+    path.write_text(json.dumps(before | {"machine": machine(), **figures}, indent=1) + "\n")
     print(f"saved {path}")
 
 

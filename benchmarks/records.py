@@ -4,14 +4,14 @@
 
 W3: events of 1 to about 1,500 rows (log-normal, median 60) x 6 float32 and a label; batch 256. The store lies in /dev/shm.
 ``values``: values and offsets. ``padded``: 256 rows for each event, the rest cut, with lengths. ``longest``: as long as the
-longest event of the batch. LMDB and SQLite hold 50,000 of the events. Everything ends in torch tensors.
+longest event of the batch. LMDB and SQLite hold 50,000 of the events: in LMDB an event is one value, in SQLite a row of the
+table is a row of an event, with an index, as GraphNeT keeps them. Everything ends in torch tensors.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import pickle
 import shutil
 import sqlite3
 import tempfile
@@ -84,7 +84,7 @@ class Events:
         """Some events in LMDB, and row by row in SQLite with an index, as people keep them."""
         with lmdb.open(str(self.folder / "lmdb"), map_size=1 << 32) as database, database.begin(write=True) as write:
             for k in range(min(FEW, self.count)):
-                write.put(b"%d" % k, pickle.dumps((np.array(self.rows[self.span(k)]), int(self.labels[k]))))
+                write.put(b"%d" % k, self.labels[k].tobytes() + self.rows[self.span(k)].tobytes())
         with contextlib.closing(sqlite3.connect(self.folder / "events.db")) as database, database:
             names = ", ".join(f"f{k} real" for k in range(6))
             database.execute(f"create table hits (event integer, {names})")
@@ -128,10 +128,12 @@ class PerEvent(Dataset[Any]):
         if self._source == "memmap":
             return torch.from_numpy(np.array(self._events.rows[self._events.span(k)])), int(self._events.labels[k])
         if self._source == "lmdb":
-            self._open = self._open or lmdb.open(str(self._events.folder / "lmdb"), readonly=True, lock=False)
-            with self._open.begin() as read:
-                rows, label = pickle.loads(read.get(b"%d" % k))
-            return torch.from_numpy(rows), label
+            if self._open is None:  # one read transaction for all, and buffers instead of copies
+                path = str(self._events.folder / "lmdb")
+                self._open = lmdb.open(path, readonly=True, lock=False, readahead=False).begin(buffers=True)
+            value = self._open.get(b"%d" % k)
+            rows = np.array(np.frombuffer(value, np.float32, offset=8).reshape(-1, 6))
+            return torch.from_numpy(rows), int.from_bytes(value[:8], "little")
         self._open = self._open or sqlite3.connect(self._events.folder / "events.db")
         found = self._open.execute("select f0, f1, f2, f3, f4, f5 from hits where event = ?", (k,)).fetchall()
         return torch.tensor(found), int(self._events.labels[k])
