@@ -100,6 +100,7 @@ def _straggler(found: Interval) -> Verdict | None:
         return None
     slowest = max(found.rank_s)
     rank, usual = found.rank_s.index(slowest), statistics.median_low(found.rank_s)
+    slowest = min(slowest, found.seconds)
     lost = (slowest - usual) / found.seconds
     if lost < INPUT_SHARE:
         return None

@@ -121,7 +121,7 @@ class Parcels:
         self._ahead, self._gpu, self._depth = ahead, gpu, depth
         self.ready: list[Batch] = []  # stays empty
         self.stream, self.current = 0, gpu.current
-        self._behind_s = 0.0
+        self._behind_s = self._transfer_s = 0.0
         self._free: list[DeviceMemory] = []  # in the order in which they were let go
         self._held: list[DeviceMemory] = []  # the loop's
         self._most = 0  # bytes of the largest
@@ -129,7 +129,8 @@ class Parcels:
         with gpu:
             self._events = deque(gpu.event() for _ in range(depth + AHEAD))
         self._flights: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
-        self._landings: deque[tuple[Any, Array | None]] = deque()  # host memory in use until its copy is done
+        # Host memory in use until its copy is done; and the event before which the copy cannot begin.
+        self._landings: deque[tuple[Any, Array | None, Any]] = deque()
 
     def take(self, batch: int) -> Batch:
         gpu, flights = self._gpu, self._flights
@@ -173,7 +174,7 @@ class Parcels:
             self._flights.append(error)
             return True
         self._events.rotate(-1)
-        self._landings.append((copy_done, parcel.memory))
+        self._landings.append((copy_done, parcel.memory, target.let_go))
         parcel.memory = None
         self._flights.append((target, copy_done, parcel))
         return True
@@ -190,9 +191,13 @@ class Parcels:
         if not gpu.is_done(landings[0][0]):
             if not wait:
                 return False
-            began = time.perf_counter()
+            began, is_free = time.perf_counter(), gpu.is_done(landings[-1][2])
             gpu.finish(landings[0][0])
-            self._behind_s += time.perf_counter() - began
+            waited_s = time.perf_counter() - began
+            if is_free:  # the device has let the memory go, and yet the copy is not done
+                self._transfer_s += waited_s
+            else:
+                self._behind_s += waited_s
         landings.popleft()
         return True
 
@@ -206,7 +211,7 @@ class Parcels:
         return DeviceMemory(self._gpu, max(self._most, 1))
 
     def report(self) -> Counters:
-        return Counters(behind_s=self._behind_s)
+        return Counters(behind_s=self._behind_s, transfer_s=self._transfer_s)
 
     def close(self) -> None:
         try:
