@@ -74,6 +74,25 @@ def build_view(
     return Records(part)
 
 
+def guess_view(
+    path: str,
+    split: str | None,
+    length: int | None,
+    lookback: int | None,
+    horizon: int | None,
+    stride: int | None,
+    lead: int,
+) -> Any:
+    """As ``build_view``. Without options it takes samples that are usual for the kind of store."""
+    from millrace.store.open import open_store
+
+    if length is None and lookback is None and horizon is None:
+        kind = open_store(path).kind
+        length = 1024 if kind == "text" else None
+        lookback, horizon = (64, 8) if kind == "series" else (None, None)
+    return build_view(path, split, length, lookback, horizon, stride, lead)
+
+
 @contextlib.contextmanager
 def training_extras() -> Iterator[None]:
     """Around imports of the trainer: names the extra that is missing."""

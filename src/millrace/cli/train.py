@@ -90,8 +90,8 @@ def run(
             from millrace.train.trainer import train
         if ranks is not None and ranks > 1 and not launch.is_rank():
             flags = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
-            flags = (*flags, ("--metrics-port", metrics_port))
             again = ["train", config, *(str(part) for flag in flags if flag[1] is not None for part in flag)]
+            again += [] if metrics_port is None else ["--metrics-port", metrics_port]
             again += [part for change in changes or [] for part in ("--set", change)]
             sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
         has_started, dist.held = True, []

@@ -136,10 +136,11 @@ def paced_gpu(copy_s: float) -> Iterator[PacedGpu]:
     """Feeds with ``device="cuda"`` that begin within the block run on a simulated GPU."""
     from millrace.feed import compose
 
-    gpu, real = PacedGpu(copy_s), compose.Gpu
-    compose.Gpu = lambda device: gpu  # type: ignore[assignment, misc]
+    module: Any = compose
+    gpu, real = PacedGpu(copy_s), module.Gpu
+    module.Gpu = lambda device: gpu
     try:
         yield gpu
     finally:
-        compose.Gpu = real  # type: ignore[misc]
+        module.Gpu = real
         gpu.close()
