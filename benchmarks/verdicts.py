@@ -76,16 +76,15 @@ class Bench:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, *, with_redis: bool = True) -> Iterator[Bench]:
-        rng = np.random.default_rng(0)
-        rows = rng.normal(size=(1_000_000, 16)).astype(np.float32)
+    def open(cls, *, with_redis: bool = True, rows: int = 1_000_000) -> Iterator[Bench]:
+        values = np.random.default_rng(0).normal(size=(rows, 16)).astype(np.float32)
         with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
             with mr.StoreWriter(
                 f"{name}/cold", kind="series", columns={"values": mr.Column("float32", (16,))}
             ) as writer:
-                writer.extend({"values": rows}, np.array([0, len(rows)]))
+                writer.extend({"values": values}, np.array([0, rows]))
             server = stack.enter_context(RedisServer()) if with_redis else None
-            hot = windows(mr.from_arrays({"values": rows}, kind="series"))
+            hot = windows(mr.from_arrays({"values": values}, kind="series"))
             yield cls(Path(name), hot, None if server is None else server.url)
 
     def measure(self, case: Case) -> Interval:

@@ -105,12 +105,13 @@ class PacedGpu:
 
     mark_new = mark
 
-    def copy(self, source: int, target: int, num_bytes: int, after: _Event, done: _Event) -> None:
+    def copy(self, source: int, target: int, num_bytes: int, after: _Event, done: _Event, begun: _Event) -> None:
         def move() -> None:
             time.sleep(self._copy_s)
             ctypes.memmove(target, source, num_bytes)
 
         self._wait(COPIES, after)
+        self._record(begun, COPIES)
         self._queue(COPIES, move)
         self._record(done, COPIES)
 

@@ -125,12 +125,12 @@ class Parcels:
         self._free: list[DeviceMemory] = []  # in the order in which they were let go
         self._held: list[DeviceMemory] = []  # the loop's
         self._most = 0  # bytes of the largest
-        # An event per copy. It is used again when the copy is done and the loop's stream waits for it.
+        # Two events per copy. They are used again when the copy is done and the loop's stream waits for it.
         with gpu:
-            self._events = deque(gpu.event() for _ in range(depth + AHEAD))
+            self._events = deque((gpu.event(), gpu.event()) for _ in range(depth + AHEAD))
         self._flights: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
-        # Host memory in use until its copy is done; and the event before which the copy cannot begin.
-        self._landings: deque[tuple[Any, Array | None, Any]] = deque()
+        # Events of a copy's end and beginning, and the memory on the host that it needs until then.
+        self._landings: deque[tuple[tuple[Any, Any], Array | None]] = deque()
 
     def take(self, batch: int) -> Batch:
         gpu, flights = self._gpu, self._flights
@@ -168,15 +168,15 @@ class Parcels:
             parcel = self._ahead.take(batch, wait)
             if parcel is None:
                 return False
-            target, copy_done = self._memory_for(parcel.num_bytes), self._events[0]
-            self._gpu.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copy_done)
+            target, events = self._memory_for(parcel.num_bytes), self._events[0]
+            self._gpu.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, *events)
         except Exception as error:  # noqa: BLE001 - it is raised when this batch is asked for
             self._flights.append(error)
             return True
         self._events.rotate(-1)
-        self._landings.append((copy_done, parcel.memory, target.let_go))
+        self._landings.append((events, parcel.memory))
         parcel.memory = None
-        self._flights.append((target, copy_done, parcel))
+        self._flights.append((target, events[0], parcel))
         return True
 
     def _land(self, wait: bool) -> bool:
@@ -185,16 +185,17 @@ class Parcels:
         Called only when memory is needed: asking whether a copy is done costs as much as queueing one.
         """
         gpu, landings = self._gpu, self._landings
-        if gpu.is_done(landings[-1][0]):  # then all are: copies run in order
+        if gpu.is_done(landings[-1][0][0]):  # then all are: copies run in order
             landings.clear()
             return True
-        if not gpu.is_done(landings[0][0]):
+        done, begun = landings[0][0]
+        if not gpu.is_done(done):
             if not wait:
                 return False
-            began, is_free = time.perf_counter(), gpu.is_done(landings[-1][2])
-            gpu.finish(landings[0][0])
+            began, is_under_way = time.perf_counter(), gpu.is_done(begun)
+            gpu.finish(done)
             waited_s = time.perf_counter() - began
-            if is_free:  # the device has let the memory go, and yet the copy is not done
+            if is_under_way:  # the device has let the memory go, and yet the copy is not done
                 self._transfer_s += waited_s
             else:
                 self._behind_s += waited_s
@@ -217,7 +218,7 @@ class Parcels:
         try:
             if self._landings:
                 with contextlib.suppress(FeedError), self._gpu:  # a GPU that failed copies no more
-                    self._gpu.finish(self._landings[-1][0])
+                    self._gpu.finish(self._landings[-1][0][0])
         finally:
             self._ahead.close()  # after the copies: it may give up the memory that they read
         self._landings.clear()
