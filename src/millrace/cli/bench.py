@@ -40,7 +40,7 @@ def run(
 
     if write is not None and not autotune:
         raise ConfigError(f"--write {write} keeps what --autotune finds; give both")
-    view = options.guess_view(path, split, length, lookback, horizon, stride, lead)
+    view = options.build_view(path, split, length, lookback, horizon, stride, lead, guesses=True)
     functions = {
         name: function
         for name, given in (("transform", transform), ("decode", decode))

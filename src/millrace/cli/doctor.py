@@ -32,7 +32,7 @@ def run(
     if path is not None:
         from millrace.feed.speed import Stages
 
-        view = options.guess_view(path, split, length, lookback, horizon, stride, lead)
+        view = options.build_view(path, split, length, lookback, horizon, stride, lead, guesses=True)
         found = Stages.measure(view, batch, seconds=seconds)
     if as_json:
         print_json(facts | ({} if found is None else {"store": as_facts(found)}))

@@ -48,8 +48,13 @@ def build_view(
     horizon: int | None,
     stride: int | None,
     lead: int,
+    *,
+    guesses: bool = False,
 ) -> Any:
-    """The view that the options describe: Blocks with --length, Windows with --lookback, else whole records."""
+    """The view that the options describe: Blocks with --length, Windows with --lookback, else whole records.
+
+    With ``guesses`` it takes samples that are usual for the kind of store, if no option says what they are.
+    """
     from millrace.store.open import open_store
     from millrace.view.blocks import Blocks
     from millrace.view.records import Records
@@ -59,6 +64,9 @@ def build_view(
     if split is None and "train" in store.splits:
         split = "train"
     part = store if split is None else store.split(split)
+    if guesses and length is None and lookback is None and horizon is None:
+        length = 1024 if store.kind == "text" else None
+        lookback, horizon = (64, 8) if store.kind == "series" else (None, None)
     if length is not None and (lookback is not None or horizon is not None):
         raise ConfigError("--length makes blocks, --lookback and --horizon make windows; give one kind")
     if length is not None:
@@ -72,25 +80,6 @@ def build_view(
         wanted = "--length 1024" if store.kind == "text" else "--lookback 64 --horizon 8"
         raise ConfigError(f"{path} is a {store.kind} store; say what a sample is, as in: {wanted}")
     return Records(part)
-
-
-def guess_view(
-    path: str,
-    split: str | None,
-    length: int | None,
-    lookback: int | None,
-    horizon: int | None,
-    stride: int | None,
-    lead: int,
-) -> Any:
-    """As ``build_view``. Without options it takes samples that are usual for the kind of store."""
-    from millrace.store.open import open_store
-
-    if length is None and lookback is None and horizon is None:
-        kind = open_store(path).kind
-        length = 1024 if kind == "text" else None
-        lookback, horizon = (64, 8) if kind == "series" else (None, None)
-    return build_view(path, split, length, lookback, horizon, stride, lead)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,9 @@ def judge(found: Interval) -> Verdict | None:
     if straggler is not None:
         return straggler
     if moved >= INPUT_SHARE and moved > waited:
-        return _input_bound("transfer", moved, f"the loop waited {moved:.0%} of the time for copies to an idle device")
+        # No gain: while the loop waits for a copy, the device may compute an earlier step.
+        evidence = f"the loop waited {moved:.0%} of the time for copies, which earlier steps did not hold up"
+        return Verdict("input-bound: transfer", evidence, REMEDIES["transfer"])
     if waited >= INPUT_SHARE:
         return _stage(found, waited)
     rested = _rested(found)

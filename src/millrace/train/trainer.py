@@ -110,12 +110,11 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
         self.step = self._load()
+        self._metrics: Metrics | None = None
         if world.is_first:
             run_folder.write_run(folder, config, self.store, world, before)
             shown = boards(folder, self.step, self._console.say, config.train.tensorboard, metrics_port)
-            self._metrics: Metrics | None = Metrics(folder, step=self.step, boards=shown)
-        else:
-            self._metrics = None
+            self._metrics = Metrics(folder, step=self.step, boards=shown)
         self._saver = Saver(self.checkpoints, world, asynchronous=config.checkpoint.asynchronous)
         self._signals = Signals()
         self._losses = Losses(world, self.precision, self.feed, folder)
