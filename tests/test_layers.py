@@ -69,7 +69,7 @@ def allowed(importer: str, imported: str) -> bool:
     if theirs == "_core":
         return mine in CORE_USERS
     if mine == "testing":
-        return theirs in HEIGHT and HEIGHT[theirs] < HEIGHT["feed"]
+        return theirs in HEIGHT and HEIGHT[theirs] <= HEIGHT["feed"]
     if theirs == "testing" or theirs in ANYTHING:
         return mine == "cli"
     if mine not in HEIGHT or theirs not in HEIGHT:

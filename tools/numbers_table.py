@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import sys
 import textwrap
 from pathlib import Path
@@ -18,7 +19,7 @@ def meanings(kind: type) -> dict[str, str]:
     """Each field with the string that stands below it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
     found = {}
-    for field, below in zip(body, body[1:], strict=False):
+    for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             found[field.target.id] = " ".join(below.value.value.split()).replace("``", "`")
     return found

@@ -42,13 +42,8 @@ from millrace.train.threads import set_threads
 
 
 def train(
-    config: Config,
-    folder: Path,
-    *,
-    resume: str = "auto",
-    console: Console | None = None,
-    metrics_port: str | None = None,
-) -> int:
+    config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None, metrics_port: str | None = None,
+) -> int:  # fmt: skip
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0.
 
     Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Console()`` prints nothing.
