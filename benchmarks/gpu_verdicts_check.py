@@ -34,9 +34,9 @@ def main() -> None:
                 report = feed.report()
             assert report is not None
             print(f"{way}, expected {name}: {judge(found)}")
+            rate = found.batches * batch * 64 * 1024 / found.seconds / 2**30
             print(
-                f"  get {report.get_s:.3f} s, behind {report.behind_s:.3f} s, transfer {report.transfer_s:.3f} s of {report.seconds:.3f}; "
-                f"{found.batches * batch * 64 * 1024 / found.seconds / 2**30:.1f} GiB/s"
+                f"  get {report.get_s:.3f} s, behind {report.behind_s:.3f} s, transfer {report.transfer_s:.3f} s, {rate:.1f} GiB/s"
             )
     print(GpuUsage.read())
 
