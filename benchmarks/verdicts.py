@@ -4,7 +4,7 @@
 
 Each case slows one stage down: by 1.2 to 5 times what the rest needs. ``millrace.testing`` does that and knows nothing of
 verdicts. A quarter or more of the cases are slow in their training step alone. Stages mostly sleep, so cases do not
-disturb each other; ``copies`` gathers real rows, and ``disk`` reads from a store that was dropped from memory.
+disturb each other; ``disk`` reads from a store that was dropped from memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ BOUND = {
 }
 STAGES = {**BOUND, "compute": "compute-bound"}
 FORMS = {
-    "disk": ("cold",), "gather": ("sleep", "copies"), "transform": ("one thread", "threads", "process"),
+    "disk": ("cold",), "gather": ("sleep",), "transform": ("one thread", "threads", "process"),
     "transfer": ("simulated GPU",), "queue": ("Redis",), "straggler rank": ("its compute", "its data"),
-    "compute": ("one thread", "process", "simulated GPU", "Redis", "ranks", "copies", "cold"),
+    "compute": ("one thread", "process", "simulated GPU", "Redis", "ranks", "cold"),
 }  # fmt: skip
 
 
@@ -97,8 +97,6 @@ class Bench:
         form = case.form
         if form == "simulated GPU":
             return self._on_gpu(case.step_s, make_s)
-        if form == "copies":
-            return self._copies(case)
         if form == "Redis":
             return self._queued(case.step_s, make_s)
         if form == "cold":
@@ -116,14 +114,6 @@ class Bench:
     def _loop(self, step_s: float, *, view: Any = None, batch: int = 32, **options: Any) -> Interval:
         with mr.Feed(view or self.hot, batch=batch, seed=self.number, device="numpy", **options) as feed:
             return watch(feed, lambda: time.sleep(step_s))
-
-    def _copies(self, case: Case) -> Interval:
-        """Real copies: how long they take is measured first, and the step is so much shorter or longer."""
-        options = {"batch": 4096, "workers": 1}
-        with mr.Feed(self.hot, seed=self.number, device="numpy", **options) as feed:
-            free = watch(feed, lambda: None)
-        make_s = free.seconds / free.batches
-        return self._loop(make_s * case.severity if case.stage == "compute" else make_s / case.severity, **options)
 
     def _on_gpu(self, step_s: float, copy_s: float) -> Interval:
         with paced_gpu(copy_s) as gpu, mr.Feed(self.hot, batch=32, device="cuda", transform=same, workers=1) as feed:
