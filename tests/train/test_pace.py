@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +31,23 @@ def test_rates_are_of_all_ranks_also_where_this_one_has_a_small_share(dtype, tok
     assert ("tokens_per_s" in facts) == (tokens is not None)
     if tokens is not None:
         assert facts["tokens_per_s"] * facts["step_s"] == pytest.approx(tokens)
+
+
+def test_evaluations_and_saves_are_no_part_of_the_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("millrace.train.pace.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    pace = Pace(nn.Linear(1, 1), World(0, 1, torch.device("cpu")), 10, 5)
+    clock[0] += 3
+    with pace.paused():
+        clock[0] += 50
+    clock[0] += 4
+    assert pace.seconds == 7
+    pace.wait_begins(1.0)
+    clock[0] += 2
+    pace.wait_ends(mr.Batch({"x": torch.zeros((1, 7))}), 1.5)
+    assert pace.data_s == 1.5  # the rest was the GPU's
+    assert pace.facts(1, None)["wait"] == pytest.approx(1.5 / 9)
+    assert pace.data_s == 1.5  # goes on counting
 
 
 def config(**train):

@@ -46,7 +46,7 @@ def run(
         for name, given in (("transform", transform), ("decode", decode))
         if (function := load_function(given, f"--{name}")) is not None
     }
-    facts = measure(view, batch, functions, 2.0 if seconds is None or autotune else seconds)
+    facts = measure(view, batch, functions, min(2.0, seconds or 2.0))
     facts["memory_bytes_per_s"] = memory_rate()
     facts["share_of_memory"] = facts["bytes_per_s"] / facts["memory_bytes_per_s"]
     if autotune:
