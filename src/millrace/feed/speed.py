@@ -42,15 +42,19 @@ class SampleBytes:
     def of(cls, view: View) -> SampleBytes:
         samples = np.linspace(0, len(view) - 1, min(len(view), PROBED)).astype(np.int64)
         first = view.stores[0]
-        rows = {name: math.prod(col.shape) * np.dtype(col.dtype).itemsize for name, col in _row_columns(first).items()}
-        read = float(np.mean(view.spans(samples).lengths)) * sum(rows.values())
+        rows = sum(_row_bytes(column, first.num_rows) for column in first.columns.values())
+        read = float(np.mean(view.spans(samples).lengths)) * rows
         with Feed(view, batch=len(samples), device="numpy", epochs=1) as feed:
             made = sum(value.nbytes for value in _arrays(next(iter(feed)))) / len(samples)
         return cls(read, made)
 
 
-def _row_columns(store: Any) -> dict[str, Any]:
-    return {name: c for name, c in store.manifest.columns.items() if c.per == "row" and c.dtype != "string"}
+def _row_bytes(column: Any, num_rows: int) -> int:
+    """Bytes of a row; none of text and of what belongs to records."""
+    dtype, shape = getattr(column, "dtype", None), getattr(column, "shape", ())
+    if not isinstance(dtype, np.dtype) or dtype.hasobject or shape[:1] != (num_rows,):
+        return 0
+    return math.prod(shape[1:]) * dtype.itemsize
 
 
 def _arrays(batch: Mapping[str, Any]) -> Iterator[Any]:
