@@ -59,6 +59,11 @@ def test_the_slowest_stage_limits_but_not_a_disk_that_is_read_once():
     assert "first pass" in small.verdict
 
 
+def test_a_store_in_memory_has_sizes_too():
+    store = mr.from_arrays({"values": np.zeros((900, 4), np.float32), "name": ["a"]}, offsets=[0, 900], kind="series")
+    assert SampleBytes.of(mr.Windows(store, lookback=6, horizon=2)) == SampleBytes(128.0, 128.0)
+
+
 def test_bench_measures_and_tunes(store, capsys, tmp_path):
     written = tmp_path / "tuned.toml"
     arguments = ["bench", str(store), "--batch", "32", "--seconds", "0.2"]

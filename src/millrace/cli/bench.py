@@ -31,7 +31,10 @@ def run(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure a feed of a store by itself, against the limits of this machine."""
+    """Measure a feed by itself, and find its settings.
+
+    It compares the feed with what one thread copies in memory.
+    """
     from millrace.cli.printing import print_json, print_line, size
     from millrace.errors import ConfigError
     from millrace.feed import speed

@@ -54,7 +54,7 @@ def _row_bytes(column: Any, num_rows: int) -> int:
     dtype, shape = getattr(column, "dtype", None), getattr(column, "shape", ())
     if not isinstance(dtype, np.dtype) or dtype.hasobject or shape[:1] != (num_rows,):
         return 0
-    return math.prod(shape[1:]) * dtype.itemsize
+    return int(math.prod(shape[1:])) * dtype.itemsize
 
 
 def _arrays(batch: Mapping[str, Any]) -> Iterator[Any]:
