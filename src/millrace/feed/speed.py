@@ -64,13 +64,13 @@ def _arrays(batch: Mapping[str, Any]) -> Iterator[Any]:
             yield array
 
 
-def rate(batches: Iteration, seconds: float) -> float:
-    """Samples per second of a loop that does nothing else, once the pipeline is full."""
+def rate(batches: Iteration, seconds: float, *, leave_out: int = WARM_BATCHES) -> float:
+    """Samples per second of a loop that does nothing else, without its first batches: the start, or those that lay ready."""
     count = 0
     start = began = time.perf_counter()
     for number, batch in enumerate(batches):
         now = time.perf_counter()
-        if number < WARM_BATCHES and now - start < seconds:
+        if number < leave_out and now - start < seconds:
             began = now
             continue
         count += batch.num_samples
@@ -186,9 +186,9 @@ def autotune(view: View, *, batch: int, within_s: float = TUNE_S, **options: Any
             left_s = within_s - (time.perf_counter() - began)
             rounds = math.ceil(math.log2(len(live))) + 1 if len(live) > 1 else 1
             slice_s = max(SLICE_S / 5, min(1.5, 0.8 * left_s / rounds / len(live)))
-            for _, batches, found in live:
-                found.append(rate(batches, slice_s))
-            live.sort(key=lambda entry: -statistics.fmean(entry[2][-2:]))
+            for setting, batches, found in live:
+                found.append(rate(batches, slice_s, leave_out=WARM_BATCHES + 2 * setting["depth"]))
+            live.sort(key=lambda entry: -statistics.median(entry[2]))
             if len(live) == 1 or left_s < 0:
-                return live[0][0], live[0][2][-1]
+                return live[0][0], statistics.median(live[0][2])
             live = live[: -(-len(live) // 2)]
