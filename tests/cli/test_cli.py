@@ -34,8 +34,8 @@ def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands_are_those_documented() -> None:
     assert COMMANDS == [
-        "augment", "demo", "doctor", "explain", "export", "forecast", "gc", "generate", "head", "info", "inspect", "plan", "pull",
-        "push", "stage", "train", "verify", "verify-resume", "worker",
+        "augment", "bench", "demo", "doctor", "explain", "export", "forecast", "gc", "generate", "head", "info", "inspect", "plan",
+        "pull", "push", "stage", "train", "verify", "verify-resume", "worker",
     ]  # fmt: skip
 
 

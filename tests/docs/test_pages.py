@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,9 @@ def test_lines_fit_on_a_screen(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     long = [line for line in text.splitlines() if len(line) > WIDTH and not line.startswith("|")]
     assert not long, f"{name(page)} has lines over {WIDTH} characters: {long[0]}"
+
+
+def test_the_guide_says_what_every_number_means() -> None:
+    made = runpy.run_path(str(ROOT / "tools/numbers_table.py"))["table"]()
+    page = (ROOT / "docs/guide/performance.md").read_text()
+    assert made in page, "put it there: python tools/numbers_table.py"

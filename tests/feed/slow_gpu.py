@@ -203,9 +203,10 @@ class SlowGpu:
         self.check()
         self.record(event, "loop")
 
-    def copy(self, source, target, num_bytes, after, done):
+    def copy(self, source, target, num_bytes, after, done, begun):
         self.check()
         self.wait("copies", after)
+        self.record(begun, "copies")
         self.move(source, target, num_bytes)
         self.record(done, "copies")
 

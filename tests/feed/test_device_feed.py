@@ -15,6 +15,7 @@ import torch
 
 import millrace as mr
 from millrace.feed import compose
+from millrace.feed.ahead.threads import Threads
 from millrace.gather.core_gather import Native
 from millrace.store import platform, reader
 
@@ -97,6 +98,15 @@ def check_equal(found, wanted):
             assert torch.equal(found[name], value)
         else:
             assert found[name] == value
+
+
+def test_a_copy_waits_for_no_recent_step_also_if_batches_are_never_ready(gpu, monkeypatch):
+    """With two pieces of memory each copy would wait for the step before it."""
+    take = Threads.take
+    monkeypatch.setattr(Threads, "take", lambda self, batch, wait=True: take(self, batch) if wait else None)
+    for batch in itertools.islice(feed_of("transform", "cuda"), 20):
+        assert batch.positions is not None
+    assert gpu.allocated.count(max(gpu.allocated)) == 3  # the first ones were too small
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -28,6 +28,7 @@ COMMANDS = (
     "worker",
     "plan",
     "doctor",
+    "bench",
     "demo",
 )
 # Newer typer contains click, older typer imports it: reach click's classes through typer's names.

@@ -48,8 +48,13 @@ def build_view(
     horizon: int | None,
     stride: int | None,
     lead: int,
+    *,
+    guesses: bool = False,
 ) -> Any:
-    """The view that the options describe: Blocks with --length, Windows with --lookback, else whole records."""
+    """The view that the options describe: Blocks with --length, Windows with --lookback, else whole records.
+
+    With ``guesses`` it takes samples that are usual for the kind of store, if no option says what they are.
+    """
     from millrace.store.open import open_store
     from millrace.view.blocks import Blocks
     from millrace.view.records import Records
@@ -59,6 +64,9 @@ def build_view(
     if split is None and "train" in store.splits:
         split = "train"
     part = store if split is None else store.split(split)
+    if guesses and length is None and lookback is None and horizon is None:
+        length = 1024 if store.kind == "text" else None
+        lookback, horizon = (64, 8) if store.kind == "series" else (None, None)
     if length is not None and (lookback is not None or horizon is not None):
         raise ConfigError("--length makes blocks, --lookback and --horizon make windows; give one kind")
     if length is not None:

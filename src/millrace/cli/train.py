@@ -32,6 +32,12 @@ def run(
     ] = None,
     ranks: Annotated[int | None, Option(min=1, help="Number of processes on this machine.", show_default="1")] = None,
     resume: Annotated[str, Option(help="auto: continue a run that was saved here; never: refuse to.")] = "auto",
+    metrics_port: Annotated[
+        str | None,
+        Option(
+            metavar="PORT", help="Serve the numbers to Prometheus, on this machine alone; HOST:PORT for others too."
+        ),
+    ] = None,
     keys: Annotated[bool, Option("--keys", help="Print every key of a configuration, then stop.")] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print a JSON summary at the end; progress goes to stderr.")
@@ -85,11 +91,12 @@ def run(
         if ranks is not None and ranks > 1 and not launch.is_rank():
             flags = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
             again = ["train", config, *(str(part) for flag in flags if flag[1] is not None for part in flag)]
+            again += [] if metrics_port is None else ["--metrics-port", metrics_port]
             again += [part for change in changes or [] for part in ("--set", change)]
             sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
         has_started, dist.held = True, []
         console = StreamConsole(sys.stderr if as_json else sys.stdout)
-        stopped_by = train(settings, folder, resume=resume, console=console)
+        stopped_by = train(settings, folder, resume=resume, console=console, metrics_port=metrics_port)
     except MillraceError as error:
         if getattr(error, "is_about_ranks", False) and launch.is_rank() and not error.is_reported:
             raise typer.Exit(launch.LOST) from error  # the launcher says which rank is gone

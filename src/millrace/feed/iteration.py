@@ -144,21 +144,23 @@ class Iteration:
 
     @property
     def behind_s(self) -> float:
-        """How long the loop has waited for the GPU, and not for data."""
-        return self._place.report().behind_s or 0.0
+        """How long the loop has waited for the GPU or the bus, and not for data."""
+        counters = self._place.report()
+        return (counters.behind_s or 0.0) + (counters.transfer_s or 0.0)
 
     def report(self) -> Report:
         self._check_process()  # a thread that is not there may have held the ring's lock
         way, make, ahead, place = self._stages
-        counters, behind_s, count = ahead.report(), place.report().behind_s, self.progress.count
+        counters, placed, count = ahead.report(), place.report(), self.progress.count
         made = make.report()
         return Report(
             way, counters.workers, count, self._num_samples or self._samples_before(count),
-            perf_counter() - self._began, self._next_s - (behind_s or 0.0), fill_s=counters.make_s,
+            perf_counter() - self._began, self._next_s - self.behind_s, fill_s=counters.make_s,
             function_s=made.function_s if counters.function_s is None else counters.function_s,
             fill_wait_s=counters.put_wait_s, depth_seen=counters.mean_ready, made_in_line=counters.made_here,
             made_again=counters.made_again, cores=counters.cores, pieces=counters.pieces,
-            num_bytes=counters.num_bytes, is_cold=made.is_cold, past_cache=counters.past_cache, behind_s=behind_s,
+            num_bytes=counters.num_bytes, is_cold=made.is_cold, past_cache=counters.past_cache, behind_s=placed.behind_s,
+            transfer_s=placed.transfer_s,
             deaths=counters.deaths, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
             choice=self._feed.choice,

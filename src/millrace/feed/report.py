@@ -14,7 +14,7 @@ class Report:
     """Counted since the iterator began; times in seconds.
 
     ``get_s`` is the time of the loop inside ``next()``. Near zero, the feed keeps up. If it is large and ``fill_wait_s`` is
-    near zero, the feed limits the run. ``behind_s`` is not part of it.
+    near zero, the feed limits the run. ``behind_s`` and ``transfer_s`` are not part of it.
     """
 
     way: str  # "ring", "in line", "numpy", "transform" (threads), "processes", "queue"
@@ -35,6 +35,7 @@ class Report:
     is_cold: bool | None = None  # rows are requested from the disk ahead of the copy
     past_cache: int | None = None  # samples read past the page cache, from columns much larger than memory
     behind_s: float | None = None  # the loop waited for a GPU that was busy with earlier steps
+    transfer_s: float | None = None  # the loop waited for copies to a GPU that had nothing else to do
     deaths: int | None = None  # worker processes that ended, and were replaced
     outgrown: int | None = None  # batches that did not fit into their shared slot at first
     made_by_workers: int | None = None  # with a queue: batches that workers made
@@ -51,6 +52,7 @@ class Report:
             self.seconds, self.batches, self.get_s, make_s=self.fill_s, function_s=self.function_s,
             put_wait_s=self.fill_wait_s, workers=self.workers, is_processes=self.way == "processes",
             is_cold=bool(self.is_cold), is_queued=self.way == "queue", num_bytes=self.num_bytes, behind_s=self.behind_s,
+            transfer_s=self.transfer_s,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -62,6 +64,8 @@ class Report:
         ]
         if self.behind_s:
             lines.append(f"and waited {self.behind_s:.3g} s for a GPU that was behind")
+        if self.transfer_s:
+            lines.append(f"and waited {self.transfer_s:.3g} s for copies to a GPU that had nothing else to do")
         if self.fill_s is not None and self.fill_wait_s is not None:
             lines.append(
                 f"making batches took {self.fill_s:.3g} s; {self.workers} "

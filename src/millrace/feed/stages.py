@@ -36,6 +36,7 @@ class Counters(NamedTuple):
     deaths: int | None = None  # ahead: worker processes that ended, and were replaced
     outgrown: int | None = None  # ahead: batches that did not fit into their shared slot at first
     behind_s: float | None = None  # place: the loop waited for a device busy with earlier steps
+    transfer_s: float | None = None  # place: the loop waited for copies to a device that had nothing else to do
 
 
 class Make(Protocol[T_co]):

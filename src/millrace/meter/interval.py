@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 COUNTED = ("seconds", "batches", "get_s", "make_s", "function_s", "put_wait_s", "num_bytes", "transfer_s", "behind_s")
 
@@ -43,8 +44,10 @@ class Interval:
 
     def __sub__(self, earlier: Interval) -> Interval:
         """What was counted after ``earlier``, a reading of the same run."""
-        changes = {}
+        changes: dict[str, Any] = {}
         for name in COUNTED:
             now, before = getattr(self, name), getattr(earlier, name)
             changes[name] = now if now is None or before is None else now - before
+        if len(earlier.rank_s) == len(self.rank_s):
+            changes["rank_s"] = tuple(now - before for now, before in zip(self.rank_s, earlier.rank_s, strict=True))
         return replace(self, **changes)

@@ -56,17 +56,21 @@ def judge(found: Interval) -> Verdict | None:
     """The verdict on an interval; None if it has too few batches to say."""
     if found.batches < LEAST_BATCHES or found.seconds <= 0:
         return None
-    waited, moved = found.get_s / found.seconds, (found.transfer_s or 0.0) / found.seconds
+    transfer_s = found.transfer_s or 0.0
+    waited, moved = found.get_s / found.seconds, transfer_s / found.seconds
     straggler = _straggler(found)
     if straggler is not None:
         return straggler
-    if moved >= INPUT_SHARE and moved > waited:
-        return _input_bound("transfer", moved, f"the loop waited {moved:.0%} of the time for copies to an idle device")
+    if moved >= INPUT_SHARE and moved > waited and transfer_s > (found.behind_s or 0.0):
+        # No gain: while the loop waits for a copy, the device may compute an earlier step.
+        evidence = f"the loop waited {moved:.0%} of the time for copies, which earlier steps did not hold up"
+        return Verdict("input-bound: transfer", evidence, REMEDIES["transfer"])
     if waited >= INPUT_SHARE:
         return _stage(found, waited)
     rested = _rested(found)
     evidence = f"the loop waited {waited:.0%} of the time for data"
-    if waited >= COMPUTE_SHARE or (rested is not None and rested < REST_SHARE):
+    # Workers that mostly rest could give more: then what is left of the waiting is the cost of next() itself.
+    if (waited >= COMPUTE_SHARE and (rested is None or rested <= 0.5)) or (rested is not None and rested < REST_SHARE):
         spare = "" if rested is None else f"; workers rested {rested:.0%}"
         return Verdict("balanced", f"{evidence}{spare}", "a faster model would wait for data")
     return Verdict("compute-bound", evidence, "make the model faster; the feed keeps up")
@@ -100,6 +104,7 @@ def _straggler(found: Interval) -> Verdict | None:
         return None
     slowest = max(found.rank_s)
     rank, usual = found.rank_s.index(slowest), statistics.median_low(found.rank_s)
+    slowest = min(slowest, found.seconds)
     lost = (slowest - usual) / found.seconds
     if lost < INPUT_SHARE:
         return None

@@ -49,6 +49,15 @@ class World:
         distributed.all_reduce(shared, op=distributed.ReduceOp.MAX, group=self.control)
         return shared.tolist()
 
+    def gather(self, value: float) -> tuple[float, ...]:
+        """The value of every rank, on every rank."""
+        if self.size == 1:
+            return (value,)
+        shared = torch.zeros(self.size, dtype=torch.float64)
+        shared[self.rank] = value
+        distributed.all_reduce(shared, group=self.control)
+        return tuple(shared.tolist())
+
     def wait(self) -> None:
         if self.size > 1:
             distributed.barrier(group=self.control)

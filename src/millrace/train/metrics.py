@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import TrainError
+from millrace.errors import ConfigError, TrainError
 from millrace.store import platform
 
 NAME = "metrics.jsonl"
@@ -54,11 +54,67 @@ class Board:
             )
 
 
-class Metrics:
-    """Writes the lines of a run, and the same numbers to TensorBoard."""
+class Endpoint:
+    """Serves the last of every number to Prometheus, as ``millrace_NAME``; the verdict is a label."""
 
-    def __init__(self, run: Path, *, step: int, board: Board | None = None) -> None:
-        self._path, self._board = run / NAME, board
+    def __init__(self, address: str) -> None:
+        try:
+            import prometheus_client
+        except ImportError as error:
+            raise ConfigError("--metrics-port needs prometheus-client: pip install 'millrace[report]'") from error
+        host, _, port = address.rpartition(":")
+        if not port.isascii() or not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(
+                f"--metrics-port {address}; expected a port such as 9100, or host:port such as 0.0.0.0:9100"
+            )
+        self._gauges: dict[str, Any] = {}
+        self._library, self._registry = prometheus_client, prometheus_client.CollectorRegistry()
+        try:
+            self._server, self._thread = prometheus_client.start_http_server(
+                int(port), host.strip("[]") or "127.0.0.1", self._registry
+            )
+        except OSError as error:
+            raise ConfigError(f"--metrics-port {address} cannot be used: {error.strerror}; give another") from error
+        self.url = f"http://{host or '127.0.0.1'}:{self._server.server_port}/metrics"
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        for name, value in {"step": step, **values}.items():
+            if isinstance(value, (int, float)):
+                self._gauge(name, []).set(value)
+        if "verdict" in values:
+            gauge = self._gauge("verdict", ["name"])
+            gauge.clear()
+            gauge.labels(values["verdict"]).set(1)
+
+    def _gauge(self, name: str, labels: list[str]) -> Any:
+        if name not in self._gauges:
+            about = f"{name} as in metrics.jsonl"
+            self._gauges[name] = self._library.Gauge(f"millrace_{name}", about, labels, registry=self._registry)
+        return self._gauges[name]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def boards(
+    run: Path, step: int, say: Callable[[str], None], tensorboard: bool, metrics_port: str | None
+) -> list[Board | Endpoint]:
+    """Where the numbers of a run are shown, besides its file."""
+    found: list[Board | Endpoint] = [Board(run, step=step, say=say)] if tensorboard else []
+    if metrics_port is not None:
+        endpoint = Endpoint(metrics_port)
+        say(f"metrics for Prometheus: {endpoint.url}")
+        found.append(endpoint)
+    return found
+
+
+class Metrics:
+    """Writes the lines of a run, and the same numbers to the boards."""
+
+    def __init__(self, run: Path, *, step: int, boards: Sequence[Board | Endpoint] = ()) -> None:
+        self._path, self._boards = run / NAME, boards
         with platform.writing(self._path):
             # Without a buffer: a killed process loses nothing, and a full disk is an error at once.
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
@@ -68,13 +124,13 @@ class Metrics:
         with platform.writing(self._path):
             line = json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n"
             platform.write(self._file.fileno(), line, self._path)
-        if self._board is not None:
-            self._board.write(step, values)
+        for board in self._boards:
+            board.write(step, values)
 
     def close(self) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
 
 def _cut(path: Path, step: int) -> tuple[int, float | None]:

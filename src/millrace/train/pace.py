@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from millrace.feed.batch import Batch
+from millrace.meter.usage import GpuUsage, Usage
 from millrace.train.dist import World
 
 # Dense bf16 products per second by the vendors' data sheets, for MFU.
@@ -30,8 +32,9 @@ class Pace:
 
     def restart(self) -> None:
         self._start = self._last_call = time.perf_counter()
-        self._wait_s = self._flops = 0.0
+        self._wait_s = self._flops = self.data_s = 0.0
         self._steps = self._tokens = self._all_steps = 0
+        self._usage = Usage.read()
 
     @property
     def is_first_step(self) -> bool:
@@ -42,12 +45,18 @@ class Pace:
 
     def wait_ends(self, batch: Batch, behind_s: float) -> None:
         """Counts the time since ``wait_begins`` as waiting for data; growth of ``behind_s`` was the GPU's."""
-        self._wait_s += time.perf_counter() - behind_s - self._wait_start
+        waited_s = time.perf_counter() - behind_s - self._wait_start
+        self._wait_s, self.data_s = self._wait_s + waited_s, self.data_s + waited_s
         self._steps += 1
         self._all_steps += 1
         x: Any = batch.get("x")
         self._tokens += x.shape[1:].numel() * self._batch if x is not None and not x.is_floating_point() else 0
         self._flops += self._model.flops(batch) if hasattr(self._model, "flops") else 0.0  # type: ignore[operator]
+
+    @property
+    def seconds(self) -> float:
+        """Since ``restart``, without pauses."""
+        return time.perf_counter() - self._start
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -65,12 +74,12 @@ class Pace:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def facts(self, step: int, skipped: int | None) -> dict[str, float]:
+    def facts(self, step: int, skipped: int | None) -> dict[str, Any]:
         """The numbers for metrics.jsonl about the steps since the last call; rates are over all ranks."""
         self._sync()
         now = time.perf_counter()
         seconds = max(now - self._last_call, 1e-9)
-        facts: dict[str, float] = {
+        facts: dict[str, Any] = {
             "step_s": seconds / max(self._steps, 1),
             "samples_per_s": self._steps * self._batch / seconds,
             "wait": min(1.0, self._wait_s / seconds),
@@ -81,17 +90,20 @@ class Pace:
             facts["mfu"] = self._flops / seconds / self._peak
         if skipped is not None:
             facts["skipped"] = skipped
-        facts |= _gpu_facts(self._device)
+        usage = Usage.read()
+        facts |= usage.rates(self._usage) | _gpu_facts(self._device)
+        self._usage = usage
         facts["eta_s"] = (now - self._start) / max(self._all_steps, 1) * (self._last - step)
         self._last_call, self._wait_s, self._flops = now, 0.0, 0.0
         self._steps = self._tokens = 0
         return facts
 
-    def line(self, step: int, loss: float, facts: dict[str, float]) -> str:
+    def line(self, step: int, loss: float, facts: Mapping[str, Any]) -> str:
         """The progress line."""
         unit = "tokens" if "tokens_per_s" in facts else "samples"
         parts = [f"step {step:,}/{self._last:,}", f"loss {loss:.4f}", f"{facts[f'{unit}_per_s']:,.0f} {unit}/s"]
-        parts.append(f"data wait {facts['wait']:.1%}")
+        verdict = f" ({facts['verdict']})" if "verdict" in facts else ""
+        parts.append(f"data wait {facts['wait']:.1%}{verdict}")
         if "mfu" in facts:
             parts.append(f"MFU {facts['mfu']:.1%}")
         if "gpu_utilization" in facts:
@@ -126,10 +138,9 @@ def memory_by_part(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
 
 
 def _gpu_facts(device: torch.device) -> dict[str, float]:
-    """The highest memory use, and the utilisation where NVML is installed."""
+    """The highest memory use, and what NVML says where it is installed."""
     if device.type != "cuda":
         return {}
     facts = {"gpu_memory": float(torch.cuda.max_memory_allocated(device))}
-    with contextlib.suppress(Exception):  # NVML is an extra package, and some GPUs (MIG) do not answer
-        facts["gpu_utilization"] = torch.cuda.utilization(device) / 100
-    return facts
+    usage = GpuUsage.read(device.index or 0)
+    return facts if usage is None else facts | {k: v for k, v in asdict(usage).items() if v is not None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Stepper:
     ) -> None:  # fmt: skip
         self.model, self.forward, self.optimizer, self.precision = model, forward, optimizer, precision
         self.config, self.world = config, world
+        self.forward_s = 0.0  # in forward passes, on the host: there no rank waits for another
         self._parameters, self._modules = list(model.parameters()), list(forward.modules())
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
         # Ranks that may run out of memory one by one exchange gradients after the backward pass, when all have theirs. A
@@ -95,7 +97,9 @@ class Stepper:
         losses = []
         for number, ((part, _), weight) in enumerate(zip(parts, weights, strict=True), start=1):
             with self._synced(number == len(parts) and not self._exchanges_late):
+                began = perf_counter()
                 loss = self.loss(self.forward, part)
+                self.forward_s += perf_counter() - began
                 of_all = (weight / total).to(loss.dtype)
                 # DDP and FSDP divide the sum of gradients by the number of ranks.
                 scaled: Any = self.precision.scaler.scale(loss * (of_all * self.world.size))

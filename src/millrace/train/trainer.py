@@ -24,8 +24,9 @@ from millrace.train.checkpoint import Checkpoints, State, name_of
 from millrace.train.console import Console, console_for_python
 from millrace.train.dist import World, end_world, is_reported_elsewhere, rank_errors, start_world
 from millrace.train.evaluate import evaluate
+from millrace.train.judging import Judging
 from millrace.train.losses import Losses
-from millrace.train.metrics import Board, Metrics
+from millrace.train.metrics import Metrics, boards
 from millrace.train.optimizers import build_optimizer
 from millrace.train.out_of_memory import memory_for
 from millrace.train.pace import Pace, memory_by_part
@@ -40,17 +41,22 @@ from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
 
 
-def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
+def train(
+    config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None, metrics_port: str | None = None,
+) -> int:  # fmt: skip
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0.
 
     Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Console()`` prints nothing.
+    ``metrics_port`` serves the numbers to Prometheus: a port of this machine alone, or host:port.
     """
     console = console_for_python() if console is None else console
     world = start_world(config.train.device, config.train.timeout_s)
     try:
         with (
             run_folder.lock_run(folder, world), rank_errors(world),
-            contextlib.closing(Trainer(config, folder, world, resume=resume, console=console)) as trainer,
+            contextlib.closing(
+                Trainer(config, folder, world, resume=resume, console=console, metrics_port=metrics_port)
+            ) as trainer,
         ):  # fmt: skip
             return trainer.run()
     except MillraceError as error:
@@ -64,8 +70,9 @@ class Trainer:
     """One run on one rank. ``step`` counts the steps that are done."""
 
     def __init__(
-        self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None
-    ) -> None:
+        self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None,
+        metrics_port: str | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.folder, self.world = config, folder, world
         self._console = console if console is not None and world.is_first else Console()
         begun = run_folder.read_run(folder)
@@ -85,6 +92,7 @@ class Trainer:
             self.feed = Feed(
                 self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
                 device=str(world.device), queue=config.data.queue or None,
+                workers=config.data.workers or None, depth=config.data.depth,
             )  # fmt: skip
         check_batch_memory(self.feed, world.size)
         seed_step(config.train.seed, 0, 0)  # the same weights on every rank
@@ -97,16 +105,18 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
         self.step = self._load()
+        self._metrics: Metrics | None = None
         if world.is_first:
             run_folder.write_run(folder, config, self.store, world, before)
-            board = Board(folder, step=self.step, say=self._console.say) if config.train.tensorboard else None
-        self._metrics = Metrics(folder, step=self.step, board=board) if world.is_first else None
+            shown = boards(folder, self.step, self._console.say, config.train.tensorboard, metrics_port)
+            self._metrics = Metrics(folder, step=self.step, boards=shown)
         self._saver = Saver(self.checkpoints, world, asynchronous=config.checkpoint.asynchronous)
         self._signals = Signals()
         self._losses = Losses(world, self.precision, self.feed, folder)
         self._saved_step = self.step
         self._best = self._best_known()
         self._pace = Pace(self.model, world, config.train.max_steps, self.feed.batch)
+        self._judging = Judging(self.feed, self._pace, self.stepper, world)
 
     # The start.
 
@@ -198,6 +208,8 @@ class Trainer:
             return
         loss, norm = self._losses.look(self.step, self._saved_step)[-1]
         facts = self._pace.facts(self.step, self.precision.skipped if self.precision.scaler.is_enabled() else None)
+        if (verdict := self._judging.stretch()) is not None:
+            facts["verdict"] = verdict.name
         # JSON has no infinity: the norm of a step that fp16 skipped is null.
         norms = {"lr": self.optimizer.param_groups[0]["lr"], "grad_norm": norm if math.isfinite(norm) else None}
         self._write({"loss": loss, **norms, **facts})
@@ -253,6 +265,8 @@ class Trainer:
         self.save()
         self._saver.finish()
         self._note_saves()
+        if (verdict := self._judging.whole()) is not None:
+            self._console.say(f"what limited this run: {verdict}")
         if self.world.is_first and not stopped_by:
             from millrace.train.plot import plot_losses
 

@@ -96,10 +96,11 @@ class Gpu:
         """Puts the event after everything the loop has queued."""
         self._driver.record(event.handle, self.current())
 
-    def copy(self, source: int, target: int, num_bytes: int, after: Any, done: Any) -> None:
-        """Queues the copy between two addresses, after one event and before the other."""
+    def copy(self, source: int, target: int, num_bytes: int, after: Any, done: Any, begun: Any) -> None:
+        """Queues the copy between two addresses, after one event and between two others."""
         driver = self._driver
         driver.wait(self._copies, after.handle, 0)
+        driver.record(begun.handle, self._copies)
         driver.copy(target, source, num_bytes, self._copies)
         driver.record(done.handle, self._copies)
 

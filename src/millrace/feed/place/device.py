@@ -115,6 +115,7 @@ class DeviceSlots:
         self._slots: list[tuple[int, DeviceMemory]] = []  # the loop's, the last one at the end
         self.ready: list[Batch] = []  # of the last slot, the next one at the end
         self.stream, self.current = 0, gpu.current
+        self._transfer_s = 0.0
 
     def take(self, batch: int) -> Batch:
         stream = self.current()
@@ -150,6 +151,7 @@ class DeviceSlots:
             self.ready.append(Batch(values, marks=Marks(marks, total, size, k * size)))
 
     def _next_slot(self, stream: int, let_go: list[int]) -> int:
+        behind_s = self.ring.behind_s
         try:
             slot = self.ring.take_slot(True, stream, let_go)
         except (StoreError, ConfigError) as error:  # about the data of one of the batches
@@ -158,7 +160,19 @@ class DeviceSlots:
             raise
         if slot is None:
             raise closed_error()
+        if (late_s := self.ring.behind_s - behind_s) > 0 and self._awaits_copy(slot):
+            self._transfer_s += late_s
         return slot
+
+    def _awaits_copy(self, slot: int) -> bool:
+        """Whether the device has let the memory of a slot go, and yet its copy is not done."""
+        there = self._memory.on_device[slot]
+        with self._gpu:
+            return (
+                there is not None
+                and self._gpu.is_done(there.let_go)
+                and not self._gpu.is_done(self._memory.copies[slot])
+            )
 
     def _follow(self, stream: int) -> None:
         """The loop has gone to another stream between two batches of a slot."""
@@ -169,7 +183,7 @@ class DeviceSlots:
         self.stream = stream
 
     def report(self) -> Counters:
-        return Counters(behind_s=self.ring.behind_s)
+        return Counters(behind_s=self.ring.behind_s - self._transfer_s, transfer_s=self._transfer_s)
 
     def close(self) -> None:
         self.ring.close()

@@ -23,6 +23,7 @@ from millrace.feed.stages import Ahead, Counters, Make, closed_error
 from millrace.ragged import Array, Ragged
 
 AHEAD = 2  # copies queued before they are asked for
+SOON = 0.1  # of the time until a copy is done: copies that follow each other begin so soon
 
 
 @dataclass(frozen=True)
@@ -121,15 +122,16 @@ class Parcels:
         self._ahead, self._gpu, self._depth = ahead, gpu, depth
         self.ready: list[Batch] = []  # stays empty
         self.stream, self.current = 0, gpu.current
-        self._behind_s = 0.0
+        self._behind_s = self._transfer_s = 0.0
         self._free: list[DeviceMemory] = []  # in the order in which they were let go
         self._held: list[DeviceMemory] = []  # the loop's
         self._most = 0  # bytes of the largest
-        # An event per copy. It is used again when the copy is done and the loop's stream waits for it.
+        # Two events per copy. They are used again when the copy is done and the loop's stream waits for it.
         with gpu:
-            self._events = deque(gpu.event() for _ in range(depth + AHEAD))
+            self._events = deque((gpu.event(), gpu.event()) for _ in range(depth + AHEAD))
         self._flights: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
-        self._landings: deque[tuple[Any, Array | None]] = deque()  # host memory in use until its copy is done
+        # Events of a copy's end and beginning, and the memory on the host that it needs until then.
+        self._landings: deque[tuple[tuple[Any, Any], Array | None]] = deque()
 
     def take(self, batch: int) -> Batch:
         gpu, flights = self._gpu, self._flights
@@ -167,15 +169,15 @@ class Parcels:
             parcel = self._ahead.take(batch, wait)
             if parcel is None:
                 return False
-            target, copy_done = self._memory_for(parcel.num_bytes), self._events[0]
-            self._gpu.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, copy_done)
+            target, events = self._memory_for(parcel.num_bytes), self._events[0]
+            self._gpu.copy(parcel.address, target.address, parcel.num_bytes, target.let_go, *events)
         except Exception as error:  # noqa: BLE001 - it is raised when this batch is asked for
             self._flights.append(error)
             return True
         self._events.rotate(-1)
-        self._landings.append((copy_done, parcel.memory))
+        self._landings.append((events, parcel.memory))
         parcel.memory = None
-        self._flights.append((target, copy_done, parcel))
+        self._flights.append((target, events[0], parcel))
         return True
 
     def _land(self, wait: bool) -> bool:
@@ -184,35 +186,47 @@ class Parcels:
         Called only when memory is needed: asking whether a copy is done costs as much as queueing one.
         """
         gpu, landings = self._gpu, self._landings
-        if gpu.is_done(landings[-1][0]):  # then all are: copies run in order
+        if gpu.is_done(landings[-1][0][0]):  # then all are: copies run in order
             landings.clear()
             return True
-        if not gpu.is_done(landings[0][0]):
+        done, begun = landings[0][0]
+        if not gpu.is_done(done):
             if not wait:
                 return False
-            began = time.perf_counter()
-            gpu.finish(landings[0][0])
-            self._behind_s += time.perf_counter() - began
+            self._wait(done, begun)
         landings.popleft()
         return True
 
+    def _wait(self, done: Any, begun: Any) -> None:
+        """Waits for a copy. If it has begun, or does so soon, the bus is what the loop waits for; else earlier steps."""
+        start = time.perf_counter()
+        self._gpu.finish(begun)
+        began = time.perf_counter()
+        self._gpu.finish(done)
+        end = time.perf_counter()
+        if began - start <= SOON * (end - start):
+            self._transfer_s += end - start
+        else:
+            self._behind_s += end - start
+
     def _memory_for(self, num_bytes: int) -> DeviceMemory:
-        for number, memory in enumerate(self._free):
+        # The one let go last is left: the loop's last step comes before it, and the copy would wait for that.
+        for number, memory in enumerate(self._free[:-1]):
             if memory.num_bytes >= num_bytes:
                 return self._free.pop(number)
-        self._free.clear()  # all too small
+        self._free[:] = [memory for memory in self._free if memory.num_bytes >= num_bytes]
         if num_bytes > self._most:  # a quarter more where ragged batches grow
             self._most = num_bytes + (num_bytes // 4 if self._most else 0)
         return DeviceMemory(self._gpu, max(self._most, 1))
 
     def report(self) -> Counters:
-        return Counters(behind_s=self._behind_s)
+        return Counters(behind_s=self._behind_s, transfer_s=self._transfer_s)
 
     def close(self) -> None:
         try:
             if self._landings:
                 with contextlib.suppress(FeedError), self._gpu:  # a GPU that failed copies no more
-                    self._gpu.finish(self._landings[-1][0])
+                    self._gpu.finish(self._landings[-1][0][0])
         finally:
             self._ahead.close()  # after the copies: it may give up the memory that they read
         self._landings.clear()

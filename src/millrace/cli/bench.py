@@ -1,0 +1,124 @@
+"""``millrace bench``: how fast a feed of a store is, against what the machine can do; ``--autotune`` finds its settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from millrace.cli import options
+
+EXAMPLE = "millrace bench corpus/ --length 1024 --batch 64 --autotune --write tuned.toml"
+
+
+def run(
+    path: Annotated[str, Argument(metavar="DIR", help="The store.")],
+    batch: options.BatchSize = 256,
+    split: options.Split = None,
+    length: options.Length = None,
+    lookback: options.Lookback = None,
+    horizon: options.Horizon = None,
+    stride: options.Stride = None,
+    lead: options.Lead = 0,
+    transform: Annotated[str | None, Option(metavar="MODULE:FUNCTION", help="Your transform(batch, rng).")] = None,
+    decode: Annotated[str | None, Option(metavar="MODULE:FUNCTION", help="Your decode(record, rng).")] = None,
+    autotune: Annotated[bool, Option("--autotune", help="Find the fastest threads, depth and processes.")] = False,
+    write: Annotated[
+        str | None, Option(metavar="FILE", help="Put them into this TOML file, for millrace train.")
+    ] = None,
+    seconds: Annotated[
+        float | None, Option(min=0.01, help="How long to measure.", show_default="2, or 25 for --autotune")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure a feed by itself, and find its settings.
+
+    It compares the feed with what one thread copies in memory.
+    """
+    from millrace.cli.printing import print_json, print_line, size
+    from millrace.errors import ConfigError
+    from millrace.feed import speed
+    from millrace.meter.machine import memory_rate
+    from millrace.prepare.functions import load_function
+
+    if write is not None and not autotune:
+        raise ConfigError(f"--write {write} keeps what --autotune finds; give both")
+    view = options.build_view(path, split, length, lookback, horizon, stride, lead, guesses=True)
+    functions = {
+        name: function
+        for name, given in (("transform", transform), ("decode", decode))
+        if (function := load_function(given, f"--{name}")) is not None
+    }
+    facts = measure(view, batch, functions, min(2.0, seconds or 2.0))
+    facts["memory_bytes_per_s"] = memory_rate()
+    facts["share_of_memory"] = facts["bytes_per_s"] / facts["memory_bytes_per_s"]
+    if autotune:
+        setting, rate = speed.autotune(view, batch=batch, within_s=seconds or 25.0, **functions)
+        facts |= {"best": setting, "best_samples_per_s": rate}
+        if write is not None:
+            write_settings(write, setting)
+    if as_json:
+        print_json(facts)
+        return
+    print_line(
+        f"{facts['samples_per_s']:,.0f} samples/s, {facts['batches_per_s']:,.0f} batches/s, {size(facts['bytes_per_s'])}/s: "
+        f"{facts['share_of_memory']:.0%} of what one thread copies in memory ({size(facts['memory_bytes_per_s'])}/s)"
+    )
+    print_line(f"a training step of more than {1000 / facts['batches_per_s']:.3g} ms does not wait for it")
+    print_line(f"CPU: {facts['cpu_cores']:.2g} cores; disk: {size(facts.get('disk_read_per_s', 0))}/s")
+    if autotune:
+        keys = ", ".join(f"{name}={value}" for name, value in facts["best"].items())
+        print_line(f"fastest: {keys}: {facts['best_samples_per_s']:,.0f} samples/s")
+        if write is not None:
+            print_line(f"wrote data.workers and data.depth to {write}")
+
+
+def measure(view: Any, batch: int, functions: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Rates of a feed with its usual settings, and what it used meanwhile."""
+    from millrace.feed import speed
+    from millrace.feed.feed import Feed
+    from millrace.meter.usage import Usage
+
+    sample = speed.SampleBytes.of(view)
+    with Feed(view, batch=batch, device="numpy", **functions) as feed:
+        before = Usage.read()
+        found = speed.rate(iter(feed), seconds)
+        used = Usage.read().rates(before)
+        report = feed.report()
+    assert report is not None
+    return {
+        "samples_per_s": found, "batches_per_s": found / batch, "bytes_per_s": found * sample.made, "batch": batch,
+        "way": report.way, "workers": report.workers, "is_cold": bool(report.is_cold), **used,
+    }  # fmt: skip
+
+
+def write_settings(path: str, setting: dict[str, Any]) -> None:
+    """Sets data.workers and data.depth in a TOML file; all else in it stays as it is."""
+    import re
+    import tomllib
+    from pathlib import Path
+
+    from millrace.errors import ConfigError
+    from millrace.store import platform
+
+    file = Path(path)
+    text = file.read_text() if file.exists() else ""
+    try:
+        wanted = tomllib.loads(text)
+        keys = {name: setting[name] for name in ("workers", "depth")}
+        head, mark, rest = re.match(r"(?s)(.*?)((?:^|(?<=\n))\[data\][^\n]*\n|$)(.*)", text).groups()  # type: ignore[union-attr]
+        own, after = re.match(r"(?s)(.*?)((?:^|(?<=\n))\[.*|$)$", rest).groups()  # type: ignore[union-attr]
+        for name in keys:
+            own = re.sub(rf"(?m)^[ \t]*{name}[ \t]*=.*\n?", "", own)
+        lines = "".join(f"{name} = {value}\n" for name, value in keys.items())
+        if head and not head.endswith("\n"):
+            head += "\n"
+        changed = f"{head}{mark or '[data]' + chr(10)}{lines}{own}{after}"
+        if tomllib.loads(changed) != {**wanted, "data": {**wanted.get("data", {}), **keys}}:
+            raise ConfigError(
+                f"{path}: its [data] cannot be changed line by line; set data.workers and data.depth yourself: {keys}"
+            )
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}; give another file to --write") from error
+    with platform.writing(path):
+        platform.write_file(file, changed.encode(), mode=0o644)

@@ -1,0 +1,115 @@
+"""``millrace doctor DIR`` and ``millrace bench DIR``: numbers for people and programs, and settings that the trainer takes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.cli import run
+from millrace.cli.bench import write_settings
+from millrace.feed.speed import SampleBytes, Stages, choices
+from millrace.meter import machine
+from millrace.train.config import load_config
+
+SECONDS = ("--seconds", "0.05")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "store"
+    with mr.StoreWriter(path, kind="series", columns={"values": mr.Column("float32", (4,))}) as writer:
+        writer.append({"values": np.zeros((50_000, 4), np.float32)})
+    return path
+
+
+def test_doctor_says_what_limits_a_store(store, capsys, monkeypatch):
+    monkeypatch.setattr(machine, "READ_S", 0.02)
+    assert run(["doctor", str(store), "--batch", "64", *SECONDS, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    found = facts["store"]
+    assert found["limit"] in ("gather", "transfer")  # it fits into memory
+    assert found["sample"] == {"read": 72 * 16, "made": 72 * 16}
+    assert found["rates"]["gather"] > 0
+    assert found["limit"] in found["verdict"]
+    assert facts["cores"] >= 1
+    assert facts["copies"] > 0
+    assert run(["doctor", str(store), "--lookback", "8", "--horizon", "1", *SECONDS]) == 0
+    shown = capsys.readouterr().out
+    assert "samples/s" in shown
+    assert "limits this store" in shown
+
+
+def stages(**rates):
+    sample = SampleBytes(100.0, 100.0)
+    return Stages(10, rates, sample, 1 << 60, 0.0, None, 1e9, None)
+
+
+def test_the_slowest_stage_limits_but_not_a_disk_that_is_read_once():
+    found = stages(gather=100.0, memory=1.0, disk=50.0, transfer=70.0)
+    assert found.limit == "disk"
+    assert "200 ms for 10 samples" in found.verdict
+    small = replace(found, store_bytes=1000)
+    assert small.limit == "transfer"
+    assert "first pass" in small.verdict
+
+
+def test_a_store_in_memory_has_sizes_too():
+    store = mr.from_arrays({"values": np.zeros((900, 4), np.float32), "name": ["a"]}, offsets=[0, 900], kind="series")
+    assert SampleBytes.of(mr.Windows(store, lookback=6, horizon=2)) == SampleBytes(128.0, 128.0)
+
+
+def test_bench_measures_and_tunes(store, capsys, tmp_path):
+    written = tmp_path / "tuned.toml"
+    arguments = ["bench", str(store), "--batch", "32", "--seconds", "0.2"]
+    assert run([*arguments, "--autotune", "--write", str(written), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["samples_per_s"] == pytest.approx(32 * facts["batches_per_s"])
+    config = load_config(written, ["model.kind=lstm"])
+    assert {"workers": config.data.workers, "depth": config.data.depth} == facts["best"]
+    assert run(arguments) == 0
+    assert "does not wait" in capsys.readouterr().out
+    assert run([*arguments, "--write", str(written)]) == 1
+
+
+def test_processes_are_tried_where_there_are_functions():
+    ways = [setting["processes"] for setting in choices(1000.0, has_functions=True)]
+    assert {*ways} == {False, True}
+    assert all("processes" not in setting for setting in choices(1000.0, has_functions=False))
+    assert {setting["depth"] for setting in choices(1e12, has_functions=False)} == {2}  # more would not fit into memory
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[train]\nbatch = 8\n", "[data]\nlength = 32\nworkers = 1\n[train]\nbatch = 8 # depth = 2\n",
+        "# depth = 9\n[train]\nbatch = 8\n[data]\n  depth=7\nstore = 's'\n", "[data]\ndepth = 1", "title = 'x'",
+    ],
+)  # fmt: skip
+def test_settings_change_two_keys_of_a_file_and_nothing_else(text, tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    before = tomllib.loads(text)
+    write_settings(str(path), {"workers": 3, "depth": 16, "processes": True})
+    assert tomllib.loads(path.read_text()) == {**before, "data": {**before.get("data", {}), "workers": 3, "depth": 16}}
+    assert [line for line in text.splitlines() if "#" in line] == [
+        line for line in path.read_text().splitlines() if "#" in line
+    ]
+
+
+@pytest.mark.parametrize("text", ["data = {length = 3}\n", "[data", "[data]\ninputs = [\n'[data]',\n'depth = 3'\n]\n"])
+def test_a_file_that_cannot_be_changed_so_is_left_alone(text, tmp_path):
+    path = Path(tmp_path / "c.toml")
+    path.write_text(text)
+    try:
+        write_settings(str(path), {"workers": 3, "depth": 16})
+    except mr.ConfigError:
+        assert path.read_text() == text
+    else:
+        before = tomllib.loads(text)
+        assert tomllib.loads(path.read_text()) == {**before, "data": {**before["data"], "workers": 3, "depth": 16}}
