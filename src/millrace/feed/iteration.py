@@ -65,7 +65,8 @@ class Iteration:
     def _start(self, line: Line) -> None:
         """Composes the stages for a line that begins where the loop stands."""
         self._first = self.progress.count  # the stages count from this batch
-        self._foresight = Foresight.of(line) if self._feed.queue is None else None  # workers read the files
+        # With a queue workers read the files; what lies on a device is not read again.
+        self._foresight = Foresight.of(self._composer.reads(line)) if self._feed.queue is None else None
         self._stages = self._composer.compose(line)
         self._place = self._stages.place
 
@@ -150,7 +151,8 @@ class Iteration:
     def report(self) -> Report:
         self._check_process()  # a thread that is not there may have held the ring's lock
         way, make, ahead, place = self._stages
-        counters, behind_s, count = ahead.report(), place.report().behind_s, self.progress.count
+        counters, placed, count = ahead.report(), place.report(), self.progress.count
+        behind_s = placed.behind_s
         made = make.report()
         return Report(
             way, counters.workers, count, self._num_samples or self._samples_before(count),
@@ -161,7 +163,7 @@ class Iteration:
             num_bytes=counters.num_bytes, is_cold=made.is_cold, past_cache=counters.past_cache, behind_s=behind_s,
             deaths=counters.deaths, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
-            choice=self._feed.choice,
+            choice=self._feed.choice, hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes,
         )  # fmt: skip
 
     def _samples_before(self, count: int) -> int:

@@ -17,7 +17,7 @@ class Report:
     near zero, the feed limits the run. ``behind_s`` is not part of it.
     """
 
-    way: str  # "ring", "in line", "numpy", "transform" (threads), "processes", "queue"
+    way: str  # "ring", "in line", "numpy", "transform" (threads), "processes", "queue", "resident" (tier="device")
     workers: int  # threads or processes
     batches: int
     samples: int
@@ -41,6 +41,9 @@ class Report:
     made_here: int | None = None  # with a queue: batches that this process made, since no worker had
     refused: int | None = None  # with a queue: payloads that were not what was asked for
     choice: str | None = None  # what processes="auto" chose, and why
+    hit_rate: float | None = None  # with tier="device": the share of samples whose rows lay on the GPU
+    held_bytes: int | None = None  # of the rows that lie there
+    row_bytes: int | None = None  # of all rows that the view reads
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,6 +90,10 @@ class Report:
             refused = f"; {self.refused} payloads were refused" if self.refused else ""
             lines.append(
                 f"workers made {self.made_by_workers:,} batches, this process made {self.made_here:,}{refused}"
+            )
+        if self.hit_rate is not None:
+            lines.append(
+                f"rows of {self.hit_rate:.1%} of the samples lay on the GPU, which has {self.held_bytes:,} of {self.row_bytes:,} bytes"
             )
         if self.choice:
             lines.append(f"processes='auto': {self.choice}")
