@@ -72,7 +72,10 @@ def check_batches(view: mr.View, **options: Any) -> None:
         host.close(), gpu.close()
         assert host.state_dict() == gpu.state_dict()
         state = (host if turn else gpu).state_dict()
-        host, gpu = mr.Feed(view, device="numpy", **made), mr.Feed(view, device="cuda", tier="device", **made, **options)
+        host, gpu = (
+            mr.Feed(view, device="numpy", **made),
+            mr.Feed(view, device="cuda", tier="device", **made, **options),
+        )
         host.load_state_dict(state), gpu.load_state_dict(state)
 
 
@@ -138,7 +141,9 @@ def main() -> None:
         view = make_store(folder)
         check_batches(view)
         print("W1: the same")
-        found = [bench(view, "LSTM", size, options, wanted, tier="device") for size, wanted in ((512, 0.97), (4096, 0.99))]
+        found = [
+            bench(view, "LSTM", size, options, wanted, tier="device") for size, wanted in ((512, 0.97), (4096, 0.99))
+        ]
         for size in (512, 4096):
             kernels(view, size, 28 if size == 512 else 3)
         parts, options.pairs = [], options.part_pairs

@@ -141,9 +141,6 @@ class SlowGpu:
     def free_memory(self):
         return self.free_bytes
 
-    def note_use(self, memory, stream):
-        """Memory of torch's own, which is never given away here."""
-
     # What the feed asks for. Events and streams belong to a context, which must be the thread's own.
 
     def __enter__(self):
@@ -195,7 +192,7 @@ class SlowGpu:
             self.pool.append((block, ends))
 
     def record_use(self, memory, stream):
-        self.used[memory.data_ptr()].add(stream)
+        self.used.get(memory.data_ptr(), set()).add(stream)  # memory of torch's own is not given away here
 
     def event(self):
         self.check()

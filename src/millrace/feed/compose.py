@@ -89,9 +89,9 @@ class Composer:
     def _residency(self, line: Line) -> Residency:
         """The rows on the device: loaded once for all iterators of the feed."""
         feed = self._feed
-        if feed.residency is None:
-            feed.residency = Residency(line.view, line.order, self._gpu, feed.device_bytes, line.start)
-        return feed.residency
+        found: Residency = feed.residency or Residency(line.view, line.order, self._gpu, feed.device_bytes, line.start)
+        feed.residency = found
+        return found
 
     def _on_device(self, line: Line) -> Stages:
         """The GPU has the rows, and gathers batches itself."""
@@ -103,9 +103,7 @@ class Composer:
                 f"tier='device' cannot make batches of {line.view!r}: it needs the C core, a view that the core knows, no text "
                 "columns, and few enough shards for their maps; take tier='ram'"
             )
-        place = Resident(
-            program, self._gpu, residency, count=line.num_batches, depth=feed.depth, workers=feed.fillers
-        )
+        place = Resident(program, self._gpu, residency, count=line.num_batches, depth=feed.depth, workers=feed.fillers)
         return Stages("resident", ProgramMake(program, slots=1), place.ring, place)
 
     def _in_processes(self, line: Line) -> Stages:

@@ -93,7 +93,8 @@ class Report:
             )
         if self.hit_rate is not None:
             lines.append(
-                f"rows of {self.hit_rate:.1%} of the samples lay on the GPU, which has {self.held_bytes:,} of {self.row_bytes:,} bytes"
+                f"rows of {self.hit_rate:.1%} of the samples lay on the GPU, which holds {self.held_bytes:,} of "
+                f"{self.row_bytes:,} bytes"
             )
         if self.choice:
             lines.append(f"processes='auto': {self.choice}")

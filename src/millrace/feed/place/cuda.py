@@ -79,11 +79,6 @@ class Gpu:
         with self._torch.cuda.stream(self._external(self.home)):
             return self._torch.empty(num_bytes, dtype=self._torch.uint8, device=self.device)
 
-    def note_use(self, memory: Any, stream: int) -> None:
-        """The same for memory that torch allocated by itself, on the loop's stream of then."""
-        if stream != self.home:
-            self.record_use(memory, stream)
-
     def free_memory(self) -> int:
         """What is free, also within what torch keeps."""
         cuda = self._torch.cuda

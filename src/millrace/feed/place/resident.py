@@ -38,7 +38,9 @@ class Resident(DeviceSlots):
         if self._layout.has_ragged:
             self._layout.add_ragged(places, views, memory.memory, torch_dtype)
         for held in self._residency.held:
-            self._gpu.note_use(held.rows, self.stream)
+            if self.stream not in held.streams:
+                held.streams.add(self.stream)
+                self._gpu.record_use(held.rows, self.stream)
         found, missed = self._gather.batches(places, {name: array for name, _, array in views[1]}, count)
         self._num_samples += count * self._size
         self._num_missed += missed
@@ -50,14 +52,17 @@ class Resident(DeviceSlots):
         """The loop has gone to another stream between two batches of a group, which were gathered on the one before."""
         with self._gpu:
             self._gpu.follow(stream, self.stream, self._turn)
+        self._slots[-1][1].use_on(self._gpu, stream)
         for batch in self.ready:
             for value in dict.values(batch):
                 for tensor in (value.values, value.offsets) if isinstance(value, Ragged) else (value,):
-                    self._gpu.note_use(tensor, stream)
+                    self._gpu.record_use(tensor, stream)
         self.stream = stream
 
     def report(self) -> Counters:
         hits = 1.0 - self._num_missed / self._num_samples if self._num_samples else None
-        return super().report()._replace(
-            hit_rate=hits, held_bytes=self._residency.held_bytes, row_bytes=self._residency.num_bytes
+        return (
+            super()
+            .report()
+            ._replace(hit_rate=hits, held_bytes=self._residency.held_bytes, row_bytes=self._residency.num_bytes)
         )

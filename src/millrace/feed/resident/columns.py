@@ -26,7 +26,7 @@ class Extent(NamedTuple):
     axis: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Column:
     """A row column of a store, and how many of its first rows lie on the device."""
 
@@ -49,7 +49,7 @@ class Column:
         return id(shards), tuple(files)
 
 
-@dataclass
+@dataclass(eq=False)
 class Table:
     """The columns that one field reads, that of each leaf of the view: one after the other on the device."""
 
@@ -76,10 +76,16 @@ class Table:
     def num_bytes(self) -> int:
         return sum(column.num_rows * column.row_bytes for column in self.columns)
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(column.num_held * column.row_bytes for column in self.columns)
+
 
 def tables_of(view: View) -> list[Table]:
     """The tables of a view; refuses views whose samples are not runs of rows."""
-    parts, columns, tables = leaves(view), {}, {}
+    parts = leaves(view)
+    columns: dict[Any, Column] = {}
+    tables: dict[tuple[int, ...], Table] = {}
     for leaf in parts:
         _check_leaf(leaf)
     for number, first in enumerate(view.fields):

@@ -40,7 +40,7 @@ class Gatherer:
 
         total, missed = count * self._size, np.zeros(0, bool)
         groups: dict[str, list[Any]] = {}
-        with torch.inference_mode(False), torch.no_grad():  # type: ignore[no-untyped-call]
+        with torch.inference_mode(False), torch.no_grad():
             for k, table in enumerate(self._tables):
                 rows = _Rows(k, table, self._held[k], places, host, total)
                 missed = rows.missed if not len(missed) else missed | rows.missed

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.feed.line import Line
@@ -36,19 +33,19 @@ class Held:
     def __init__(self, gpu: Any, table: Table) -> None:
         self.columns = table.columns  # their tiers stay, and so does the key
         self.rows = _load(gpu, table)
+        self.streams = {gpu.current()}  # that torch's allocator knows to use them
 
-    @classmethod
-    def of(cls, gpu: Any, table: Table) -> Held:
-        key = str(gpu.device), tuple((column.key, column.num_held) for column in table.columns)
-        with _lock:
-            found = _known.get(key)
-            if found is None:
-                found = _known[key] = cls(gpu, table)
-            return found
 
-    @staticmethod
-    def is_there(gpu: Any, table: Table) -> bool:
-        return (str(gpu.device), tuple((column.key, column.num_held) for column in table.columns)) in _known
+def _hold(gpu: Any, tables: list[Table], limit: int | None) -> list[Held]:
+    """The rows of each table, loaded where they are not on the device yet."""
+    keys = [(str(gpu.device), tuple((own.key, own.num_held) for own in table.columns)) for table in tables]
+    with _lock:
+        found = [_known.get(key) for key in keys]
+        _check_room(gpu, sum(t.held_bytes for t, known in zip(tables, found, strict=True) if known is None), limit)
+        for k, table in enumerate(tables):
+            if found[k] is None:
+                found[k] = _known[keys[k]] = Held(gpu, table)
+        return [held for held in found if held is not None]
 
 
 def _load(gpu: Any, table: Table) -> Any:
@@ -57,7 +54,10 @@ def _load(gpu: Any, table: Table) -> Any:
 
     column = table.columns[0]
     bits = getattr(torch, f"int{8 * column.stored.dtype.itemsize}")
-    rows = torch.empty((table.num_held, column.row_items), dtype=bits, device=gpu.device)
+    try:
+        rows = torch.empty((table.num_held, column.row_items), dtype=bits, device=gpu.device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"tier='device': no {table.held_bytes:,} bytes in one piece on the GPU; {ADVICE}") from error
     if not table.num_held:
         return rows
     step = max(1, CHUNK_BYTES // max(column.row_bytes, 1))
@@ -83,12 +83,8 @@ class Residency:
         self.tables = tables_of(view)
         choose_rows(self.tables, limit, view, order, position)
         self.num_bytes = sum(table.num_bytes for table in self.tables)
-        self.held_bytes = sum(
-            column.num_held * column.row_bytes for table in self.tables for column in table.columns
-        )
-        new = [table for table in self.tables if not Held.is_there(gpu, table)]
-        _check_room(gpu, sum(c.num_held * c.row_bytes for table in new for c in table.columns), limit)
-        self.held = [Held.of(gpu, table) for table in self.tables]
+        self.held_bytes = sum(table.held_bytes for table in self.tables)
+        self.held = _hold(gpu, self.tables, limit)
         self.twin = twin_of(view, self.tables)
 
     def line(self, line: Line) -> Line:

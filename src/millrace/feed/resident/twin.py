@@ -62,7 +62,5 @@ def _fields(leaf: View, tables: Sequence[Table], number: int) -> tuple[Field, ..
             found.append(Field(length_name(k), name, axis, where, pad=ANY_LENGTH, measure="lengths"))
         if not table.is_whole:
             stored = column.stored
-            found.append(
-                Field(rest_name(k), name, axis, stored.dtype, tuple(stored.shape[1:]), first=column.num_held)
-            )
+            found.append(Field(rest_name(k), name, axis, stored.dtype, tuple(stored.shape[1:]), first=column.num_held))
     return (*found, *(field for field in leaf.fields if field.axis is None or field.measure is not None))
