@@ -15,7 +15,7 @@ from millrace.order.orders import Order
 from millrace.view.compose import Concat, Subset, leaves
 from millrace.view.view import View, source
 
-ADVICE = 'give device_bytes= for a part of the rows, or take tier="ram"'
+ADVICE = "give device_bytes= for a part of the rows, or take tier='ram'"
 
 
 class Extent(NamedTuple):
