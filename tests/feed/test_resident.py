@@ -10,6 +10,8 @@ import torch
 
 import millrace as mr
 from millrace.feed import compose
+from millrace.gather.gather import new_array
+from millrace.gather.reference import Reference
 from millrace.testing import tiny_series, tiny_text
 
 from .slow_gpu import LOOP, SIDE, PromptGpu
@@ -191,6 +193,18 @@ def test_columns_may_be_used_for_training_after_inference_mode():
         next(batches)
     weight = torch.ones(1, requires_grad=True)
     (next(batches).x * weight).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["windows", "records"])
+def test_places_are_the_same_with_and_without_the_core(tmp_path, kind):
+    feed = feeds(VIEWS[kind](tmp_path / "store"))[1]
+    next(iter(feed))
+    twin, samples = feed.residency.twin, np.arange(40)[::-1].copy()
+    spans = {field.axis: twin.spans(samples, field.axis) for field in twin.fields if field.axis is not None}
+    found = twin.located(samples).fill(0, 40)
+    wanted = Reference(twin._sources, twin.fields, spans, samples).fill(0, 40, new_array)
+    assert any(name.startswith("start") for name in found)
+    np.testing.assert_equal(found, wanted)
 
 
 def test_two_feeds_in_threads_load_rows_once(gpu):
