@@ -69,9 +69,12 @@ int core_add_column(PyObject *module);
 /* gather.c: spans -> filled buffers. */
 #define MAX_AXES 16
 #define MAX_FIELDS 64
+#define READS_NOTHING(kind) ((kind) >= LENGTHS)
 
-/* LENGTHS: how many rows the span has, at most `first`; MASK: a byte for each of `length` rows, 1 where the span has it. */
-enum { DENSE, RAGGED, PADDED, RECORD, LENGTHS, MASK };
+/* LENGTHS: how many rows the span has, at most `first`; MASK: a byte for each of `length` rows, 1 where the span has it;
+ * START: the first row of the span, plus `first`. These three read nothing. A RAGGED sample that ends at row `first` of its
+ * column or before has no rows: they are held elsewhere. */
+enum { DENSE, RAGGED, PADDED, RECORD, LENGTHS, MASK, START };
 enum { COPY, FROM_I8, FROM_U8, FROM_I16, FROM_U16, FROM_I32, FROM_U32, FROM_F16, FROM_BF16 };
 enum { FINE, MISSING, OUTSIDE, SHORT, BEYOND, SPACE, PASSED, TOO_LARGE, REFUSED };
 

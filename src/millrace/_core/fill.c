@@ -34,7 +34,7 @@ static void ask_samples(const Task *task, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++)
         for (int f = 0; f < task->gather->num_fields; f++) {
             const Field *field = &task->gather->fields[f];
-            if (field->kind == LENGTHS || field->kind == MASK) continue; /* they read nothing */
+            if (READS_NOTHING(field->kind)) continue;
             if (field->kind == RECORD) {
                 if (task->records[i] < field->column->num_rows) core_ask(field->column, task->records[i], task->records[i] + 1);
                 continue;
@@ -56,7 +56,7 @@ static int waits_for_disk(const Task *task, int64_t i) {
     int waited = 0;
     for (int f = 0; f < task->gather->num_fields; f++) {
         const Field *field = &task->gather->fields[f];
-        if (field->kind == LENGTHS || field->kind == MASK) continue;
+        if (READS_NOTHING(field->kind)) continue;
         const Pieces *pieces = field->kind == RECORD ? NULL : &task->axes[field->axis];
         int64_t p = pieces == NULL || pieces->offsets == NULL ? i : pieces->offsets[i];
         if (pieces != NULL && pieces->offsets != NULL && p == pieces->offsets[i + 1]) continue;

@@ -170,10 +170,16 @@ int core_gather(const Field *field, const Pieces *axes, const int64_t *records, 
     if (field->kind == RECORD)
         return copy_span(field, records[i], (int64_t)((uint64_t)records[i] + 1), to, fetched, problem);
     int64_t copied, skip = field->kind == DENSE ? field->first : 0;
-    if (field->kind == LENGTHS || field->kind == MASK) {
-        int64_t most = field->kind == LENGTHS ? field->first : field->length;
-        if (count_rows(field, &axes[field->axis], i, most, &copied, problem)) return problem->code;
-        if (field->kind == LENGTHS) memcpy(to, &copied, sizeof copied);
+    if (READS_NOTHING(field->kind)) {
+        const Pieces *pieces = &axes[field->axis];
+        int64_t most = field->kind == LENGTHS ? field->first : field->kind == MASK ? field->length : INT64_MAX;
+        if (count_rows(field, pieces, i, most, &copied, problem)) return problem->code;
+        if (field->kind == START) {
+            int64_t piece = pieces->offsets == NULL ? i : pieces->offsets[i], start = 0;
+            if (pieces->offsets == NULL || piece < pieces->offsets[i + 1]) start = pieces->starts[piece];
+            start = (int64_t)((uint64_t)start + (uint64_t)field->first);
+            memcpy(to, &start, sizeof start);
+        } else if (field->kind == LENGTHS) memcpy(to, &copied, sizeof copied);
         else {
             memset(to, 1, (size_t)copied);
             memset(to + copied, 0, (size_t)(most - copied));

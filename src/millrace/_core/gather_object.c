@@ -51,12 +51,12 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
     field->row_items = row_items;
     field->group = group;
     snprintf(field->name, sizeof field->name, "%s", name);
-    int is_plain = field->kind >= DENSE && field->kind <= MASK && field->cast >= COPY && field->cast <= FROM_BF16;
+    int is_plain = field->kind >= DENSE && field->kind <= START && field->cast >= COPY && field->cast <= FROM_BF16;
     is_plain = is_plain && first >= 0 && length >= 0 && first <= INT64_MAX - length;
     is_plain = is_plain && row_items >= 0 && group >= 1 && row_items % group == 0;
     is_plain = is_plain && field->axis >= 0 && field->axis < MAX_AXES && item_bytes >= 1;
     is_plain = is_plain && (field->kind != RECORD || field->axis == 0); /* rows of records are found by no axis */
-    is_plain = is_plain && (field->kind != LENGTHS || length == 1);
+    is_plain = is_plain && ((field->kind != LENGTHS && field->kind != START) || length == 1);
     int64_t row_bytes, out_items = row_items, out_bytes = field->cast == COPY ? item_bytes : field->cast >= FROM_F16 ? 4 : 8;
     field->item_bytes = is_plain ? stored_bytes(field->cast, item_bytes) : 0;
     is_plain = is_plain && !__builtin_mul_overflow(row_items, field->item_bytes, &row_bytes);
@@ -72,7 +72,7 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
         PyErr_Format(PyExc_ValueError, "field %s has rows larger than memory", name);
         return -1;
     }
-    if (field->kind == LENGTHS || field->kind == MASK) field->out_row_bytes = field->kind == LENGTHS ? 8 : 1;
+    if (READS_NOTHING(field->kind)) field->out_row_bytes = field->kind == MASK ? 1 : 8;
     field->is_run = 1;
     for (int64_t k = 1; k < field->num_items; k++) field->is_run &= field->items[k] == field->items[k - 1] + 1;
     field->num_groups = row_items / group;

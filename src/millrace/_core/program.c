@@ -158,7 +158,7 @@ static int measure_ragged(const Program *self, const Work *work, char *memory, i
             int64_t at = field->axis * self->size + i, start = work->starts[at], stop = work->stops[at];
             if (start < 0 || stop < start || stop > field->column->num_rows)
                 return (*problem = (Problem){OUTSIDE, field, start, stop, field->column->num_rows}).code;
-            if (__builtin_add_overflow(rows, stop - start, &rows)) rows = INT64_MAX;
+            if (stop > field->first && __builtin_add_overflow(rows, stop - start, &rows)) rows = INT64_MAX;
         }
         const Field *first = &self->gathers[0]->fields[f];
         int64_t bytes = core_out_bytes(first, 1, rows), *used = &measure->used;

@@ -30,7 +30,9 @@ static int parts_init(Program *self, PyObject *parts) {
 static int share_offsets(const Program *self, int f, int g) {
     if (self->gathers[0]->fields[f].kind != RAGGED || self->gathers[0]->fields[g].kind != RAGGED) return 0;
     for (int k = 0; k < self->num_parts; k++)
-        if (self->gathers[k]->fields[f].axis != self->gathers[k]->fields[g].axis) return 0;
+        if (self->gathers[k]->fields[f].axis != self->gathers[k]->fields[g].axis ||
+            self->gathers[k]->fields[f].first != self->gathers[k]->fields[g].first)
+            return 0;
     return self->places[f] == self->places[g];
 }
 

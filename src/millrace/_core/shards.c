@@ -8,7 +8,7 @@ void core_rows_of(const Program *self, const Field *field, const Work *work, int
         stop = start < field->column->num_rows ? start + 1 : start;
     }
     *first = *last = 0;
-    if (field->kind == LENGTHS || field->kind == MASK) return; /* they read nothing */
+    if (READS_NOTHING(field->kind) || (field->kind == RAGGED && stop <= field->first)) return;
     if (start < 0 || stop < start || stop > field->column->num_rows) return;
     int64_t skip = field->kind == DENSE ? field->first : 0;
     if (skip >= stop - start) return;

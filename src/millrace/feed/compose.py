@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from millrace.errors import ConfigError
 from millrace.feed.ahead.core_ring import CoreRing
 from millrace.feed.ahead.in_line import InLine
 from millrace.feed.ahead.processes import Processes
@@ -13,16 +14,18 @@ from millrace.feed.ahead.threads import Threads
 from millrace.feed.batch import Batch
 from millrace.feed.line import Line
 from millrace.feed.make.compose import compose_make
-from millrace.feed.make.program import Program
+from millrace.feed.make.program import Program, ProgramMake
 from millrace.feed.make.slots import Slots, new_memory
 from millrace.feed.place.cuda import Gpu
 from millrace.feed.place.device import DeviceSlots, group_size
 from millrace.feed.place.host import Host, tensor_converter
 from millrace.feed.place.parcels import ParcelMake, Parcels, parcel_of
+from millrace.feed.place.resident import Resident
 from millrace.feed.processes.choice import choose_way
 from millrace.feed.processes.packing import Layout
 from millrace.feed.remote.link import link_of
 from millrace.feed.remote.record import Record
+from millrace.feed.resident.residency import Residency
 from millrace.feed.stages import Ahead, Fallback, Make, Stages
 from millrace.feed.tier import load_columns
 
@@ -49,6 +52,8 @@ class Composer:
         """The stages for a line; their batch 0 is the first of the line."""
         feed, gpu, depth, count = self._feed, self._gpu, self._feed.depth, line.num_batches
         has_functions = feed.transform is not None or feed.decode is not None
+        if feed.tier == "device":
+            return self._on_device(line)
         if feed.tier == "ram":
             load_columns(line.view)
         if feed.processes == "auto" and has_functions:
@@ -76,6 +81,30 @@ class Composer:
         )
         place = Host(ahead, self._convert) if gpu is None else Parcels(ahead, gpu, depth=depth)
         return Stages("transform" if has_functions else "numpy", make, ahead, place)
+
+    def reads(self, line: Line) -> Line:
+        """The line that says which rows are read from the store."""
+        return line if self._feed.tier != "device" else self._residency(line).line(line)
+
+    def _residency(self, line: Line) -> Residency:
+        """The rows on the device: loaded once for all iterators of the feed."""
+        feed = self._feed
+        found: Residency = feed.residency or Residency(line.view, line.order, self._gpu, feed.device_bytes, line.start)
+        feed.residency = found
+        return found
+
+    def _on_device(self, line: Line) -> Stages:
+        """The GPU has the rows, and gathers batches itself."""
+        feed, residency = self._feed, self._residency(line)
+        group = 1 if "groups" in self._left_out else residency.group_size(line)
+        program = None if "core" in self._left_out else Program.of(residency.line(line), group)
+        if program is None:
+            raise ConfigError(
+                f"tier='device' cannot make batches of {line.view!r}: it needs the C core, a view that the core knows, no text "
+                "columns, and few enough shards for their maps; take tier='ram'"
+            )
+        place = Resident(program, self._gpu, residency, count=line.num_batches, depth=feed.depth, workers=feed.fillers)
+        return Stages("resident", ProgramMake(program, slots=1), place.ring, place)
 
     def _in_processes(self, line: Line) -> Stages:
         """Worker processes make the batches; the loop reads them where the workers wrote them."""

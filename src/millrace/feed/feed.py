@@ -34,6 +34,7 @@ from millrace.meter.verdict import Verdict, judge
 from millrace.native import num_cores
 from millrace.order.orders import MAX_POSITION, Order, Shuffled
 from millrace.ragged import Int64s, as_integer
+from millrace.store.remote.cache import size_of
 from millrace.view.view import View
 
 
@@ -46,7 +47,8 @@ class Feed:
     before the process group. ``rename`` gives columns other names, after the transform. A last batch that is not full
     is padded and marked by ``valid`` (``last="pad"``), left out (``"drop"``) or cut (``"short"``). With ``queue``, workers
     on other machines make the batches of this ``run``; those that do not come in time are made here. ``tier="ram"`` copies
-    the columns of the view into memory first.
+    the columns of the view into memory first. ``tier="device"`` copies their rows into the memory of the GPU, at most
+    ``device_bytes`` of them, and makes the batches there.
 
     ``decode(record, rng)`` gets each sample by itself, then ``transform(batch, rng)`` the whole batch. ``workers`` threads
     run them ahead of the loop, or processes: ``processes=True``, or "auto" to choose by measuring. The batches are the
@@ -81,6 +83,7 @@ class Feed:
         queue: str | None = None,
         max_rows: int | None = None,
         tier: str | None = None,
+        device_bytes: int | str | None = None,
         run: str | os.PathLike[str] | None = None,
     ) -> None:
         check_view(view)
@@ -93,6 +96,8 @@ class Feed:
         self.device, self.transform, self.depth, self.last = str(device), transform, depth, last
         self.rename, self.run = dict(rename or {}), run
         self.decode, self.processes, self.queue, self.tier = decode, processes, queue, tier
+        self.device_bytes = None if device_bytes is None else size_of(device_bytes, "device_bytes")
+        self.residency: Any = None  # with tier="device": the rows on the GPU
         self.uses_processes = bool(processes) and processes != "auto"
         self.choice: str | None = None  # what "auto" chose, and why
         self.rank_option, self._workers = (rank, world), workers
@@ -370,7 +375,7 @@ class Feed:
             "batch": self.batch, "order": self.order, "seed": self.seed, "epochs": self.epochs, "rank": rank, "world": world,
             "device": self.device, "transform": self.transform, "rename": self.rename, "last": self.last,
             "workers": self._workers, "depth": self.depth, "run": self.run, "decode": self.decode,
-            "processes": self.processes, "queue": self.queue, "tier": self.tier,
+            "processes": self.processes, "queue": self.queue, "tier": self.tier, "device_bytes": self.device_bytes,
             "max_rows": None if self.budget is None else self.budget.max_rows,
         }  # fmt: skip
         earliest = self.earliest_pass

@@ -65,7 +65,8 @@ class Iteration:
     def _start(self, line: Line) -> None:
         """Composes the stages for a line that begins where the loop stands."""
         self._first = self.progress.count  # the stages count from this batch
-        self._foresight = Foresight.of(line) if self._feed.queue is None else None  # workers read the files
+        # With a queue workers read the files; what lies on a device is not read again.
+        self._foresight = Foresight.of(self._composer.reads(line)) if self._feed.queue is None else None
         self._stages = self._composer.compose(line)
         self._place = self._stages.place
 
@@ -163,7 +164,7 @@ class Iteration:
             transfer_s=placed.transfer_s,
             deaths=counters.deaths, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
-            choice=self._feed.choice,
+            choice=self._feed.choice, hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes,
         )  # fmt: skip
 
     def _samples_before(self, count: int) -> int:

@@ -78,7 +78,7 @@ def check_options(feed: Feed, workers: int | None) -> None:
     _check_function("decode", "(record, rng)", feed.decode)
     if not any(feed.processes is known or feed.processes == known for known in PROCESSES):
         raise ConfigError(f"processes={feed.processes!r}; expected True, False, 'auto', 'forkserver' or 'spawn'")
-    check_tier(feed.tier, uses_processes=feed.uses_processes)
+    check_tier(feed)
     if feed.uses_processes:
         check_job(feed)
     if feed.queue is not None:

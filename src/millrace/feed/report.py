@@ -17,7 +17,7 @@ class Report:
     near zero, the feed limits the run. ``behind_s`` and ``transfer_s`` are not part of it.
     """
 
-    way: str  # "ring", "in line", "numpy", "transform" (threads), "processes", "queue"
+    way: str  # "ring", "in line", "numpy", "transform" (threads), "processes", "queue", "resident" (tier="device")
     workers: int  # threads or processes
     batches: int
     samples: int
@@ -42,6 +42,9 @@ class Report:
     made_here: int | None = None  # with a queue: batches that this process made, since no worker had
     refused: int | None = None  # with a queue: payloads that were not what was asked for
     choice: str | None = None  # what processes="auto" chose, and why
+    hit_rate: float | None = None  # with tier="device": the share of samples whose rows lay on the GPU
+    held_bytes: int | None = None  # of the rows that lie there
+    row_bytes: int | None = None  # of all rows that the view reads
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,6 +94,11 @@ class Report:
             refused = f"; {self.refused} payloads were refused" if self.refused else ""
             lines.append(
                 f"workers made {self.made_by_workers:,} batches, this process made {self.made_here:,}{refused}"
+            )
+        if self.hit_rate is not None:
+            lines.append(
+                f"rows of {self.hit_rate:.1%} of the samples lay on the GPU, which holds {self.held_bytes:,} of "
+                f"{self.row_bytes:,} bytes"
             )
         if self.choice:
             lines.append(f"processes='auto': {self.choice}")

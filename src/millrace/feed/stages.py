@@ -35,6 +35,9 @@ class Counters(NamedTuple):
     refused: int | None = None  # ahead: payloads of a queue that were not what was asked for
     deaths: int | None = None  # ahead: worker processes that ended, and were replaced
     outgrown: int | None = None  # ahead: batches that did not fit into their shared slot at first
+    hit_rate: float | None = None  # place: the share of samples whose rows lay on the device
+    held_bytes: int | None = None  # place: of the rows that lie there
+    row_bytes: int | None = None  # place: of all rows
     behind_s: float | None = None  # place: the loop waited for a device busy with earlier steps
     transfer_s: float | None = None  # place: the loop waited for copies to a device that had nothing else to do
 

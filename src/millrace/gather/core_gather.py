@@ -20,7 +20,7 @@ THREAD_BYTES = 4 << 20  # another thread for every so many: starting one takes t
 MAX_THREADS = 8
 
 # Numbered as in core.h.
-_DENSE, _RAGGED, _PADDED, _RECORD, _LENGTHS, _MASK = range(6)
+_DENSE, _RAGGED, _PADDED, _RECORD, _LENGTHS, _MASK, _START = range(7)
 _WIDENED = {"i1": 1, "u1": 2, "i2": 3, "u2": 4, "i4": 5, "u4": 6}
 _FROM_F16, _FROM_BF16 = 7, 8
 
@@ -56,6 +56,8 @@ def _describe(field: Field, column: Any, number: int, axes: list[str]) -> tuple[
         kind, first, length = _LENGTHS, length, 1
     elif field.measure == "mask":
         kind = _MASK
+    elif field.measure == "start":
+        kind, length = _START, 1
     items = None if field.items is None else tuple(field.items)
     # Names are only for errors.
     name = repr(field.name)[:60].encode("ascii", "replace").decode()

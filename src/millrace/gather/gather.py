@@ -27,7 +27,8 @@ class Field:
     On an axis with a ``length`` it is dense: rows ``first .. first + length`` of the span. Without, it is ragged:
     the whole span, or padded and cut to ``pad`` rows. Without an axis it is one item of the sample's record.
     ``items`` picks entries of the last axis of a row. ``is_bits`` marks bfloat16, delivered as float32. With a ``measure``
-    no rows are delivered: "lengths" is how many of the ``pad`` rows the span has, "mask" says which.
+    no rows are delivered: "lengths" is how many of the ``pad`` rows the span has, "mask" says which, "start" is its first
+    row plus ``first``. A ragged field with ``first`` leaves out spans that end there or before; only programs know that.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Field:
     @property
     def shape(self) -> tuple[int | None, ...]:
         """Of one sample; None where lengths differ."""
-        if self.axis is None or self.measure == "lengths":
+        if self.axis is None or self.measure in ("lengths", "start"):
             return self.tail
         return (self.length if self.length is not None else self.pad, *self.tail)
 

@@ -76,10 +76,14 @@ class Reference:
         return out
 
     def _measured(self, field: Field, first: int, last: int, allocate: Allocate) -> Array:
-        pad = field.pad or 0
-        lengths = np.minimum(self._spans[field.axis or ""].lengths[first:last], pad)
+        pad, spans = field.pad or 0, self._spans[field.axis or ""]
+        lengths = np.minimum(spans.lengths[first:last], pad)
         out = allocate(field.name, (last - first, *(n or 0 for n in field.shape)), field.dtype)
-        out[...] = lengths if field.measure == "lengths" else np.arange(pad) < lengths[:, None]
+        if field.measure == "start":
+            firsts = slice(first, last) if spans.offsets is None else spans.offsets[first:last]
+            out[...] = spans.starts[firsts] + field.first
+        else:
+            out[...] = lengths if field.measure == "lengths" else np.arange(pad) < lengths[:, None]
         return out
 
     def _ragged(self, field: Field, first: int, last: int, allocate: Allocate) -> Any:

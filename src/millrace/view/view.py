@@ -111,10 +111,14 @@ class View(ABC):
     def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
         """The files that samples are read from: for each field the ``Shards`` that have them, and (shard, file)."""
         for field in self.fields:
+            if field.measure is not None:  # it reads nothing
+                continue
             column = self.store.columns[field.column]
             if field.axis is not None:
                 spans = self.spans(samples, field.axis)
                 starts, stops = spans.starts, spans.stops
+                if field.length is None and field.pad is None:
+                    starts, stops = starts[stops > field.first], stops[stops > field.first]
             else:
                 starts = self.records(samples)
                 starts, stops = column.spans(starts) if field.is_text else (starts, starts + 1)

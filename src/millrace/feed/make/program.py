@@ -81,7 +81,8 @@ class Program:
             if native is None:
                 return None
             natives.append(native)
-        if not _can_map([native.columns[name] for native in natives for name in native.tables]):
+        read = [(native, field.column) for native in natives for field in native.fields if field.measure is None]
+        if not _can_map([native.columns[name] for native, name in dict.fromkeys(read)]):
             return None
         return cls(line, order, plan, natives, group)
 

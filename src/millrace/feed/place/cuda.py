@@ -79,6 +79,12 @@ class Gpu:
         with self._torch.cuda.stream(self._external(self.home)):
             return self._torch.empty(num_bytes, dtype=self._torch.uint8, device=self.device)
 
+    def free_memory(self) -> int:
+        """What is free, also within what torch keeps."""
+        cuda = self._torch.cuda
+        free = cuda.mem_get_info(self.device)[0]
+        return int(free + cuda.memory_reserved(self.device) - cuda.memory_allocated(self.device))
+
     def record_use(self, memory: Any, stream: int) -> None:
         memory.record_stream(self._external(stream))
 

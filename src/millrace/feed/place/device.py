@@ -101,6 +101,8 @@ class PairedMemory(SlotMemory):
 class DeviceSlots:
     """The batches of a program on a device, at least ``depth`` ahead of the loop if it lets them."""
 
+    splits = True  # the columns of a slot are those of its batches, one after the other
+
     def __init__(self, program: Program, gpu: Any, *, count: int | None, depth: int, workers: int | None) -> None:
         self._gpu, self._layout, self._group, self._count = gpu, program.layout, program.group, count
         self._size = program.layout.size // program.group
@@ -110,7 +112,7 @@ class DeviceSlots:
             if self._group == 1
             else max(2, -(-depth // self._group), min(workers or num_cores() - 1, GROUPS_AHEAD))
         )
-        self._memory = PairedMemory(program.layout, ahead + HELD, gpu, self._group)
+        self._memory = PairedMemory(program.layout, ahead + HELD, gpu, self._group if self.splits else 1)
         self.ring = CoreRing(program, count=groups, depth=ahead, workers=workers, memory=self._memory, gpu=gpu)
         self._slots: list[tuple[int, DeviceMemory]] = []  # the loop's, the last one at the end
         self.ready: list[Batch] = []  # of the last slot, the next one at the end
@@ -137,12 +139,17 @@ class DeviceSlots:
                 let_go.append(number)
         self._slots = held
         slot = self._next_slot(stream, let_go)
-        memory, views = on_device[slot], self._memory.views[slot]
+        memory = on_device[slot]
         assert memory is not None
-        assert views is not None
         held.append((slot, memory))
         self.stream = stream
         memory.use_on(self._gpu, stream)
+        self._unpack(slot, memory, count)
+
+    def _unpack(self, slot: int, memory: DeviceMemory, count: int) -> None:
+        """Makes the ``count`` batches of a slot ready."""
+        views = self._memory.views[slot]
+        assert views is not None
         marks, size, total = views[0].tobytes(), self._size, self._layout.size
         for k in reversed(range(count)):
             values = {name: view.data for name, view in memory.columns[k]}  # their storage counts who holds it

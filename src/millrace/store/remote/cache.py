@@ -45,7 +45,7 @@ class NoRoom(Exception):
     """Nothing may be removed for a file that is not needed yet."""
 
 
-def size_of(text: str | int) -> int:
+def size_of(text: str | int, name: str = "cache_size") -> int:
     """Bytes of a size.
 
     >>> size_of("200GB"), size_of("1.5 MiB"), size_of(4096)
@@ -53,7 +53,7 @@ def size_of(text: str | int) -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(text).upper())
     if found is None or (size := int(float(found[1]) * _UNITS.get(found[2], 0))) < 1:
-        raise ConfigError(f"cache_size={text!r}; expected a size such as 200GB or 1.5TiB")
+        raise ConfigError(f"{name}={text!r}; expected a size such as 200GB or 1.5TiB")
     return size
 
 
