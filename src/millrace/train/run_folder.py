@@ -43,6 +43,8 @@ FREE = {
     "data.prepare",
     "data.val_split",
     "data.queue",
+    "data.processes",
+    "data.workers",
 }  # input_changes compares two of them
 SAME_RESULT = {"workers", "stall_s"}  # options of a preparation that do not change its result
 Change = tuple[str, Any, Any]  # a key, its value before, and now

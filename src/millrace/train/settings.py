@@ -48,6 +48,13 @@ class Data:
     queue: str = key(
         "", "A queue such as redis://host/0, through which `millrace worker` makes batches. No password here."
     )
+    transform: str = key(
+        "", "A function(batch, rng) as module:function, for training batches. Its random numbers follow the position."
+    )
+    processes: bool = key(False, "Run `transform` in worker processes. Without it, threads do.")
+    workers: int = key(
+        0, "Threads or processes that make batches, on each rank. 0: by cores and bytes.", least=0, below=4096
+    )
     prepare: dict[str, Any] = key({}, "Options for preparing `input`, e.g. {tokenizer = 'bytes'}.")  # noqa: RUF009 - it is a field
 
 

@@ -10,7 +10,7 @@ from millrace.errors import ConfigError, StageFailed
 from millrace.feed.batch import MARKS, Batch, check_names
 from millrace.feed.line import Line
 from millrace.feed.rng import Rng
-from millrace.feed.stages import Counters, Make
+from millrace.feed.stages import Counters, Make, failures
 
 Transform: TypeAlias = Callable[[Batch, Any], Mapping[str, Any]]
 
@@ -34,7 +34,7 @@ class TransformMake:
         try:
             result = self._transform(given, Rng(self._seed, marks["positions"]))
             _check_result(result, len(marks["positions"]))
-        except Exception as error:
+        except failures(self._note) as error:
             # A share of padding alone holds the first sample of the global batch.
             first = int(marks["positions"][0]) if marks["valid"][0] else self._line.end(batch)
             cause = f"{type(error).__name__}: {error}"

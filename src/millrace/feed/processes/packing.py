@@ -23,6 +23,7 @@ HEAD_BYTES = 256
 HEAD = struct.Struct("<qq")  # a stage of STAGES, and the row that is being decoded
 STAGES = ("gather", "decode", "transform", "packing")
 MAX_TEXT = 1 << 16  # it goes through a socket, as one message
+ITEMS = ("list", "tuple", "text")  # kinds that lie as JSON
 PLAIN = (str, int, float, bool, type(None))  # items of lists that JSON keeps as they are
 
 
@@ -114,6 +115,13 @@ class Layout:
         self._marks_end = HEAD_BYTES + sum(aligned(self.size * dtype.itemsize) for dtype in MARKS.values())
         self._columns = {name: _parts(entry) for name, entry in columns.items()}
 
+    @property
+    def arrays(self) -> dict[str, Part] | None:
+        """Its columns, if each is one array of numbers or text."""
+        plain = {name: part for name, part in self._columns.items() if isinstance(part, Part)}
+        is_plain = len(plain) == len(self._columns) and not any(part.kind in ITEMS for part in plain.values())
+        return plain if is_plain else None
+
     def marks(self, memory: Array) -> Marks:
         """A copy: it may outlive the slot."""
         return Marks(memory[HEAD_BYTES : self._marks_end].tobytes(), self.size, self.size)
@@ -130,7 +138,7 @@ class Layout:
 def _column(memory: Array, part: Any, view: Callable[[Array, Part], Any]) -> Any:
     if isinstance(part, list):
         return Ragged.trusted(*(_column(memory, own, view) for own in part))
-    return _items(memory, part) if part.kind in ("list", "tuple", "text") else view(memory, part)
+    return _items(memory, part) if part.kind in ITEMS else view(memory, part)
 
 
 def _parts(entry: Any) -> Any:

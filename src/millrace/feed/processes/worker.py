@@ -188,8 +188,9 @@ class Wire:
     def __init__(self, pipe: socket.socket, own_bell: int, other_bell: int) -> None:
         self.pipe, self._own_bell, self._other_bell = pipe, own_bell, other_bell
 
-    def send(self, message: bytes) -> None:
-        self.pipe.sendall(message)
+    def send(self, *messages: bytes) -> None:
+        for message in messages:
+            self.pipe.sendall(message)
         os.eventfd_write(self._other_bell, 1)
 
     def receive(self, num_bytes: int) -> bytes | None:
