@@ -47,22 +47,35 @@ class Processes:
             pool.close()
             raise
 
-    def _give(self, batch: int, *, may_delay: bool = False) -> None:
-        """Tickets up to ``depth`` batches from this one. While many batches lie ready they are given in lots, each to one
-        worker: to wake one takes longer than to take a batch.
-        """
-        until, are_many = int(min(batch + self._depth, self._count)), len(self._arrivals) >= self._depth // 2
-        lot = max(1, self._depth // 4) if may_delay and are_many and until < self._count else 1
-        if until - self._given >= lot:
-            self._pool.give(range(self._given, until), together=lot > 1)
+    def _give(self, batch: int) -> None:
+        """A ticket for every batch up to ``depth`` from this one."""
+        until = int(min(batch + self._depth, self._count))
+        if until > self._given:
+            self._pool.give(range(self._given, until))
             self._given = until
+
+    def _give_lots(self, batch: int) -> None:
+        """The same; but as long as half of the batches lie ready, one worker gets all tickets for the other half.
+
+        To wake a worker takes longer than to take a batch, and each one that works takes something from the loop.
+        """
+        half, until = self._depth // 2, batch + self._depth
+        if until < self._count and half > 1:
+            if until - self._given < half and self._arrivals:
+                return
+            if len(self._arrivals) < half:
+                self._receive(wait=False)
+            if len(self._arrivals) >= half:
+                self._pool.give(range(self._given, until), together=True)
+                self._given = until
+        self._give(batch)
 
     def take(self, batch: int, wait: bool = True) -> Any:
         try:
             reply = self._reply(batch, wait)
             if reply is None:
                 return None
-            self._give(batch + 1, may_delay=True)  # before the batch is looked at: a worker is woken while we go on
+            self._give_lots(batch + 1)  # before the batch is looked at: a worker is woken while we go on
             made = None if reply.error is not None else self._unpacked(reply)
             reply.ticket.slot.is_out = False
         except BaseException:
@@ -78,10 +91,7 @@ class Processes:
             if self._is_closed or self._pool.is_closed or batch >= self._count:
                 return None
             self._give(batch)
-            replies = self._pool.receive(wait)
-            for other in replies:
-                self._arrivals[other.ticket.batch] = other
-            if not replies and not wait:
+            if not self._receive(wait) and not wait:
                 return None
         if self._bytes_ahead and reply.num_bytes:
             self._deepen(min(MAX_AHEAD, self._bytes_ahead // reply.num_bytes))
@@ -90,6 +100,12 @@ class Processes:
         self._function_s += reply.function_s
         self._num_ready += 1 + len(self._arrivals)
         return reply
+
+    def _receive(self, wait: bool) -> int:
+        replies = self._pool.receive(wait)
+        for reply in replies:
+            self._arrivals[reply.ticket.batch] = reply
+        return len(replies)
 
     def _deepen(self, depth: int) -> None:
         """Batches turned out to be small: more of them are made ahead from now on."""
