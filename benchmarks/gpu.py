@@ -281,7 +281,9 @@ def bench(
         for name, own in ratios.items()
     ]
     limit = statistics.median(p["limit"] for p in pairs)
-    print(f"  limit {limit:.1f} steps/s; {', '.join(told)}; next() {found['next_us']:.0f} us, in the loop {loop_us:.0f}")
+    print(
+        f"  limit {limit:.1f} steps/s; {', '.join(told)}; next() {found['next_us']:.0f} us, in the loop {loop_us:.0f}"
+    )
     return found
 
 
