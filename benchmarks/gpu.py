@@ -1,12 +1,14 @@
 """The feed on a GPU: steps of a forecaster fed by it, against the same steps on one batch that already lies there.
 
     python -m benchmarks.gpu [--out gpu.json] [--pairs 41] [--seconds 0.4] [--models LSTM] [--batches 512] [--baseline]
+        [--only workers]
 
 W1 windows (see benchmarks/feed.py): an LSTM and a transformer at batch 512 and 4096. Each pair measures the limit and
 the feed one after the other, in turn first, for a short time each: steps of two milliseconds differ by a tenth from one second
 to the next. Some steps before each are not counted, so that what lay ready is gone. The ratio of a pair is the feed's steps/s
 over the limit's. The median is held against 0.97; every pair is reported, and between which the median lies at 95 %.
 A GRU at batch 256 has a transform, in threads and in worker processes; at batch 8,192 its windows are 128 x 12 (50 MB).
+``--only workers`` measures the GRU alone: two minutes instead of twenty.
 ``--baseline`` adds a DataLoader of whole batches with pinned memory.
 "behind" is a run of 600 tiny steps with long kernels and no synchronisation, so that the loop is ahead of the GPU all the
 time, with and without a transform: what next() costs then, and how much pinned memory there is.
@@ -273,12 +275,15 @@ def bench(
         "next_us": cost,
         "report": None if report is None else report.as_dict(),
     }  # fmt: skip
+    loop_us = 0.0 if report is None else 1e6 * report.get_s / report.batches
     told = [
         f"{name} {own['median']:.3f} ({own['between'][0]:.3f} to {own['between'][1]:.3f})"
         for name, own in ratios.items()
     ]
     limit = statistics.median(p["limit"] for p in pairs)
-    print(f"  limit {limit:.1f} steps/s; {', '.join(told)}; next() {found['next_us']:.0f} us")
+    print(
+        f"  limit {limit:.1f} steps/s; {', '.join(told)}; next() {found['next_us']:.0f} us, in the loop {loop_us:.0f}"
+    )
     return found
 
 
@@ -307,6 +312,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=41)
     parser.add_argument("--seconds", type=float, default=0.4, help="per measurement")
     parser.add_argument("--baseline", action="store_true")
+    parser.add_argument("--only", choices=["workers"], help="these cases alone")
     parser.add_argument("--models", nargs="*", default=["LSTM", "transformer"], choices=["LSTM", "transformer"])
     parser.add_argument("--batches", nargs="+", type=int, default=[512, 4096])
     options = parser.parse_args()
@@ -314,11 +320,13 @@ def main() -> None:
     base = "/dev/shm" if Path("/dev/shm").exists() and shutil.disk_usage("/dev/shm").free > 2 << 30 else None
     folder = Path(tempfile.mkdtemp(dir=base, prefix="bench-"))
     try:
-        view = make_store(folder)
-        check(view)
-        check_threads(view)
-        late = [behind(view, size, transform=transform) for size in (512, 4096) for transform in (False, True)]
-        found = [bench(view, model, size, options) for model in options.models for size in options.batches]
+        late, found = [], []
+        if options.only is None:
+            view = make_store(folder)
+            check(view)
+            check_threads(view)
+            late = [behind(view, size, transform=transform) for size in (512, 4096) for transform in (False, True)]
+            found = [bench(view, model, size, options) for model in options.models for size in options.batches]
         found += bench_workers(folder, options)
     finally:
         shutil.rmtree(folder)

@@ -1,6 +1,7 @@
 """What a transform is given, what it may return, what happens when it fails; its randomness follows the position."""
 
 import functools
+import sys
 import threading
 
 import numpy as np
@@ -166,12 +167,25 @@ def test_a_failure_comes_in_its_turn_with_its_position_and_cause(workers):
     assert [batch.positions[0] for batch in feed] == [16, 24]
 
 
-def test_a_transform_that_was_interrupted_is_not_a_failed_stage():
-    def leave(batch, rng):
-        raise SystemExit(3)
+@pytest.mark.parametrize("code", [None, 0, "enough"])
+@pytest.mark.parametrize("which", ["transform", "decode"])
+def test_a_function_that_exits_is_a_failed_stage_and_does_not_end_the_loop(which, code):
+    def leave(given, rng):
+        sys.exit(code)
 
-    with pytest.raises(SystemExit):
-        next(iter(feed_of(leave)))
+    feed = feed_of(**{"transform": None, which: leave})
+    with pytest.raises(mr.StageFailed, match=rf"{which} raised at position \d+ .*SystemExit") as caught:
+        list(feed)
+    assert caught.value.stage == which
+    assert isinstance(caught.value.__cause__, SystemExit)
+
+
+def test_a_transform_that_was_interrupted_is_not_a_failed_stage():
+    def interrupt(batch, rng):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(feed_of(interrupt)))
 
 
 def test_a_share_of_padding_alone_fails_at_the_start_of_its_batch():

@@ -5,6 +5,7 @@ import itertools
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from millrace.feed import compose
@@ -12,7 +13,8 @@ from millrace.feed import compose
 sys.path.insert(0, str(Path(__file__).parents[1] / "feed"))
 
 import tensor_functions
-from slow_gpu import SlowGpu
+import worker_functions
+from slow_gpu import LOOP, SIDE, SlowGpu
 
 
 class StrictGpu(SlowGpu):
@@ -45,6 +47,29 @@ def test_batches_on_a_device_are_those_of_the_host(eager, feed_of, contents, mon
     assert found == expected
     assert gpu.num_copies == len(expected)
     assert gpu.registered == {}  # the end of the pass gave it back
+
+
+def test_a_loop_that_changes_its_stream_within_a_group_reads_what_it_was_given(feed_of, monkeypatch):
+    gpu, read = StrictGpu(), []
+    monkeypatch.setattr(compose, "Gpu", lambda device: gpu)
+    wanted = [batch.x.tolist() for batch in feed_of(worker_functions.same, processes=False, epochs=12)]
+    feed = feed_of(worker_functions.same, device="cuda", epochs=12)
+    sizes = set()
+    for number, batch in enumerate(feed):
+        at, count = batch.x.data_ptr(), batch.x.numel()
+        sizes.add(len(feed.live._place.ready) if feed.live else 0)
+        queue = {LOOP: "loop", SIDE: "side"}[gpu.stream]
+        gpu.queue(queue, lambda at=at, count=count, number=number: read.append((number, numbers(at, count))))
+        if gpu.stream == SIDE:  # at once, whatever the other streams have done
+            gpu.run("side", len(gpu.queues["side"]))
+        gpu.stream = SIDE if number % 3 == 1 else LOOP
+    gpu.run("loop", len(gpu.queues["loop"]))
+    assert max(sizes) > 1  # batches were handed over in groups
+    assert [[[value] for value in found] for _, found in sorted(read)] == wanted
+
+
+def numbers(at, count):
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(at)).tolist()
 
 
 def test_a_pass_left_with_copies_under_way_gives_up_its_memory_after_them(feed_of, monkeypatch):

@@ -440,3 +440,24 @@ def test_a_run_over_several_sources_mixes_them_and_goes_on_with_other_weights(tm
         parse_config({"data": {"sources": [{"store": "web"}]}})
     with pytest.raises(mr.ConfigError, match="list all stores"):
         parse_config({"data": {"store": "web", "sources": [{"store": "web", "weight": 1}]}})
+
+
+def test_a_transform_in_processes_is_resumed_exactly_and_may_go_on_in_threads(tokens, tmp_path):
+    from millrace.train.trainer import train
+
+    def run_of(name, steps, **changes):
+        hidden = {"data__transform": "own_transforms:hide", "optimizer__schedule": "constant", **changes}
+        train(config_of(tokens, train__max_steps=steps, **hidden), tmp_path / name)
+        return losses(tmp_path / name)
+
+    straight = run_of("straight", 8)
+    assert straight != run_of("plain", 8, data__transform="")
+    run_of("stopped", 4, data__processes=True, data__workers=2)
+    assert run_of("stopped", 8, data__processes=True, data__workers=1) == straight
+    assert all(
+        torch.equal(one, weights(tmp_path / "stopped")[name]) for name, one in weights(tmp_path / "straight").items()
+    )
+    with pytest.raises(mr.ConfigError, match=r"data\.transform"):
+        run_of("stopped", 9, data__transform="")
+    with pytest.raises(mr.ConfigError, match=r"data\.processes = true is for data\.transform"):
+        run_of("other", 1, data__transform="", data__processes=True)

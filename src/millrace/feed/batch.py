@@ -20,6 +20,21 @@ class Marks(NamedTuple):
     size: int  # samples of this one
     first: int = 0  # the first of them
 
+    @classmethod
+    def of(cls, batch: Batch) -> Marks:
+        """Those of a batch; a later change of its arrays does not change them."""
+        known = batch.__dict__.get("_marks")
+        if known is not None:
+            return known  # type: ignore[no-any-return]
+        arrays = [np.asarray(getattr(batch, name), dtype) for name, dtype in MARKS.items()]
+        padded = (array.tobytes() + bytes(aligned(array.nbytes) - array.nbytes) for array in arrays)
+        return cls(b"".join(padded), len(arrays[0]), len(arrays[0]))
+
+    @property
+    def positions(self) -> Int64s:
+        """Read-only."""
+        return np.frombuffer(self.memory, np.int64, self.size, self.first * 8)
+
     def arrays(self) -> list[Array]:
         arrays, begin = [], 0
         for dtype in MARKS.values():

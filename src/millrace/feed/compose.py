@@ -17,7 +17,7 @@ from millrace.feed.make.compose import compose_make
 from millrace.feed.make.program import Program, ProgramMake
 from millrace.feed.make.slots import Slots, new_memory
 from millrace.feed.place.cuda import Gpu
-from millrace.feed.place.device import DeviceSlots, group_size
+from millrace.feed.place.device import GROUP_BYTES, MAX_GROUP, DeviceSlots, group_size
 from millrace.feed.place.host import Host, tensor_converter
 from millrace.feed.place.parcels import ParcelMake, Parcels, parcel_of
 from millrace.feed.place.resident import Resident
@@ -112,9 +112,12 @@ class Composer:
         depth = max(feed.depth, feed.workers)  # every worker has a batch to make
         unpack = Layout.batch if gpu is None else partial(parcel_of, device=gpu.device)
         pool = feed.pool_of_workers(depth, gpu)
-        ahead = Processes(pool, line, depth=depth, unpack=unpack, keeps_pool=self._keeps_workers)
+        ahead = Processes(
+            pool, line, depth=depth, unpack=unpack, keeps_pool=self._keeps_workers,
+            bytes_ahead=0 if gpu is None else 2 * GROUP_BYTES,
+        )  # fmt: skip
         make = compose_make(line, feed, None, slots=1)  # it is asked only what it reports
-        place = Host(ahead, self._convert) if gpu is None else Parcels(ahead, gpu, depth=feed.depth)
+        place = Host(ahead, self._convert) if gpu is None else Parcels(ahead, gpu, depth=max(depth, MAX_GROUP))
         return Stages("processes", make, ahead, place)
 
     def _in_queue(self, line: Line) -> Stages:

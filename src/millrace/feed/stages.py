@@ -104,5 +104,12 @@ class Ungrouped(Fallback):
     leave_out = "groups"
 
 
+def failures(note: object) -> tuple[type[BaseException], ...]:
+    """What a user's function may raise that is an error of its batch. In a worker process, which has a ``note``, an exit
+    ends that process, and the pool sees it; in a thread it would end the loop without a word.
+    """
+    return (Exception,) if note is not None else (Exception, SystemExit)
+
+
 def closed_error() -> FeedError:
     return FeedError("the feed was closed while a batch was awaited")

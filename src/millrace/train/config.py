@@ -134,6 +134,8 @@ def _check_values(config: Config, name: str) -> None:
         (kind in ("gpt", "transformer") and model.width % model.heads,
          f"model.width = {model.width} is not a multiple of model.heads = {model.heads}"),
         (model.document_mask and kind in FORECASTERS, f"model.document_mask is for gpt; leave it out for {kind}"),
+        (data.processes and not data.transform,
+         "data.processes = true is for data.transform; name a function, or leave it out: batches without one need no Python"),
         (data.pack and kind in FORECASTERS, f"data.pack is for text; leave it out for {kind}"),
         (train.recompute and kind == "lstm", "train.recompute is for gpt and transformer; leave it out for lstm"),
         (data.sources and (data.store or data.input),

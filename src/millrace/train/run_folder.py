@@ -43,6 +43,7 @@ FREE = {
     "data.prepare",
     "data.val_split",
     "data.queue",
+    "data.processes",
     "data.workers",
     "data.depth",
 }  # input_changes compares two of them

@@ -45,15 +45,19 @@ class Data:
         "Series: what else the model gets: static, static_categorical, categorical, known_future, mask, time. "
         "lstm and transformer always get the mask of a store that has one.",
     )
-    workers: int = key(
-        0,
-        "Threads of the feed. 0: by cores and bytes. `millrace bench --autotune` finds the best.",
-        least=0,
-        below=4097,
-    )
     depth: int = key(4, "Batches that the feed keeps ready.", least=1, below=4097)
     queue: str = key(
         "", "A queue such as redis://host/0, through which `millrace worker` makes batches. No password here."
+    )
+    transform: str = key(
+        "", "A function(batch, rng) as module:function, for training batches. Its random numbers follow the position."
+    )
+    processes: bool = key(False, "Run `transform` in worker processes. Without it, threads do.")
+    workers: int = key(
+        0,
+        "Threads or processes that make batches, on each rank. 0: by cores and bytes. `millrace bench --autotune` finds the best.",
+        least=0,
+        below=4097,
     )
     prepare: dict[str, Any] = key({}, "Options for preparing `input`, e.g. {tokenizer = 'bytes'}.")  # noqa: RUF009 - it is a field
 

@@ -18,6 +18,7 @@ import torch
 
 from millrace.errors import MillraceError
 from millrace.feed.feed import Feed
+from millrace.prepare.functions import load_function
 from millrace.store import platform
 from millrace.train import data, model_state, run_folder
 from millrace.train.checkpoint import Checkpoints, State, name_of
@@ -92,7 +93,8 @@ class Trainer:
             self.feed = Feed(
                 self.view, batch=config.train.batch, seed=config.train.seed, rank=world.rank, world=world.size, run=folder,
                 device=str(world.device), queue=config.data.queue or None,
-                workers=config.data.workers or None, depth=config.data.depth,
+                transform=load_function(config.data.transform or None, "data.transform ="), depth=config.data.depth,
+                workers=config.data.workers or None, processes=config.data.processes,
             )  # fmt: skip
         check_batch_memory(self.feed, world.size)
         seed_step(config.train.seed, 0, 0)  # the same weights on every rank

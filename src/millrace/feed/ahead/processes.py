@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.feed.line import Line
+from millrace.feed.place.device import MAX_GROUP
 from millrace.feed.processes.packing import Layout
 from millrace.feed.processes.pool import Pool
 from millrace.feed.processes.tickets import Reply
 from millrace.feed.stages import Counters
 from millrace.ragged import Array
 
+MAX_AHEAD = 2 * MAX_GROUP  # one group is on its way to the device, and one is made
 MAX_LAYOUTS = 64  # kept: those of ragged batches differ each time
 
 
@@ -20,13 +22,16 @@ class Processes:
     """Batches of a line from a pool of processes, at most ``depth`` ahead of the loop.
 
     ``unpack(layout, memory)`` gives the batch in a slot as the place wants it. With ``keeps_pool`` the processes stay
-    after this line, for the next pass.
+    after this line, for the next pass. A place that takes several small batches at once says how many ``bytes_ahead``
+    it wants: so many more batches are made ahead once the size of one is known, up to ``MAX_AHEAD``.
     """
 
     def __init__(
-        self, pool: Pool, line: Line, *, depth: int, unpack: Callable[[Layout, Array], Any], keeps_pool: bool = False
-    ) -> None:
+        self, pool: Pool, line: Line, *, depth: int, unpack: Callable[[Layout, Array], Any], keeps_pool: bool = False,
+        bytes_ahead: int = 0,
+    ) -> None:  # fmt: skip
         self._pool, self._depth, self._unpack, self._keeps_pool = pool, depth, unpack, keeps_pool
+        self._bytes_ahead = bytes_ahead
         self._count = math.inf if line.num_batches is None else line.num_batches
         self._layouts: dict[bytes, Layout] = {}
         self._arrivals: dict[int, Reply] = {}
@@ -43,16 +48,34 @@ class Processes:
             raise
 
     def _give(self, batch: int) -> None:
-        while self._given < min(batch + self._depth, self._count):
-            self._pool.give(self._given)
-            self._given += 1
+        """A ticket for every batch up to ``depth`` from this one."""
+        until = int(min(batch + self._depth, self._count))
+        if until > self._given:
+            self._pool.give(range(self._given, until))
+            self._given = until
+
+    def _give_lots(self, batch: int) -> None:
+        """The same; but as long as half of the batches lie ready, one worker gets all tickets for the other half.
+
+        To wake a worker takes longer than to take a batch, and each one that works takes something from the loop.
+        """
+        half, until = self._depth // 2, batch + self._depth
+        if until < self._count and half > 1:
+            if until - self._given < half and self._arrivals:
+                return
+            if len(self._arrivals) < half:
+                self._receive(wait=False)
+            if len(self._arrivals) >= half:
+                self._pool.give(range(self._given, until), together=True)
+                self._given = until
+        self._give(batch)
 
     def take(self, batch: int, wait: bool = True) -> Any:
         try:
             reply = self._reply(batch, wait)
             if reply is None:
                 return None
-            self._give(batch + 1)  # before the batch is looked at: a worker is woken while we go on
+            self._give_lots(batch + 1)  # before the batch is looked at: a worker is woken while we go on
             made = None if reply.error is not None else self._unpacked(reply)
             reply.ticket.slot.is_out = False
         except BaseException:
@@ -68,16 +91,28 @@ class Processes:
             if self._is_closed or self._pool.is_closed or batch >= self._count:
                 return None
             self._give(batch)
-            replies = self._pool.receive(wait)
-            for other in replies:
-                self._arrivals[other.ticket.batch] = other
-            if not replies and not wait:
+            if not self._receive(wait) and not wait:
                 return None
+        if self._bytes_ahead and reply.num_bytes:
+            self._deepen(min(MAX_AHEAD, self._bytes_ahead // reply.num_bytes))
         self._taken, self._num_bytes = self._taken + 1, self._num_bytes + reply.num_bytes
         self._make_s, self._rest_s = self._make_s + reply.make_s, self._rest_s + reply.rest_s
         self._function_s += reply.function_s
         self._num_ready += 1 + len(self._arrivals)
         return reply
+
+    def _receive(self, wait: bool) -> int:
+        replies = self._pool.receive(wait)
+        for reply in replies:
+            self._arrivals[reply.ticket.batch] = reply
+        return len(replies)
+
+    def _deepen(self, depth: int) -> None:
+        """Batches turned out to be small: more of them are made ahead from now on."""
+        self._bytes_ahead = 0
+        if depth > self._depth:
+            self._pool.slots.keep += 2 * (depth - self._depth)
+            self._depth = depth
 
     def _unpacked(self, reply: Reply) -> Any:
         layout = self._layouts.get(reply.text)

@@ -130,6 +130,8 @@ def _outcome(shared: _Shared, make: Callable[[int], Any], batch: int, since: flo
 def _end_child(failure: BaseException | None) -> None:
     """Ends a process that the transform forked: it has no other threads, and nobody takes its batches."""
     code, says = 0 if failure is None else 1, ""
+    if failure is not None and isinstance(failure.__cause__, SystemExit):  # in the child it means what it says
+        failure = failure.__cause__
     if isinstance(failure, SystemExit) and (failure.code is None or isinstance(failure.code, int)):
         code = failure.code or 0
     elif isinstance(failure, SystemExit):

@@ -13,7 +13,7 @@ from millrace.feed.batch import MARKS, Batch, check_names
 from millrace.feed.line import Line
 from millrace.feed.make.slots import Slots
 from millrace.feed.rng import RecordRng, Rng
-from millrace.feed.stages import Counters, Make
+from millrace.feed.stages import Counters, Make, failures
 from millrace.ragged import Array, Ragged
 
 Decode: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
@@ -71,7 +71,7 @@ class DecodeMake:
             record = {name: value[row] for name, value in dict.items(given)}
             try:
                 results.append(_checked(self._decode(record, RecordRng(self._seed, int(position)))))
-            except Exception as error:
+            except failures(self._note) as error:
                 raise self._failed(batch, marks, row, error) from error
         try:
             columns = {name: _join(name, [result[name] for result in results]) for name in _names(results)}
@@ -92,12 +92,12 @@ class DecodeMake:
         try:
             with self._slots.take() as slot:
                 columns = _checked(decode.decode_batch(dict(dict.items(given)), rng, slot.array, at))
-        except Exception as error:
+        except failures(self._note) as error:
             raise self._failed(batch, marks, row, error) from error
         check_names(list(columns))
         return Batch(columns, **marks)
 
-    def _failed(self, batch: int, marks: dict[str, Any], row: int, error: Exception) -> StageFailed:
+    def _failed(self, batch: int, marks: dict[str, Any], row: int, error: BaseException) -> StageFailed:
         position, sample = int(marks["positions"][row]), int(marks["samples"][row])
         if position < 0:  # padding repeats the first sample of the global batch
             position = self._line.end(batch)

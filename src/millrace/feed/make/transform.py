@@ -7,10 +7,10 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from millrace.errors import ConfigError, StageFailed
-from millrace.feed.batch import MARKS, Batch, check_names
+from millrace.feed.batch import Batch, Marks, check_names
 from millrace.feed.line import Line
 from millrace.feed.rng import Rng
-from millrace.feed.stages import Counters, Make
+from millrace.feed.stages import Counters, Make, failures
 
 Transform: TypeAlias = Callable[[Batch, Any], Mapping[str, Any]]
 
@@ -28,23 +28,25 @@ class TransformMake:
         given = self._source.make(batch)
         if self._note is not None:
             self._note("transform")
-        # Copies, because the transform may change the marks of the batch it is given.
-        marks = {name: getattr(given, name).copy() for name in MARKS}
+        # A copy, because the transform may change the marks of the batch it is given.
+        marks = Marks.of(given)
         began = perf_counter()
         try:
-            result = self._transform(given, Rng(self._seed, marks["positions"]))
-            _check_result(result, len(marks["positions"]))
-        except Exception as error:
+            result = self._transform(given, Rng(self._seed, marks.positions))
+            _check_result(result, marks.size)
+        except failures(self._note) as error:
             # A share of padding alone holds the first sample of the global batch.
-            first = int(marks["positions"][0]) if marks["valid"][0] else self._line.end(batch)
+            positions, samples, valid = marks.arrays()
+            first = int(positions[0]) if valid[0] else self._line.end(batch)
             cause = f"{type(error).__name__}: {error}"
             raise StageFailed(
-                f"the transform raised at position {first} (samples {marks['samples'][:4]}...): {cause}",
+                f"the transform raised at position {first} (samples {samples[:4]}...): {cause}",
                 stage="transform", position=first,
             ) from error  # fmt: skip
         took_s = perf_counter() - began
         self._function_s += took_s  # no call between read and write: threads take turns by the GIL
-        return Batch(result, **marks)
+        items = dict.items(result) if isinstance(result, dict) else result.items()
+        return Batch({str(name): value for name, value in items}, marks=marks)
 
     @property
     def function_s(self) -> float:

@@ -58,8 +58,14 @@ class DeviceMemory:
         self.streams: set[int] = set()  # that use it since it was last let go
         self._recorded: set[int] = set()  # streams that torch's allocator knows of
         self.columns = [] if layout is None else _columns_of_each(layout, self.memory, group)
+        self.plan: object = None  # by which ``lay_out`` was called
         self._storage, self._count = self.memory.untyped_storage(), torch._C._storage_Use_Count
         self._name = self._storage._cdata
+        self._idle = self._count(self._name)
+
+    def lay_out(self, plan: object, columns: list[tuple[str, Any]]) -> None:
+        """Keeps the columns of one batch, for those after it. Nobody else may hold any now."""
+        self.plan, self.columns = plan, [columns]
         self._idle = self._count(self._name)
 
     def use_on(self, gpu: Any, stream: int) -> None:

@@ -1,6 +1,8 @@
 """Batches on a GPU that a transform or numpy made: packed into one run of pinned memory, for one copy each.
 
-Whoever makes a batch packs it: a thread of the transform, or the loop. The loop's thread queues the copies.
+Whoever makes a batch packs it: a worker, a thread of the transform, or the loop. The loop's thread queues the copies,
+those of several small batches in one go: between two steps its caches hold the code of the model, so the first batch
+takes several times as long as each one after it.
 """
 
 from __future__ import annotations
@@ -8,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from millrace.errors import FeedError
-from millrace.feed.batch import Batch, aligned
+from millrace.feed.batch import MARKS, Batch, aligned, with_marks
 from millrace.feed.make.slots import Slots
-from millrace.feed.place.device import DeviceMemory
+from millrace.feed.place.device import GROUP_BYTES, MAX_GROUP, DeviceMemory
 from millrace.feed.place.host import Convert
 from millrace.feed.processes.packing import Layout, Part, array_view, num_bytes, tensor_dtype
 from millrace.feed.stages import Ahead, Counters, Make, closed_error
 from millrace.ragged import Array, Ragged
 
-AHEAD = 2  # copies queued before they are asked for
 SOON = 0.1  # of the time until a copy is done: copies that follow each other begin so soon
 
 
@@ -46,35 +49,63 @@ class Parcel:
     memory: Array | None  # on the host, until its copy is queued
     address: int
     num_bytes: int
-    marks: Batch  # positions, samples, valid
+    marks: Mapping[str, Any]  # as a batch holds them
     columns: dict[str, Any]
     device: Any
+    is_alike: bool = False  # many parcels have this very dict, of extents alone
 
-    def unpack(self, memory: Any) -> dict[str, Any]:
-        """The columns, in the memory of the device that the parcel was copied to."""
+    def unpack(self, target: DeviceMemory) -> Batch:
+        """The batch, in the memory of the device that it was copied to."""
+        there = self._there(target.memory)
+        if not self.is_alike:
+            columns = {name: v.map(there) if isinstance(v, Ragged) else there(v) for name, v in self.columns.items()}
+        else:
+            if target.plan is not self.columns:
+                target.lay_out(self.columns, [(name, there(extent)) for name, extent in self.columns.items()])
+            columns = {name: view.data for name, view in target.columns[0]}  # their storage counts who holds it
+        return with_marks(columns, self.marks)
 
+    def _there(self, memory: Any) -> Callable[[Any], Any]:
         def there(value: Any) -> Any:
             if isinstance(value, Extent):
                 return value.view(memory)
             return value.to(self.device, non_blocking=True) if hasattr(value, "to") else value
 
-        return {name: v.map(there) if isinstance(v, Ragged) else there(v) for name, v in self.columns.items()}
+        return there
 
 
 def parcel_of(layout: Layout, memory: Array, device: Any) -> Parcel:
     """The parcel that a worker process packed into a slot: the slot is copied to the device as it is."""
-    end = 0
+    marks = {"_marks": layout.marks(memory)}
+    if (alike := _extents_of(layout)) is not None:
+        return Parcel(memory, memory.ctypes.data, alike[1], marks, alike[0], device, is_alike=True)
+    end = 1
 
     def extent(_: Array, part: Part) -> Any:
         nonlocal end
-        dtype, own = tensor_dtype(part.kind, part.dtype), num_bytes(part)
-        if dtype is None:  # text stays on the host
+        found = _extent_of(part)
+        if found is None:  # text stays on the host
             return array_view(memory, part).copy()
-        end = max(end, part.begin + own)
-        return Extent(part.begin, own, dtype, part.shape)
+        end = max(end, found.begin + found.num_bytes)
+        return found
 
     columns = layout.columns(memory, extent)
-    return Parcel(memory, memory.ctypes.data, max(end, 1), Batch(marks=layout.marks(memory)), columns, device)
+    return Parcel(memory, memory.ctypes.data, end, marks, columns, device)
+
+
+def _extent_of(part: Part) -> Extent | None:
+    dtype = tensor_dtype(part.kind, part.dtype)
+    return None if dtype is None else Extent(part.begin, num_bytes(part), dtype, part.shape)
+
+
+@lru_cache(maxsize=64)
+def _extents_of(layout: Layout) -> tuple[dict[str, Any], int] | None:
+    """The columns of all batches that lie like this, and where the last one ends; None if some are not plain numbers."""
+    extents = {name: _extent_of(part) for name, part in (layout.arrays or {}).items()}
+    known = [extent for extent in extents.values() if extent is not None]
+    if layout.arrays is None or len(known) < len(extents):
+        return None
+    return extents, max((extent.begin + extent.num_bytes for extent in known), default=1)
 
 
 class ParcelMake:
@@ -108,7 +139,7 @@ class ParcelMake:
         target = torch.from_numpy(memory)
         for at, tensor in tensors:
             at.view(target).copy_(tensor.detach())
-        marks = Batch(positions=batch.positions, samples=batch.samples, valid=batch.valid)
+        marks = {name: getattr(batch, name) for name in MARKS}
         return Parcel(memory, memory.ctypes.data, end, marks, columns, self._device)
 
     def report(self) -> Counters:
@@ -116,53 +147,86 @@ class ParcelMake:
 
 
 class Parcels:
-    """Batches on a device, copied as parcels ahead of the loop; at most ``depth`` copies at a time."""
+    """Batches on a device, copied as parcels ahead of the loop; at most ``depth`` copies at a time.
+
+    Small batches are copied as a group, while the loop has the group before it.
+    """
 
     def __init__(self, ahead: Ahead[Parcel], gpu: Any, *, depth: int) -> None:
         self._ahead, self._gpu, self._depth = ahead, gpu, depth
-        self.ready: list[Batch] = []  # stays empty
+        self.ready: list[Batch] = []  # their copies were queued a group ago; the next one at the end
         self.stream, self.current = 0, gpu.current
         self._behind_s = self._transfer_s = 0.0
         self._free: list[DeviceMemory] = []  # in the order in which they were let go
-        self._held: list[DeviceMemory] = []  # the loop's
+        self._held: list[DeviceMemory] = []  # the loop's, and those of ``ready`` at the end
         self._most = 0  # bytes of the largest
+        self._group = 1  # batches that are copied in one go
         # Two events per copy. They are used again when the copy is done and the loop's stream waits for it.
         with gpu:
-            self._events = deque((gpu.event(), gpu.event()) for _ in range(depth + AHEAD))
+            self._events = deque((gpu.event(), gpu.event()) for _ in range(depth + MAX_GROUP + 1))
         self._flights: deque[tuple[DeviceMemory, Any, Parcel] | Exception] = deque()  # not handed out yet
         # Events of a copy's end and beginning, and the memory on the host that it needs until then.
         self._landings: deque[tuple[tuple[Any, Any], Array | None]] = deque()
+        self._arrived: Any = None  # the event of the last copy that was handed out
 
     def take(self, batch: int) -> Batch:
-        gpu, flights = self._gpu, self._flights
-        with gpu:
-            self._release()
-            while len(flights) < AHEAD and self._launch(batch + len(flights), wait=not flights):
+        stream = self.current()
+        if not self.ready:
+            self._refill(batch, stream)
+        elif stream != self.stream:
+            self._follow(stream)
+        return self.ready.pop()
+
+    def _refill(self, batch: int, stream: int) -> None:
+        """Queues the copies of the next group, and hands over the one before. So no step waits for its copy."""
+        flights = self._flights
+        with self._gpu:
+            self._release(stream)
+            count = len(flights)
+            while len(flights) < max(2, count + self._group) and self._launch(batch + len(flights), wait=not flights):
                 pass
             if not flights:
                 raise closed_error()
-            flight = flights.popleft()
-            if isinstance(flight, Exception):
-                raise flight
-            target, copy_done, parcel = flight
-            gpu.use(copy_done)
-            self._held.append(target)
-            target.use_on(gpu, gpu.current())
-            marks = parcel.marks
-            values = parcel.unpack(target.memory)
-            return Batch(values, positions=marks.positions, samples=marks.samples, valid=marks.valid)
+            batches = [self._land_in_loop(stream)]
+            while len(batches) < count and not isinstance(flights[0], Exception):
+                batches.append(self._land_in_loop(stream))
+            self._gpu.use(self._arrived)  # copies run in order
+        self.stream, self.ready = stream, batches[::-1]
 
-    def _release(self) -> None:
+    def _land_in_loop(self, stream: int) -> Batch:
+        flight = self._flights.popleft()
+        if isinstance(flight, Exception):
+            raise flight
+        target, self._arrived, parcel = flight
+        self._held.append(target)
+        target.use_on(self._gpu, stream)
+        return parcel.unpack(target)
+
+    def _follow(self, stream: int) -> None:
+        """The loop has gone to another stream between two batches of a group."""
+        with self._gpu:
+            self._gpu.use(self._arrived)
+            for target in self._held[-len(self.ready) :]:
+                target.use_on(self._gpu, stream)
+        self.stream = stream
+
+    def _release(self, stream: int) -> None:
         """Frees device memory that nobody holds."""
-        for memory in [memory for memory in self._held if not memory.is_held]:
-            memory.leave(self._gpu, self._gpu.current())
+        held = []
+        for memory in self._held:
+            if memory.is_held:
+                held.append(memory)
+                continue
+            memory.leave(self._gpu, stream)
             self._gpu.mark(memory.let_go)
-            self._held.remove(memory)
             # At the end: a copy takes the memory let go longest ago, and so waits for no recent step.
             self._free.append(memory)
+        self._held = held
 
     def _launch(self, batch: int, *, wait: bool) -> bool:
         """Queues the copy of the next batch, if there is one; an error waits for its turn."""
+        if self._flights and isinstance(self._flights[-1], Exception):
+            return False
         if len(self._landings) >= self._depth and not self._land(wait):
             return False
         try:
@@ -178,6 +242,7 @@ class Parcels:
         self._landings.append((events, parcel.memory))
         parcel.memory = None
         self._flights.append((target, events[0], parcel))
+        self._group = max(1, min(self._depth, MAX_GROUP, GROUP_BYTES // max(parcel.num_bytes, 1)))
         return True
 
     def _land(self, wait: bool) -> bool:
@@ -231,3 +296,4 @@ class Parcels:
             self._ahead.close()  # after the copies: it may give up the memory that they read
         self._landings.clear()
         self._flights.clear()
+        self.ready.clear()

@@ -23,6 +23,7 @@ HEAD_BYTES = 256
 HEAD = struct.Struct("<qq")  # a stage of STAGES, and the row that is being decoded
 STAGES = ("gather", "decode", "transform", "packing")
 MAX_TEXT = 1 << 16  # it goes through a socket, as one message
+ITEMS = ("list", "tuple", "text")  # kinds that lie as JSON
 PLAIN = (str, int, float, bool, type(None))  # items of lists that JSON keeps as they are
 
 
@@ -35,24 +36,50 @@ class Part(NamedTuple):
     begin: int
 
 
+class Places(NamedTuple):
+    """Where the marks and columns of a batch lie: the same for all batches with the same columns."""
+
+    size: int
+    columns: list[tuple[str, Any, tuple[int, ...]] | None]  # name, dtype and shape; None for what is not a plain array
+    begins: list[int]
+    num_bytes: int
+    text: bytes
+
+
 class Packed:
     """The columns of a batch as arrays with their places: what ``write`` copies into a slot."""
 
-    def __init__(self, batch: Batch) -> None:
-        self._arrays: list[tuple[int, Array]] = []
-        self._end = HEAD_BYTES
-        marks = [np.asarray(getattr(batch, name), dtype) for name, dtype in MARKS.items()]
-        for mark in marks:
-            self._place(mark)
+    def __init__(self, batch: Batch, like: Places | None = None) -> None:
+        """``like`` are the places of another batch, which are also those of this one if its columns are alike."""
+        marks = Marks.of(batch)
+        self._arrays: list[Array] = [np.frombuffer(marks.memory, np.uint8)]
+        plain = [
+            (name, value.dtype, value.shape) if type(value) is np.ndarray and value.dtype != object else None
+            for name, value in dict.items(batch)
+        ]
+        if like is not None and None not in plain and (marks.size, plain) == like[:2]:
+            self.places = like
+            self._arrays += dict.values(batch)
+            return
+        self._begins, self._end = [HEAD_BYTES], HEAD_BYTES + aligned(len(marks.memory))
         columns = {name: self._describe(name, value) for name, value in dict.items(batch)}
-        self.num_bytes = self._end
-        self.text = _text(len(marks[0]), tuple(columns.items()))
-        if len(self.text) > MAX_TEXT:
+        text = _text(marks.size, tuple(columns.items()))
+        if len(text) > MAX_TEXT:
             raise ConfigError(f"{len(columns):,} columns are too many for processes; return fewer, or use threads")
+        self.places = Places(marks.size, plain, self._begins, self._end, text)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.places.num_bytes
+
+    @property
+    def text(self) -> bytes:
+        return self.places.text
 
     def _place(self, array: Array) -> int:
         begin = self._end
-        self._arrays.append((begin, array))
+        self._begins.append(begin)
+        self._arrays.append(array)
         self._end += aligned(array.nbytes)
         return begin
 
@@ -79,9 +106,17 @@ class Packed:
         data = np.frombuffer(json.dumps(items).encode(), np.uint8)
         return Part(kind, str(len(data)), value.shape if is_array else (len(items),), self._place(data))
 
-    def write(self, memory: Array) -> None:
-        for begin, array in self._arrays:
-            np.copyto(np.ndarray(array.shape, array.dtype, memory.data, begin), array)
+    def write(self, memory: Array, targets: dict[bytes, list[Array]] | None = None) -> None:
+        """``targets`` keeps the places in this memory, for batches that lie alike."""
+        known = None if targets is None else targets.get(self.text)
+        if known is None:
+            each = zip(self.places.begins, self._arrays, strict=True)
+            known = [np.ndarray(array.shape, array.dtype, memory.data, begin) for begin, array in each]
+            if targets is not None:
+                targets.clear()
+                targets[self.text] = known
+        for target, array in zip(known, self._arrays, strict=True):
+            np.copyto(target, array)
 
 
 @lru_cache(maxsize=256)
@@ -114,6 +149,13 @@ class Layout:
         self._marks_end = HEAD_BYTES + sum(aligned(self.size * dtype.itemsize) for dtype in MARKS.values())
         self._columns = {name: _parts(entry) for name, entry in columns.items()}
 
+    @property
+    def arrays(self) -> dict[str, Part] | None:
+        """Its columns, if each is one array of numbers or text."""
+        plain = {name: part for name, part in self._columns.items() if isinstance(part, Part)}
+        is_plain = len(plain) == len(self._columns) and not any(part.kind in ITEMS for part in plain.values())
+        return plain if is_plain else None
+
     def marks(self, memory: Array) -> Marks:
         """A copy: it may outlive the slot."""
         return Marks(memory[HEAD_BYTES : self._marks_end].tobytes(), self.size, self.size)
@@ -130,7 +172,7 @@ class Layout:
 def _column(memory: Array, part: Any, view: Callable[[Array, Part], Any]) -> Any:
     if isinstance(part, list):
         return Ragged.trusted(*(_column(memory, own, view) for own in part))
-    return _items(memory, part) if part.kind in ("list", "tuple", "text") else view(memory, part)
+    return _items(memory, part) if part.kind in ITEMS else view(memory, part)
 
 
 def _parts(entry: Any) -> Any:

@@ -101,22 +101,23 @@ class Pool:
             for member in self._members.values():
                 member.send(self._line[2])
 
-    def give(self, batch: int) -> None:
-        """A ticket for a batch of the line, to the worker with the fewest."""
+    def give(self, batches: range, *, together: bool = False) -> None:
+        """Tickets for batches of the line, each to the worker with the fewest; or all of them, which wakes only one."""
         with self._lock:
             if not self.is_closed:
                 assert self._line is not None
-                self._waiting.append(Ticket(self._line[0], batch, self.slots.take()))
-                self._hand_out()
+                self._waiting += [Ticket(self._line[0], batch, self.slots.take()) for batch in batches]
+                self._hand_out(len(batches) if together else 1)
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, at_once: int = 1) -> None:
         while self._waiting:
             member = min(self._members.values(), key=lambda member: len(member.tickets))
-            if len(member.tickets) >= MAX_TICKETS:
+            room = min(MAX_TICKETS - len(member.tickets), at_once, len(self._waiting))
+            if room <= 0:
                 return
-            ticket = self._waiting.popleft()
-            member.tickets.append(ticket)
-            member.send_ticket(ticket)
+            tickets = [self._waiting.popleft() for _ in range(room)]
+            member.tickets += tickets
+            member.send_tickets(*tickets)
 
     def receive(self, wait: bool) -> list[Reply]:
         """What workers have answered; waits a moment if nothing came and ``wait`` says so."""
@@ -222,7 +223,7 @@ class Pool:
         if kind == protocol.TOO_SMALL:
             self.slots.grow(ticket.slot, num_bytes)
             member.tickets.appendleft(ticket)  # it keeps the batch, and packs it as soon as it has room
-            member.send_ticket(ticket)
+            member.send_tickets(ticket)
             return []
         error = rebuild_error(json.loads(text)) if kind == protocol.FAILED else None
         return [Reply(ticket, text, num_bytes, make_s, function_s, rest_s, error)]

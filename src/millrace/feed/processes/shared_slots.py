@@ -52,25 +52,26 @@ class SharedSlots:
 
     def __init__(self, keep: int, gpu: Any = None) -> None:
         self.fd = os.memfd_create("millrace-slots", os.MFD_CLOEXEC)
-        self._keep, self._gpu, self._end = keep, gpu, 0
+        self.keep, self._gpu, self._end = keep, gpu, 0
         self._most = PAGE  # until the size of a batch is known
         self._slots: dict[int, SharedSlot] = {}
         self.num_grown = 0  # batches that did not fit in their slot
 
     def take(self) -> SharedSlot:
         """A slot that nobody holds; a new one where all are held."""
-        idle = [slot for slot in self._slots.values() if slot.is_idle]
-        for slot in idle[self._keep :]:
-            self._free(slot)
-            del self._slots[slot.number]
-        if idle:
-            slot = idle[0]
-        else:
-            number = max(self._slots, default=-1) + 1
-            slot = self._slots[number] = SharedSlot(number)
+        if len(self._slots) > self.keep:
+            for slot in [slot for slot in self._slots.values() if slot.is_idle][self.keep :]:
+                self._free(slot)
+                del self._slots[slot.number]
+        slot = next((slot for slot in self._slots.values() if slot.is_idle), None) or self._new()
         if slot.size < self._most:
             self._allocate(slot, self._most)
         slot.is_out = True
+        return slot
+
+    def _new(self) -> SharedSlot:
+        number = max(self._slots, default=-1) + 1
+        slot = self._slots[number] = SharedSlot(number)
         return slot
 
     def grow(self, slot: SharedSlot, num_bytes: int) -> None:

@@ -57,13 +57,15 @@ class Member:
     def fileno(self) -> int:
         return self.wire.pipe.fileno()
 
-    def send(self, message: bytes) -> None:
+    def send(self, *messages: bytes) -> None:
         with contextlib.suppress(OSError):  # it has died: its socket says so, and its tickets go to others
-            self.wire.send(message)
+            self.wire.send(*messages)
 
-    def send_ticket(self, ticket: Ticket) -> None:
-        slot = ticket.slot
-        self.send(protocol.TICKET.pack(b"T", ticket.line, ticket.batch, slot.number, slot.offset, slot.size))
+    def send_tickets(self, *tickets: Ticket) -> None:
+        self.send(*(
+            protocol.TICKET.pack(b"T", each.line, each.batch, each.slot.number, each.slot.offset, each.slot.size)
+            for each in tickets
+        ))  # fmt: skip
 
     def close(self) -> None:
         self.wire.pipe.close()

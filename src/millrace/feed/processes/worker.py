@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from millrace.errors import ConfigError, describe_error
 from millrace.feed.batch import Batch
@@ -28,7 +28,7 @@ from millrace.feed.make.compose import compose_make
 from millrace.feed.make.program import Program
 from millrace.feed.processes.job import Job, read_job
 from millrace.feed.processes.launch import ENDED, REQUEST
-from millrace.feed.processes.packing import HEAD, STAGES, Packed
+from millrace.feed.processes.packing import HEAD, STAGES, Packed, Places
 from millrace.feed.processes.shared_slots import map_shared
 from millrace.feed.stages import Fallback, Make
 from millrace.ragged import Array
@@ -188,8 +188,9 @@ class Wire:
     def __init__(self, pipe: socket.socket, own_bell: int, other_bell: int) -> None:
         self.pipe, self._own_bell, self._other_bell = pipe, own_bell, other_bell
 
-    def send(self, message: bytes) -> None:
-        self.pipe.sendall(message)
+    def send(self, *messages: bytes) -> None:
+        for message in messages:
+            self.pipe.sendall(message)
         os.eventfd_write(self._other_bell, 1)
 
     def receive(self, num_bytes: int) -> bytes | None:
@@ -202,12 +203,21 @@ class Wire:
         return message
 
 
+class Area(NamedTuple):
+    """A slot as this worker sees it."""
+
+    offset: int
+    memory: Array
+    targets: dict[bytes, list[Array]]  # where the columns of the last batch went
+
+
 class Worker:
     """Makes the batches of its tickets, one after the other."""
 
     def __init__(self, job: Job, wire: Wire, slots_fd: int) -> None:
         self._job, self._wire, self._slots_fd, self._pid = job, wire, slots_fd, os.getpid()
-        self._areas: dict[int, tuple[int, Array]] = {}  # offset and memory of each slot
+        self._areas: dict[int, Area] = {}  # of each slot
+        self._places: Places | None = None  # of the last batch
         self._line = (-1, job.line)
         self._make: Make[Batch] | None = None
         self._has_core = True
@@ -257,16 +267,17 @@ class Worker:
         took_s, function_s = time.perf_counter() - began, max(0.0, self._function_s() - before_s)
         self._wire.send(REPLY.pack(kind, line, batch, slot, num_bytes, took_s, function_s, rest_s) + text)
 
-    def _fill(self, batch: int, area: Array) -> tuple[int, bytes]:
+    def _fill(self, batch: int, area: Area) -> tuple[int, bytes]:
         """Makes a batch and packs it, if it fits: how many bytes it has, and where its columns lie."""
         if self._unpacked is None or self._unpacked[0] != batch:
-            self._head = area.data
+            self._head = area.memory.data
             self._note("gather")
-            self._unpacked = batch, Packed(self._made(batch))
+            self._unpacked = batch, Packed(self._made(batch), self._places)
         packed = self._unpacked[1]
-        if packed.num_bytes <= len(area):
-            packed.write(area)
+        if packed.num_bytes <= len(area.memory):
+            packed.write(area.memory, area.targets)
             self._unpacked = None
+            self._places = packed.places
         return packed.num_bytes, packed.text
 
     def _made(self, batch: int) -> Batch:
@@ -295,11 +306,11 @@ class Worker:
         """Says what is being done, for the case that this process dies of it."""
         HEAD.pack_into(self._head, 0, STAGES.index(stage), row)
 
-    def _area(self, slot: int, offset: int, size: int) -> Array:
+    def _area(self, slot: int, offset: int, size: int) -> Area:
         known = self._areas.get(slot)
-        if known is None or known[0] != offset:
-            known = self._areas[slot] = offset, map_shared(self._slots_fd, offset, size)
-        return known[1]
+        if known is None or known.offset != offset:
+            known = self._areas[slot] = Area(offset, map_shared(self._slots_fd, offset, size), {})
+        return known
 
 
 def check_not_loading() -> None:
