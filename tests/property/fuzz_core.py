@@ -118,20 +118,29 @@ class Fuzz:
         record.give(0, np.arange(10))
         fields = [
             ("dense", 0, 0, 0, 0, self.rng.randrange(2), 2, 1, 1, 8, self.rng.choice((None, (0,)))),
-            ("ragged", 0, 1, 0, 0, 0, 0, 1, 1, 8, None),
+            ("ragged", 0, 1, 0, 0, self.rng.choice((0, 3)), 0, 1, 1, 8, None),
             ("padded", 0, 2, 0, 0, 0, 3, 1, 1, 8, None),
             ("record", 1, 3, 0, 0, 0, 1, 1, 1, 8, None),
             ("lengths", 0, 4, 0, 0, 3, 1, 1, 1, 8, None),
             ("mask", 0, 5, 0, 0, 0, 3, 1, 1, 8, None),
+            ("start", 0, 6, 0, 0, 7, 1, 1, 1, 8, None),
         ]
-        chosen = self.rng.sample(fields, self.rng.randint(1, 6))
+        chosen = self.rng.sample(fields, self.rng.randint(1, 7))
         return self.made(core.Gather, ((column, record), tuple(chosen))), chosen
 
     def fill(self):
         gather, fields = self.gather()
         samples, outs, places = 3, [], []
         for _, _, kind, _, _, _, length, *_ in fields:
-            rows = {0: length * samples, 1: 6, 2: length * samples, 3: samples, 4: samples, 5: length * samples}[kind]
+            rows = {
+                0: length * samples,
+                1: 6,
+                2: length * samples,
+                3: samples,
+                4: samples,
+                5: length * samples,
+                6: samples,
+            }[kind]
             outs.append(np.zeros(rows, bool) if kind == 5 else np.zeros(rows))
             places.append(np.array([0, 2, 4, 6]) if kind == 1 else None)
         offsets = self.rng.choice((None, np.array([0, 1, 2, 3])))
