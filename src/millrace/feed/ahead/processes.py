@@ -31,7 +31,7 @@ class Processes:
         bytes_ahead: int = 0,
     ) -> None:  # fmt: skip
         self._pool, self._depth, self._unpack, self._keeps_pool = pool, depth, unpack, keeps_pool
-        self._bytes_ahead = bytes_ahead
+        self._bytes_ahead, self._in_lots = bytes_ahead, bytes_ahead > 0
         self._count = math.inf if line.num_batches is None else line.num_batches
         self._layouts: dict[bytes, Layout] = {}
         self._arrivals: dict[int, Reply] = {}
@@ -55,12 +55,12 @@ class Processes:
             self._given = until
 
     def _give_lots(self, batch: int) -> None:
-        """The same; but as long as half of the batches lie ready, one worker gets all tickets for the other half.
+        """The same; but beside a GPU, as long as half of the batches lie ready, one worker gets the tickets for the others.
 
         To wake a worker takes longer than to take a batch, and each one that works takes something from the loop.
         """
         half, until = self._depth // 2, batch + self._depth
-        if until < self._count and half > 1:
+        if self._in_lots and until < self._count and half > 1:
             if until - self._given < half and self._arrivals:
                 return
             if len(self._arrivals) < half:
