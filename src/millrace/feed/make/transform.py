@@ -36,7 +36,8 @@ class TransformMake:
             _check_result(result, len(marks["positions"]))
         except Exception as error:
             # A share of padding alone holds the first sample of the global batch.
-            first = int(marks["positions"][0]) if marks["valid"][0] else self._line.end(batch)
+            first = int(marks["positions"][0])
+            first = first if first >= 0 else self._line.end(batch)
             cause = f"{type(error).__name__}: {error}"
             raise StageFailed(
                 f"the transform raised at position {first} (samples {marks['samples'][:4]}...): {cause}",
