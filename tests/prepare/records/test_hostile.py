@@ -285,6 +285,19 @@ def test_damaged_values_name_the_file_before_any_work(prepare, tmp_path, kind):
         prepare(path)
 
 
+def test_a_damaged_page_is_named_with_its_row_group_and_column(prepare, tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": np.arange(600.0), "y": np.arange(600.0), "hits": [[k] for k in range(600)]})
+    pq.write_table(table, path, row_group_size=200, use_dictionary=False, compression="none", write_page_checksum=True)
+    whole, groups = path.read_bytes(), pq.ParquetFile(path).metadata
+    for group, column, name in ((2, 1, "y"), (0, 2, "hits"), (1, 2, "hits")):
+        raw = bytearray(whole)
+        raw[groups.row_group(group).column(column).data_page_offset + 900] ^= 0xFF
+        path.write_bytes(raw)
+        with pytest.raises(mr.SourceError, match=rf"a\.parquet' is not readable Parquet in row group {group}, column '{name}'"):
+            prepare(path)
+
+
 def test_a_file_of_hostile_members_only_is_refused_by_name(prepare, tmp_path):
     path = write_tar(tmp_path / "a.tar", [("../c.txt", b"x")])
     with pytest.raises(mr.SourceError, match=r"a\.tar', sample '../c': member '../c.txt' has a path that leads out"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,8 @@ class Parquet(Format):
             wanted = schema.names if options.columns is None else _asked(schema.names, options.columns)
             schema = plain_media(arrow().schema([schema.field(name) for name in wanted], schema.metadata))
             lists = [field.name for field in schema if "list" in str(field.type)]
-            head = next(file.iter_batches(SAMPLE, columns=lists), None) if pieces and lists else None
+            batches = file.iter_batches(SAMPLE, columns=lists) if pieces and lists else iter(())
+            head = next(_named(batches, file, range(len(groups)), lists, source), None)
             lengths = {} if head is None else free_lengths(head)
         return Outline(outline_columns(schema), pieces, lengths, class_labels(schema))
 
@@ -67,7 +68,7 @@ class Parquet(Format):
             names = top_names(file.schema_arrow.names, reading.wanted)
             rows = max(1, min(CHUNK_BYTES // each, 1 << 20))
             batches = file.iter_batches(rows, row_groups=list(range(start, stop)), columns=names)
-            plain = map(plain_batch, _named(batches, source, start))
+            plain = map(plain_batch, _named(batches, file, range(start, stop), names, source))
             yield from batch_chunks(plain, first, source.path, reading)
 
 
@@ -76,12 +77,27 @@ def _asked(names: list[str], asked: tuple[str, ...]) -> list[str]:
     return [name for name in names if any(own == name or own.startswith(f"{name}.") for own in asked)]
 
 
-def _named(batches: Iterator[Any], source: Source, group: int) -> Iterator[Any]:
-    """Batches, with the file in errors that come while they are read."""
+def _named(
+    batches: Iterator[Any], file: Any, groups: Sequence[int], names: Sequence[str], source: Source
+) -> Iterator[Any]:
+    """Batches, with the file, the row group and the column in errors that come while they are read."""
     try:
         yield from batches
     except (arrow().ArrowException, OSError) as error:
-        raise unreadable(source, f"Parquet in row group {group}", error) from error
+        places = ((group, name) for group in groups for name in names)
+        found = next((place for place in places if _is_damaged(file, *place)), None)
+        where = "" if found is None else f" in row group {found[0]}, column {found[1]!r}"
+        raise unreadable(source, f"Parquet{where}", error) from error
+
+
+def _is_damaged(file: Any, group: int, name: str) -> bool:
+    """Whether a column alone cannot be read; batch by batch, since a page may claim any number of rows."""
+    try:
+        for _ in file.iter_batches(1 << 14, row_groups=[group], columns=[name]):
+            pass
+    except (arrow().ArrowException, OSError):
+        return True
+    return False
 
 
 @contextmanager
