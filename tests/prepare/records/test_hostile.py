@@ -294,7 +294,9 @@ def test_a_damaged_page_is_named_with_its_row_group_and_column(prepare, tmp_path
         raw = bytearray(whole)
         raw[groups.row_group(group).column(column).data_page_offset + 900] ^= 0xFF
         path.write_bytes(raw)
-        with pytest.raises(mr.SourceError, match=rf"a\.parquet' is not readable Parquet in row group {group}, column '{name}'"):
+        with pytest.raises(
+            mr.SourceError, match=rf"a\.parquet' is not readable Parquet in row group {group}, column '{name}'"
+        ):
             prepare(path)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from millrace.errors import MillraceError, SourceError
+from millrace.errors import SourceError
 from millrace.prepare.inflate import max_bytes
 from millrace.prepare.records.formats.arrow_columns import (
     arrow,
+    arrow_errors,
+    asked_schema,
     batch_chunks,
     free_lengths,
     outline_columns,
@@ -52,8 +54,7 @@ class Parquet(Format):
                         source=source.path,
                     )
             pieces = [(k, k + 1, group.total_byte_size) for k, group in enumerate(groups) if group.num_rows]
-            wanted = schema.names if options.columns is None else _asked(schema.names, options.columns)
-            schema = plain_media(arrow().schema([schema.field(name) for name in wanted], schema.metadata))
+            schema = plain_media(asked_schema(schema, options.columns))
             lists = [field.name for field in schema if "list" in str(field.type)]
             batches = file.iter_batches(SAMPLE, columns=lists) if pieces and lists else iter(())
             head = next(_named(batches, file, range(len(groups)), lists, source), None)
@@ -70,11 +71,6 @@ class Parquet(Format):
             batches = file.iter_batches(rows, row_groups=list(range(start, stop)), columns=names)
             plain = map(plain_batch, _named(batches, file, range(start, stop), names, source))
             yield from batch_chunks(plain, first, source.path, reading)
-
-
-def _asked(names: list[str], asked: tuple[str, ...]) -> list[str]:
-    """The columns of the table that were asked for, also by the name of a column within one."""
-    return [name for name in names if any(own == name or own.startswith(f"{name}.") for own in asked)]
 
 
 def _named(
@@ -103,15 +99,10 @@ def _is_damaged(file: Any, group: int, name: str) -> bool:
 @contextmanager
 def _opened(source: Source) -> Iterator[Any]:
     parquet, pyarrow = need("pyarrow.parquet", "table", "Parquet"), arrow()
-    try:
-        native = pyarrow.OSFile(os.fsencode(source.location))
-        file = parquet.ParquetFile(native, page_checksum_verification=True)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(source, "Parquet", error) from error
-    try:
-        with native, file:
-            yield file
-    except MillraceError:
-        raise
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(source, "Parquet", error) from error
+    location = os.fsencode(source.location)
+    with (
+        arrow_errors(source, "Parquet"),
+        pyarrow.OSFile(location) as native,
+        parquet.ParquetFile(native, page_checksum_verification=True) as file,
+    ):
+        yield file
