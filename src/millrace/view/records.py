@@ -85,7 +85,8 @@ class Records(View):
         longest = f"record {int(most.argmax())} is the longest with {int(most.max()):,} rows"
         if self.cut == "refuse":
             raise ConfigError(
-                f"{self.num_cut:,} of {len(self):,} records are longer than pad={self.pad}: {longest}; raise pad, or give cut='allow'"
+                f"{self.num_cut:,} of {len(self):,} records are longer than pad={self.pad}: {longest}; raise pad, or give "
+                "cut='allow'"
             )
         warnings.warn(
             f"Records(pad={self.pad}) cuts {self.num_cut:,} of {len(self):,} records: {longest}; raise pad, or give cut='refuse' "
