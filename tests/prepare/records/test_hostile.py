@@ -303,7 +303,7 @@ def test_a_damaged_page_is_named_with_its_row_group_and_column(prepare, tmp_path
             prepare(path)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "h5", "root", "tree.root", "npz", "tar.gz", "jsonl", "png"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "h5", "root", "npz", "tar.gz", "jsonl", "png"])
 def test_every_format_killed_and_run_again_is_the_same_store(tmp_path, kind):
     (tmp_path / "in").mkdir()
     for k in range(2):
