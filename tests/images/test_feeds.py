@@ -121,3 +121,51 @@ def test_memory_is_used_again(path):
             addresses.add(batch["image"].ctypes.data)
             del batch
     assert len(addresses) <= 2 + 2
+
+
+@ignore_replaced
+@pytest.mark.parametrize("options", [{}, pytest.param({"processes": True}, marks=pytest.mark.needs_core)], ids=str)
+def test_a_skipped_image_is_a_row_that_does_not_count(path, options):
+    """Its position is kept, so that ranks, steps and a resumed run are what they would be without it."""
+    order = mr.Shuffled(12, 3).samples(np.arange(24)).tolist()
+    with feed_of(path, on_error="skip", **options) as feed:
+        batches = list(feed)
+    assert len(batches) == 6
+    assert np.concatenate([batch.positions for batch in batches]).tolist() == list(range(24))
+    skipped = [int(sample) for batch in batches for sample in batch.samples[~batch.valid]]
+    assert skipped == [BROKEN, BROKEN]
+    assert not any(batch["image"][~batch.valid].any() for batch in batches)
+    assert "image_ok" not in batches[0]
+    assert np.concatenate([batch.samples for batch in batches]).tolist() == order
+
+
+@ignore_replaced
+@pytest.mark.parametrize("decode", [
+    {"normalize": "imagenet"},
+    {"crop": "center", "scale": 0.7, "dtype": "uint8", "layout": "hwc"},
+    {"crop": None, "on_error": "skip"},
+], ids=str)  # fmt: skip
+def test_images_decoded_on_a_device_are_those_of_the_feed(path, photos, decode):
+    """The arithmetic of a GPU, here on the CPU, with all pixels of each image and no decoding at a part of the size."""
+    decode = mr.images.decode(**{"size": 80, "on_error": "replace", "library": "simplejpeg", **decode})
+    options = {"batch": 4, "seed": 3, "epochs": 2}
+    view = mr.Records(mr.open_store(path))
+    with mr.Feed(view, decode=decode, **options) as expected, mr.Feed(view, **options) as raw:
+        for theirs, batch in zip(expected, raw, strict=True):
+            ours = mr.augment.decode_on_device(batch, decode, device="cpu", seed=3)
+            assert set(ours) == set(theirs)
+            assert ours["image"].dtype == theirs["image"].dtype
+            assert ours["image"].shape == theirs["image"].shape
+            difference = ours["image"].double() - theirs["image"].double()
+            assert difference.abs().max() <= (1 if decode.dtype == "uint8" else 1e-4)
+            assert ours.valid.tolist() == theirs.valid.tolist()
+            assert ours["label"].tolist() == theirs["label"].tolist()
+
+
+def test_a_corrupt_image_on_a_device_is_named(path):
+    decode = mr.images.decode(size=20)
+    with mr.Feed(mr.Records(mr.open_store(path)), batch=12) as feed:
+        with pytest.raises(mr.SourceError, match=r"'shapes/5.jpg' at position \d+ \(sample 5\) cannot be read"):
+            mr.augment.decode_on_device(next(iter(feed)), decode, device="cpu")
+        with pytest.raises(mr.ConfigError, match="no column 'picture'; it has image"):
+            mr.augment.decode_on_device(next(iter(feed)), mr.images.decode("picture"), device="cpu")

@@ -1,5 +1,6 @@
 """Records against the records that were written: every dtype, several axes, padding, and what is left unread."""
 
+import json
 import warnings
 from itertools import pairwise
 
@@ -263,6 +264,39 @@ def test_cut_records_are_refused_where_asked():
 def test_padding_that_means_nothing_is_refused(options, message):
     with pytest.raises(mr.ConfigError, match=message):
         mr.Records(mr.from_arrays(HITS, OFFSETS), **{"pad": 4, **options})
+
+
+@pytest.mark.filterwarnings("ignore:Records:UserWarning")
+def test_each_axis_may_have_its_own_padding(stores):
+    columns = {
+        name: mr.Column("float32", axis=axis) for name, axis in (("hits", "a"), ("time", "a"), ("p", "b"), ("q", "c"))
+    }
+    lengths = {"a": [5, 0, 3], "b": [1, 4, 0], "c": [2, 2, 2]}
+    made = [{name: np.arange(lengths[own.axis][k]) + 1.0 for name, own in columns.items()} for k in range(3)]
+    store = stores.make(stores.where[0], columns, made)
+    view = mr.Records(store, pad={"b": 2, "a": 4}, mask=True)
+    batch = view[[0, 1, 2]]
+    assert {name: batch[name].shape for name in ("hits", "time", "p")} == {"hits": (3, 4), "time": (3, 4), "p": (3, 2)}
+    assert batch["p"].tolist() == [[1, 0], [1, 2], [0, 0]]
+    assert (batch["lengths"].tolist(), batch["lengths_b"].tolist()) == ([4, 0, 3], [1, 2, 0])
+    assert batch["row_mask_b"].tolist() == [[True, False], [True, True], [False, False]]
+    assert isinstance(batch["q"], mr.Ragged)
+    assert "lengths_c" not in batch
+    assert "2 of 3 records cut to {'a': 4, 'b': 2} rows" in repr(view)
+    assert "; 1 rows never delivered" in repr(mr.Subset(view, [0, 1, 2]))
+    again = mr.from_spec(json.loads(json.dumps(view.spec())), store)
+    assert (again.spec(), again.fields) == (view.spec(), view.fields)
+    with mr.Feed(view, batch=3, epochs=1, device="numpy", order=mr.Sequential(3)) as feed:
+        (found,) = feed
+    assert list(found) == list(batch)
+    assert all(found[name].tolist() == batch[name].tolist() for name in found if name != "q")
+    for pad, said in (
+        ({"d": 3}, "pad= names the axis 'd'; expected one of a, b, c"),
+        ({}, "pads nothing"),
+        ({"a": 0}, "pad=0"),
+    ):
+        with pytest.raises(mr.ConfigError, match=said):
+            mr.Records(store, pad=pad)
 
 
 @pytest.mark.parametrize("name", ["lengths", "row_mask"])

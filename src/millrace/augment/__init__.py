@@ -1,5 +1,6 @@
 """Augmentation that follows the position: small steps for ``Feed(transform=...)``, or for a GPU with ``on_device``."""
 
+from millrace.augment.decode import decode_on_device as decode_on_device
 from millrace.augment.images import ColorJitter as ColorJitter
 from millrace.augment.images import Normalize as Normalize
 from millrace.augment.images import RandomCrop as RandomCrop
@@ -31,5 +32,6 @@ __all__ = [
     "Scale",
     "Step",
     "augment_store",
+    "decode_on_device",
     "on_device",
 ]

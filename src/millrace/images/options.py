@@ -41,15 +41,16 @@ def decode(
     its width to height. ``"center"`` takes the centre, ``scale`` of the area of the largest that fits, default 1. None
     takes all. The part is scaled to ``size`` (a side, or height and width), and mirrored with probability ``flip``, by
     default 0.5 for random crops and else 0. float32 is 0 to 1, or ``normalize=(mean, std)``, or ``"imagenet"``; uint8 is
-    0 to 255. ``on_error="replace"`` delivers zeros for an image that cannot be read, and a column ``image_ok`` that says so.
-    ``exif`` turns images upright as their cameras say. ``library`` is "simplejpeg" or "pillow".
+    0 to 255. ``on_error="replace"`` delivers zeros for an image that cannot be read, and a column ``image_ok`` that says so;
+    "skip" delivers zeros in a row that is no longer ``valid``, as padding. ``exif`` turns images upright as their cameras
+    say. ``library`` is "simplejpeg", "torchvision" or "pillow".
 
     >>> decode(size=64, crop="center", dtype="uint8", library="pillow").shape
     (3, 64, 64)
     """
     for name, value, known in (
         ("crop", crop, ("random", "center", None)), ("dtype", dtype, ("float32", "uint8")), ("layout", layout, ("chw", "hwc")),
-        ("on_error", on_error, ("stop", "replace")), ("library", library, ("auto", *LIBRARIES)),
+        ("on_error", on_error, ("stop", "skip", "replace")), ("library", library, ("auto", *LIBRARIES)),
     ):  # fmt: skip
         if value not in known:
             raise ConfigError(f"{name}={value!r}; expected one of {', '.join(map(str, known))}")

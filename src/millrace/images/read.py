@@ -1,6 +1,6 @@
-"""Compressed images as RGB pixels, by simplejpeg or Pillow, which decode without the GIL.
+"""Compressed images as RGB pixels, by simplejpeg, torchvision or Pillow, which decode without the GIL.
 
-Pillow reads what simplejpeg does not: PNG, WebP, GIF (the first frame), BMP, TIFF, and JPEG in CMYK or with flaws. Grey
+Pillow reads what the others do not: PNG, WebP, GIF (the first frame), BMP, TIFF, and JPEG in CMYK or with flaws. Grey
 becomes three equal channels, 16 bits become 8, transparency is left out.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from millrace.errors import ConfigError, MillraceError
 from millrace.ragged import Array
 
-LIBRARIES = {"simplejpeg": "simplejpeg", "pillow": "PIL.Image"}  # the fastest first, and their modules
+LIBRARIES = {"simplejpeg": "simplejpeg", "torchvision": "torchvision.io", "pillow": "PIL.Image"}  # the fastest first
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # Pillow knows some that start programs
 KEPT_BYTES = 64 << 20  # of a thread's memory for pixels
 ORIENTATION = 0x0112  # the tag in EXIF
@@ -34,6 +34,8 @@ class Image(Protocol):
 
     height: int
     width: int
+    turn: int  # the orientation in its EXIF, 1 if it stands upright
+    is_plain: bool  # a JPEG of usual colours, which any decoder of JPEG reads
 
     def pixels(self, shrink: int) -> Array:
         """(H, W, 3) uint8, about 1/``shrink`` of the size if the format can do that. Valid until the thread reads another."""
@@ -42,8 +44,11 @@ class Image(Protocol):
 @cache
 def module_of(library: str) -> Any:
     try:
-        return importlib.import_module(LIBRARIES[library])
-    except ImportError as error:
+        found = importlib.import_module(LIBRARIES[library])
+        if library == "torchvision":  # it may be there without its images, or for another torch
+            importlib.import_module("torch").ops.image.decode_jpeg  # noqa: B018
+        return found
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"images need {library}, which is not installed; pip install 'millrace[images]'") from error
 
 
@@ -65,11 +70,13 @@ def read_header(data: Array, library: str, exif: bool) -> Image:
         # What it refuses may have flaws that do no harm: Pillow says.
         with contextlib.suppress(ValueError):
             return Jpeg(data, exif)
-    return ByPillow(data, exif)
+    return (ByTorchvision if library == "torchvision" else ByPillow)(data, exif)
 
 
 class Pixels:
     """An image that is pixels already."""
+
+    turn, is_plain = 1, False
 
     def __init__(self, pixels: Array) -> None:
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
@@ -90,8 +97,8 @@ class Jpeg:
         self._height, self._width, space, _ = self._library.decode_jpeg_header(data)
         if space not in ("YCbCr", "RGB", "Gray"):
             raise ValueError(f"a JPEG in {space}")
-        self._turn = _orientation(data.data) if exif else 1
-        self.height, self.width = (self._height, self._width)[:: -1 if self._turn > 4 else 1]
+        self.turn, self.is_plain = _orientation(data.data) if exif else 1, space != "RGB"
+        self.height, self.width = (self._height, self._width)[:: -1 if self.turn > 4 else 1]
 
     def pixels(self, shrink: int) -> Array:
         height, width = -(-self._height // shrink), -(-self._width // shrink)
@@ -100,21 +107,24 @@ class Jpeg:
             found = self._library.decode_jpeg(self._data, "RGB", min_height=height, min_width=width, buffer=memory)
         except ValueError:
             return ByPillow(self._data, self._exif).pixels(shrink)
-        return _upright(found, self._turn)
+        return upright(found, self.turn)
 
 
 class ByPillow:
     """An image of any of the formats, by Pillow."""
 
     def __init__(self, data: Array, exif: bool) -> None:
+        self._data = data
         with _pillow_errors():
             self._image = module_of("pillow").open(io.BytesIO(data.tobytes()), formats=FORMATS)
-        self._turn = 1
+        self.turn = 1
         if exif:
             with contextlib.suppress(Exception):  # EXIF that cannot be read says nothing
-                self._turn = int(self._image.getexif().get(ORIENTATION, 1))
+                self.turn = int(self._image.getexif().get(ORIENTATION, 1))
         width, height = self._image.size
-        self.height, self.width = (width, height) if self._turn in (5, 6, 7, 8) else (height, width)
+        self.height, self.width = (width, height) if self.turn in (5, 6, 7, 8) else (height, width)
+        is_usual = self._image.mode in ("RGB", "L") and self._image.info.get("adobe_transform") != 0
+        self.is_plain = self._image.format == "JPEG" and is_usual
 
     def pixels(self, shrink: int) -> Array:
         image = self._image
@@ -125,7 +135,21 @@ class ByPillow:
                 found = np.repeat(np.clip(found, 0, 255).astype(np.uint8)[:, :, None], 3, axis=2)
             else:
                 found = np.asarray(image.convert("RGB"))
-        return _upright(found, self._turn)
+        return upright(found, self.turn)
+
+
+class ByTorchvision(ByPillow):
+    """A JPEG whose pixels torchvision decodes, where all of them are needed; it cannot decode a part of the size."""
+
+    def pixels(self, shrink: int) -> Array:
+        if shrink > 1 or not self.is_plain:
+            return super().pixels(shrink)
+        library, torch = module_of("torchvision"), importlib.import_module("torch")
+        try:
+            found = library.decode_jpeg(torch.from_numpy(np.array(self._data)), library.ImageReadMode.RGB)
+        except RuntimeError:  # Pillow says what is wrong, or reads it in spite of a flaw
+            return super().pixels(shrink)
+        return upright(found.permute(1, 2, 0).numpy(), self.turn)
 
 
 @contextlib.contextmanager
@@ -153,7 +177,7 @@ def _memory(num_bytes: int) -> Array:
     return memory
 
 
-def _upright(pixels: Array, turn: int) -> Array:
+def upright(pixels: Array, turn: int) -> Array:
     """The pixels as EXIF says they are to be seen."""
     if turn in (5, 6, 7, 8):
         pixels = pixels.transpose(1, 0, 2)

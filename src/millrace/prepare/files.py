@@ -38,6 +38,9 @@ class InputFile(msgspec.Struct, frozen=True):
     folders: tuple[str, ...] = ()
 
 
+Describe = Callable[[str, str, os.stat_result], InputFile]  # path, what is expected -> the file
+
+
 class Found(NamedTuple):
     """The files of a call in their order, and notes on what was left out."""
 
@@ -53,7 +56,7 @@ def find_files(
     avoid: Collection[Path] = (),
     given: Mapping[str, InputFile] | None = None,
     exclude: Sequence[str] = (),
-    describe: Callable[[str, str], InputFile] | None = None,
+    describe: Describe | None = None,
 ) -> Found:
     """Every file of the arguments, before any work is done; from folders, those that ``is_known``.
 
@@ -107,7 +110,7 @@ class _Finder:
         expected: str,
         avoid: Collection[Path],
         exclude: Exclude,
-        describe: Callable[[str, str], InputFile],
+        describe: Describe,
     ) -> None:
         self._is_known, self._expected, self._avoid = is_known, expected, set(map(str, avoid))
         self._exclude, self._depth, self._describe = exclude, 0, describe
@@ -154,7 +157,8 @@ class _Finder:
             raise _twice(self._known[name][0], name)
         self._known[identity] = self._known[name] = name, is_named
         folders = self._parts(os.path.dirname(path))[depth:]
-        self.files.append(msgspec.structs.replace(self._describe(path, self._expected), folders=folders))
+        found = self._describe(path, self._expected, status)
+        self.files.append(msgspec.structs.replace(found, folders=folders) if folders else found)
 
     def _expand(self, argument: str) -> list[str]:
         if os.path.isdir(argument):
@@ -191,7 +195,7 @@ class _Finder:
         if not self._is_source(folder, self._real(folder)):
             return
         yield folder
-        for name in _names(folder):
+        for name in (entry.name for entry in _entries(folder)):
             path = os.path.join(folder, name)
             mode = None if name.startswith(".") else self._mode(path)
             if mode is not None and stat.S_ISDIR(mode):
@@ -211,11 +215,12 @@ class _Finder:
 
     def _walk(self, folder: str, place: str) -> Iterator[str]:
         """Files below a folder whose ending is known, by name; ``place`` is its real path."""
-        for name in _names(folder):
+        for entry in _entries(folder):
+            name = entry.name
             if name.startswith("."):
                 continue
             path = os.path.join(folder, name)
-            mode = self._mode(path)
+            mode = self._mode(path) if entry.is_symlink() else _mode_of(entry)
             if mode is None:
                 continue
             if stat.S_ISDIR(mode):
@@ -262,21 +267,30 @@ class _Finder:
         return notes + self._exclude.notes()
 
 
-def _names(folder: str) -> list[str]:
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder, by name. The folder says what most of it is, which saves a call for each file."""
     try:
-        return sorted(os.listdir(folder or "."), key=os.fsencode)
+        with os.scandir(folder or ".") as found:
+            return sorted(found, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise SourceError(f"{folder!r} cannot be read: {error.strerror}", source=printable(folder)) from error
+
+
+def _mode_of(entry: os.DirEntry[str]) -> int:
+    """The kind of what is no link, as ``st_mode`` has it; 0 for pipes, sockets and devices."""
+    if entry.is_file(follow_symlinks=False):
+        return stat.S_IFREG
+    return stat.S_IFDIR if entry.is_dir(follow_symlinks=False) else 0
 
 
 def _twice(first: str, second: str) -> ConfigError:
     return ConfigError(f"a file is given twice: {first!r} and {second!r}; name each once")
 
 
-def describe_file(path: str, expected: str) -> InputFile:
+def describe_file(path: str, expected: str, status: os.stat_result | None = None) -> InputFile:
     """A file with its size, its time and the hash of both its ends."""
     try:
-        status = os.stat(path)
+        status = status or os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{path!r} is not a plain file; give files of {expected}", source=printable(path))
         with open(path, "rb") as file:

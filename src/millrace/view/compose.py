@@ -83,7 +83,7 @@ class Subset(View):
         if len(self) > MOST_COUNTED or len(leaves(self)) > 1 or self.store.cuts is not None:
             return None
         spans = self.spans(np.arange(len(self)))
-        pieces = _delivered(self.fields, spans)
+        pieces = _delivered(self.fields, spans, self.store.layout.primary)
         starts, stops = (np.concatenate(edges) for edges in zip(*pieces, strict=True))
         order = np.argsort(starts, kind="stable")
         starts, stops = starts[order], stops[order]
@@ -211,10 +211,11 @@ class Concat(View):
         return {"view": "concat", "of": [view.spec() for view in self.views]}
 
 
-def _delivered(fields: Sequence[Field], spans: Spans) -> list[tuple[Int64s, Int64s]]:
-    """The pieces of spans that are delivered: rows between lookback and horizon are not."""
+def _delivered(fields: Sequence[Field], spans: Spans, axis: str) -> list[tuple[Int64s, Int64s]]:
+    """The pieces of spans that are delivered of an axis: rows between lookback and horizon are not."""
     dense = {(field.first, field.length) for field in fields if field.axis is not None and field.length is not None}
-    whole = [field.pad for field in fields if field.axis is not None and field.length is None]
+    open_ended = [field for field in fields if field.axis is not None and field.length is None]
+    whole = [field.pad for field in [own for own in open_ended if own.axis == axis] or open_ended]
     if whole and spans.offsets is None and None not in whole:
         return [(spans.starts, spans.starts + np.minimum(spans.lengths, max(pad or 0 for pad in whole)))]
     if whole or spans.offsets is not None or not dense:

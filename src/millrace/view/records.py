@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,8 @@ class Records(View):
 
     ``columns`` picks what is delivered; nothing else is read. ``pad=64`` makes row columns dense, with zeros after the last
     row. ``lengths`` then says how many rows are real (``lengths_<axis>`` for axes after the first), and with ``mask=True``
-    ``row_mask`` says which. Records longer than ``pad`` are cut, counted and warned of; ``cut="refuse"`` is an error instead.
+    ``row_mask`` says which. ``pad={"hits": 64}`` says it for each axis; those not named stay ragged. Records longer than
+    ``pad`` are cut, counted and warned of; ``cut="refuse"`` is an error instead.
 
     >>> from millrace import from_arrays
     >>> store = from_arrays({"hits": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "label": [7, 8]}, offsets=[0, 4, 6])
@@ -41,39 +42,38 @@ class Records(View):
         store: StoreLike,
         *,
         columns: Sequence[str] | None = None,
-        pad: int | None = None,
+        pad: int | Mapping[str, int] | None = None,
         cut: str = "allow",
         mask: bool = False,
     ) -> None:
         check_store(store)
         if store.cuts is not None:
             raise ConfigError(f"split {store.split_name!r} is a split by time, which cuts records; use Windows")
-        pad = None if pad is None else as_integer("pad", pad)
-        if pad is not None and not 1 <= pad <= MAX_PAD:
-            raise ConfigError(f"pad={pad}; expected 1 or more rows")
         if cut not in CUTS:
             raise ConfigError(f"cut={cut!r}; expected one of {', '.join(CUTS)}")
         if pad is None and (mask or cut != "allow"):
             raise ConfigError("mask and cut are about padding; give pad= too")
         if columns is not None and not len(columns):
             raise ConfigError("columns=[] asks for nothing; leave it out for every column")
-        self.store, self.pad, self.cut, self.mask = store, pad, cut, bool(mask)
         names = list(store.layout.columns if columns is None else columns)
         fields = [column_field(store, name) for name in names]
         self._chosen = None if columns is None else names
-        rows = [replace(field, pad=pad) for field in fields if field.axis is not None]
-        measures = [] if pad is None else _measures(rows, store.layout.primary, self.mask)
+        axes = [axis for axis in store.layout.row_axes if any(field.axis == axis for field in fields)]
+        pads, pad = _pads(pad, axes)
+        self.store, self.pad, self.cut, self.mask = store, pad, cut, bool(mask)
+        rows = [replace(field, pad=pads.get(field.axis)) for field in fields if field.axis is not None]
+        measures = _measures([field for field in rows if field.pad is not None], store.layout.primary, self.mask)
         if clash := [field.name for field in measures if field.name in names]:
             raise ConfigError(f"pad={pad} adds {clash[0]!r}, which is also a column; leave that out with columns=")
         self.fields: tuple[Field, ...] = (*rows, *measures, *(field for field in fields if field.axis is None))
         self.num_cut, self._cut_rows = 0, 0
-        if pad is not None:
-            self._count_cut(pad, list(dict.fromkeys(field.axis or "" for field in rows)))
+        if pads:
+            self._count_cut(pads)
 
-    def _count_cut(self, pad: int, axes: list[str]) -> None:
-        """Counts the records with more than ``pad`` rows on some axis, and refuses or warns of them."""
+    def _count_cut(self, pads: Mapping[str, int]) -> None:
+        """Counts the records with more than their ``pad`` rows on some axis, and refuses or warns of them."""
         most, is_cut = np.zeros(len(self), np.int64), np.zeros(len(self), bool)
-        for axis in axes:
+        for axis, pad in pads.items():
             starts, stops = self.store.record_spans(axis)
             lengths = stops - starts
             most, is_cut = np.maximum(most, lengths), is_cut | (lengths > pad)
@@ -85,10 +85,11 @@ class Records(View):
         longest = f"record {int(most.argmax())} is the longest with {int(most.max()):,} rows"
         if self.cut == "refuse":
             raise ConfigError(
-                f"{self.num_cut:,} of {len(self):,} records are longer than pad={pad}: {longest}; raise pad, or give cut='allow'"
+                f"{self.num_cut:,} of {len(self):,} records are longer than pad={self.pad}: {longest}; raise pad, or give "
+                "cut='allow'"
             )
         warnings.warn(
-            f"Records(pad={pad}) cuts {self.num_cut:,} of {len(self):,} records: {longest}; raise pad, or give cut='refuse' "
+            f"Records(pad={self.pad}) cuts {self.num_cut:,} of {len(self):,} records: {longest}; raise pad, or give cut='refuse' "
             "to make this an error",
             UserWarning,
             stacklevel=3,
@@ -128,6 +129,23 @@ class Records(View):
         if not self.num_cut:
             return found
         return f"{found[:-1]}; {self.num_cut:,} of {len(self):,} records cut to {self.pad} rows>"
+
+
+def _pads(pad: Any, axes: list[str]) -> tuple[dict[str, int], int | dict[str, int] | None]:
+    """The rows that each axis is padded to, and ``pad`` as a spec has it."""
+    if pad is None:
+        return {}, None
+    named = pad if isinstance(pad, Mapping) else dict.fromkeys(axes, pad)
+    if unknown := [axis for axis in named if axis not in axes]:
+        raise ConfigError(f"pad= names the axis {unknown[0]!r}; expected one of {', '.join(axes) or 'none'}")
+    if isinstance(pad, Mapping) and not pad:
+        raise ConfigError("pad={} pads nothing; leave it out")
+    found = {axis: as_integer("pad", named[axis]) for axis in axes if axis in named}
+    own = dict(found) if isinstance(pad, Mapping) else as_integer("pad", pad)
+    for rows in (*found.values(), *(() if isinstance(own, dict) else (own,))):
+        if not 1 <= rows <= MAX_PAD:
+            raise ConfigError(f"pad={rows}; expected 1 or more rows")
+    return found, own
 
 
 def _measures(rows: list[Field], primary: str, mask: bool) -> list[Field]:

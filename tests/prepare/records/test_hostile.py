@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import os
+import shutil
+import signal
 import struct
 import tarfile
 import zipfile
@@ -22,6 +24,7 @@ from PIL import Image
 import millrace as mr
 from millrace.prepare import inflate
 from millrace.prepare.records.formats import images, jsonl
+from millrace.testing import Fault, count_steps, run_forked, tree_digest
 
 
 class Kind(NamedTuple):
@@ -283,6 +286,49 @@ def test_damaged_values_name_the_file_before_any_work(prepare, tmp_path, kind):
     path.write_bytes(raw)
     with pytest.raises(mr.SourceError, match=rf"a\.{kind}' is not readable .*; copy it again"):
         prepare(path)
+
+
+def test_a_damaged_page_is_named_with_its_row_group_and_column(prepare, tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": np.arange(600.0), "y": np.arange(600.0), "hits": [[k] for k in range(600)]})
+    pq.write_table(table, path, row_group_size=200, use_dictionary=False, compression="none", write_page_checksum=True)
+    whole, groups = path.read_bytes(), pq.ParquetFile(path).metadata
+    for group, column, name in ((2, 1, "y"), (0, 2, "hits"), (1, 2, "hits")):
+        raw = bytearray(whole)
+        raw[groups.row_group(group).column(column).data_page_offset + 900] ^= 0xFF
+        path.write_bytes(raw)
+        with pytest.raises(
+            mr.SourceError, match=rf"a\.parquet' is not readable Parquet in row group {group}, column '{name}'"
+        ):
+            prepare(path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "h5", "root", "npz", "tar.gz", "jsonl", "png"])
+def test_every_format_killed_and_run_again_is_the_same_store(tmp_path, kind):
+    (tmp_path / "in").mkdir()
+    for k in range(2):
+        path = tmp_path / "in" / f"{k}.{kind}"
+        if kind == "png":
+            Image.new("RGB", (4 + k, 4)).save(path)
+        elif kind == "jsonl":
+            path.write_text('{"x": [1, 2], "s": "a"}\n{"x": [], "s": "b"}\n')
+        else:
+            _write_small(path, kind)
+    out = tmp_path / "out"
+
+    def run():
+        return mr.prepare_records(
+            tmp_path / "in", out, workers=1, part_bytes=40, shard_bytes=8000 if kind == "tree.root" else 60
+        )
+
+    with count_steps() as steps:
+        report = run()
+    whole = tree_digest(out)
+    for at in (len(steps) // 4, len(steps) // 2, len(steps) - 2):
+        shutil.rmtree(out)
+        assert run_forked(run, fault=Fault(at, "kill")) == -signal.SIGKILL
+        assert run().fingerprint == report.fingerprint
+        assert tree_digest(out) == whole
 
 
 def test_a_file_of_hostile_members_only_is_refused_by_name(prepare, tmp_path):

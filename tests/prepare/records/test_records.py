@@ -5,8 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
+from itertools import pairwise
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import millrace as mr
@@ -225,3 +230,42 @@ def test_the_command_prepares_and_others_show_it(tmp_path, lines, capsys):
     assert run(["prepare", "records", "--help"]) == 0
     assert "Example: millrace prepare records" in capsys.readouterr().out
     assert os.path.isdir(out)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "h5", "npz", "iterable"])
+def test_giant_and_empty_records_keep_every_row_in_bounded_memory(prepare, tmp_path, kind):
+    """A record of 3 million rows between empty ones: memory is a few times that record."""
+    values = np.arange(3_000_005, dtype=np.float32)
+    offsets = np.array([0, 0, 3_000_000, 3_000_000, 3_000_005, 3_000_005])
+    runs = [values[a:b] for a, b in pairwise(offsets)]
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
+        pq.write_table(pa.table({"hits": lists}), path, row_group_size=2)
+    elif kind == "h5":
+        with h5py.File(path, "w") as file:
+            file["hits"], file["hits_counts"] = values, np.diff(offsets)
+    elif kind == "npz":
+        path = tmp_path / "in"
+        path.mkdir()
+        for k, run in enumerate(runs):
+            np.savez(path / f"{k}.npz", hits=run)
+    tracemalloc.start()
+    try:
+        store, _ = prepare(({"hits": run} for run in runs) if kind == "iterable" else path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * values.nbytes
+    assert np.array_equal(store.columns["hits"], values)
+    assert store.offsets.tolist() == offsets.tolist()
+    with mr.Feed(mr.Records(store), batch=2, epochs=1, device="numpy", order=mr.Sequential(5)) as feed:
+        batches = list(feed)
+    assert [batch["hits"].lengths[batch.valid].tolist() for batch in batches] == [[0, 3_000_000], [0, 5], [0]]
+    assert np.array_equal(np.concatenate([batch["hits"].values for batch in batches]), values)
+    with pytest.warns(UserWarning, match="cuts 1 of 5 records"):
+        view = mr.Records(store, pad=8)
+    with mr.Feed(view, batch=5, epochs=1, device="numpy", order=mr.Sequential(5)) as feed:
+        (batch,) = feed
+    assert batch["lengths"].tolist() == [0, 8, 0, 5, 0]
+    assert batch["hits"][1].tolist() == list(range(8))

@@ -23,11 +23,17 @@ class BatchDecode(Protocol):
     """A decode that fills the arrays of a whole batch itself, which saves the copy that joins its results."""
 
     def decode_batch(
-        self, records: Mapping[str, Any], rng: Rng, new_array: Callable[..., Array], at: Callable[[int], None]
+        self,
+        records: Mapping[str, Any],
+        rng: Rng,
+        new_array: Callable[..., Array],
+        at: Callable[[int], None],
+        skip: Callable[[int], None],
     ) -> Mapping[str, Any]:
         """The columns of the batch. ``rng`` gives each row the numbers that its record alone would get.
 
         ``new_array(name, shape, dtype)`` is memory of the feed. ``at(row)`` must be called before each record.
+        ``skip(row)`` says that a row counts for nothing: ``valid`` of the batch is then False there.
         """
 
 
@@ -88,10 +94,13 @@ class DecodeMake:
             if self._note is not None:
                 self._note("decode", row)
 
+        def skip(row: int) -> None:
+            marks["valid"][row] = False
+
         rng = Rng.of_records(self._seed, marks["positions"])
         try:
             with self._slots.take() as slot:
-                columns = _checked(decode.decode_batch(dict(dict.items(given)), rng, slot.array, at))
+                columns = _checked(decode.decode_batch(dict(dict.items(given)), rng, slot.array, at, skip))
         except failures(self._note) as error:
             raise self._failed(batch, marks, row, error) from error
         check_names(list(columns))

@@ -36,8 +36,8 @@ class TransformMake:
             _check_result(result, marks.size)
         except failures(self._note) as error:
             # A share of padding alone holds the first sample of the global batch.
-            positions, samples, valid = marks.arrays()
-            first = int(positions[0]) if valid[0] else self._line.end(batch)
+            positions, samples, _ = marks.arrays()
+            first = int(positions[0]) if positions[0] >= 0 else self._line.end(batch)
             cause = f"{type(error).__name__}: {error}"
             raise StageFailed(
                 f"the transform raised at position {first} (samples {samples[:4]}...): {cause}",

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from millrace.errors import ConfigError
-from millrace.prepare.records.formats.format import SAMPLE, Chunk, Reading, need
+from millrace.errors import ConfigError, MillraceError
+from millrace.prepare.records.formats.format import SAMPLE, Chunk, Reading, Source, need, unreadable
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
 
 
 def arrow(what: str = "this format") -> Any:
     return need("pyarrow", "table", what)
+
+
+@contextmanager
+def arrow_errors(source: Source, what: str) -> Iterator[None]:
+    """Names the file in what Arrow raises."""
+    try:
+        yield
+    except MillraceError:
+        raise
+    except (arrow().ArrowException, OSError) as error:
+        raise unreadable(source, what, error) from error
+
+
+def asked_schema(schema: Any, asked: Sequence[str] | None) -> Any:
+    """The columns of a table that were asked for, also by the name of a column within one."""
+    if asked is None:
+        return schema
+    names = [name for name in schema.names if any(own == name or own.startswith(f"{name}.") for own in asked)]
+    return arrow().schema([schema.field(name) for name in names], schema.metadata)
 
 
 def _compute() -> Any:

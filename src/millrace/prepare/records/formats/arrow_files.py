@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from millrace.errors import MillraceError
 from millrace.prepare.records.formats.arrow_columns import (
     arrow,
+    arrow_errors,
+    asked_schema,
     batch_chunks,
     free_lengths,
     outline_columns,
@@ -54,14 +55,7 @@ class ArrowFiles(Format):
             # A stream is read from its start: it is one piece.
             pieces = [(k, k + 1, size) for k in range(count)] if whole else []
             lengths = {} if head is None else free_lengths(head)
-        schema = plain_media(schema)
-        if options.columns is not None:
-            names = [
-                name
-                for name in schema.names
-                if any(own == name or own.startswith(f"{name}.") for own in options.columns)
-            ]
-            schema = arrow().schema([schema.field(name) for name in names], schema.metadata)
+        schema = asked_schema(plain_media(schema), options.columns)
         return Outline(outline_columns(schema), pieces, lengths, class_labels(schema))
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
@@ -88,31 +82,21 @@ def _first(reader: Any, is_file: bool) -> Any:
 
 
 def _named(batches: Iterator[Any], source: Source) -> Iterator[Any]:
-    try:
+    with arrow_errors(source, "Arrow"):
         for batch in batches:
             batch.validate(full=True)  # offsets that point outside would be read
             yield batch
-    except (arrow().ArrowException, OSError) as error:
-        raise unreadable(source, "Arrow", error) from error
 
 
 @contextmanager
 def _opened(source: Source, table: Callable[[Source], Any]) -> Iterator[Any]:
-    pyarrow, ipc = arrow("Arrow"), need("pyarrow.ipc", "table", "Arrow")
-    try:
+    ipc = need("pyarrow.ipc", "table", "Arrow")
+    with arrow_errors(source, "Arrow"):
         native = table(source)
         is_file = native.read(len(MAGIC)) == MAGIC
         native.seek(0)
-        reader = ipc.open_file(native) if is_file else ipc.open_stream(native)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(source, "Arrow", error) from error
-    try:
-        with native, reader:
+        with native, ipc.open_file(native) if is_file else ipc.open_stream(native) as reader:
             yield reader
-    except MillraceError:
-        raise
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(source, "Arrow", error) from error
 
 
 def _saved(folder: str, file: Source) -> set[str] | None:

@@ -42,7 +42,15 @@ def format_of(name: str) -> Format:
 def by_ending(path: str) -> str | None:
     """The format that the name of a file shows."""
     name = path.lower()
-    return next((own for own in FORMATS if name.endswith(format_of(own).endings)), None)
+    for endings, own in _endings():
+        if name.endswith(endings):
+            return own
+    return None
+
+
+@cache
+def _endings() -> list[tuple[tuple[str, ...], str]]:
+    return [(format_of(own).endings, own) for own in FORMATS]
 
 
 def guess(paths: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import ConfigError
 from millrace.prepare.records.formats.arrow_columns import arrow
 from millrace.prepare.records.formats.arrow_files import ArrowFiles
 from millrace.prepare.records.formats.format import SAMPLE, Chunk, Format, Outline, Reading, Source
@@ -19,9 +19,11 @@ from millrace.prepare.records.formats.packed import (
     as_source_error,
     damaged,
     lengths_of,
+    not_in_index,
     packed_chunk,
     read_chunk,
     read_index,
+    reading_index,
     refuse_pickle,
     with_headers,
 )  # fmt: skip
@@ -105,13 +107,11 @@ def _table_bytes(source: Source) -> int:
 def _chunk_form(source: Source, options: RecordOptions) -> tuple[dict[str, Packed], str | None]:
     """How the columns of a chunk are packed and how it is compressed, as its index says."""
     index = read_index(source)
-    try:
+    with reading_index(source):
         config = index["config"]
         known = [os.path.basename(chunk["filename"]) for chunk in index["chunks"]]
         if os.path.basename(source.path) not in known:
-            raise SourceError(
-                f"{source.path!r} is not in the index.json beside it; copy both again", source=source.path
-            )
+            raise not_in_index(source)
         if config.get("encryption"):
             raise ConfigError(f"{source.path!r} is encrypted; write it without encryption")
         if config.get("item_loader", "PyTreeLoader") != "PyTreeLoader":
@@ -132,12 +132,6 @@ def _chunk_form(source: Source, options: RecordOptions) -> tuple[dict[str, Packe
         asked = options.columns
         pairs = zip(names, formats, strict=True)
         packed = {name: _packed(name, kind, source, asked is None or name in asked) for name, kind in pairs}
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise SourceError(
-            f"{source.path!r}: the index.json beside it is damaged: {error!r}", source=source.path
-        ) from error
     is_whole = compression and source.path.endswith(f".{compression}.bin")  # it may be "zstd:4"
     return packed, "batch" if compression and level == "batch" else "zstd" if is_whole else None
 

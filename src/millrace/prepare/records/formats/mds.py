@@ -6,16 +6,18 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import ConfigError
 from millrace.prepare.records.formats.format import SAMPLE, Chunk, Format, Outline, Reading, Source
 from millrace.prepare.records.formats.packed import (
     Packed,
     array_of,
     as_source_error,
     lengths_of,
+    not_in_index,
     packed_chunk,
     read_chunk,
     read_index,
+    reading_index,
     refuse_pickle,
     with_headers,
 )  # fmt: skip
@@ -67,7 +69,7 @@ def _shard(source: Source, options: RecordOptions) -> tuple[dict[str, Packed], s
     """How the columns of a shard are packed, how it is compressed, and its samples, as its index says."""
     name = os.path.basename(source.path)
     for shard in read_index(source).get("shards", ()):
-        try:
+        with reading_index(source):
             files = [shard[key]["basename"] for key in ("raw_data", "zip_data") if shard.get(key)]
             if name not in files or shard.get("format", "mds") != "mds":
                 continue
@@ -85,13 +87,7 @@ def _shard(source: Source, options: RecordOptions) -> tuple[dict[str, Packed], s
                 for own, kind, size in columns
             }
             return packed, codec, int(shard["samples"])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise SourceError(
-                f"{source.path!r}: its entry in index.json is damaged: {error!r}", source=source.path
-            ) from error
-    raise SourceError(f"{source.path!r} is not in the index.json beside it; copy both again", source=source.path)
+    raise not_in_index(source)
 
 
 def _packed(name: str, encoding: str, size: int | None, source: Source, is_asked: bool) -> Packed:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.inflate import InflatedFile
 from millrace.prepare.records.formats.format import Chunk, Source, unreadable
 from millrace.prepare.records.options import RecordOptions
@@ -45,6 +46,23 @@ def read_index(source: Source) -> dict[str, Any]:
         raise SourceError(
             f"{source.path!r}: the index.json beside it cannot be read: {error}; copy it again", source=source.path
         ) from error
+
+
+@contextmanager
+def reading_index(source: Source) -> Iterator[None]:
+    """Names the file where its index is not as it should be."""
+    try:
+        yield
+    except MillraceError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise SourceError(
+            f"{source.path!r}: the index.json beside it is damaged: {error!r}; copy it again", source=source.path
+        ) from error
+
+
+def not_in_index(source: Source) -> SourceError:
+    return SourceError(f"{source.path!r} is not in the index.json beside it; copy both again", source=source.path)
 
 
 def read_chunk(source: Source, compression: str | None, options: RecordOptions, first: int = 0) -> Array:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from millrace.errors import MillraceError, SourceError
+from millrace.errors import SourceError
 from millrace.prepare.inflate import max_bytes
 from millrace.prepare.records.formats.arrow_columns import (
     arrow,
+    arrow_errors,
+    asked_schema,
     batch_chunks,
     free_lengths,
     outline_columns,
@@ -52,10 +54,10 @@ class Parquet(Format):
                         source=source.path,
                     )
             pieces = [(k, k + 1, group.total_byte_size) for k, group in enumerate(groups) if group.num_rows]
-            wanted = schema.names if options.columns is None else _asked(schema.names, options.columns)
-            schema = plain_media(arrow().schema([schema.field(name) for name in wanted], schema.metadata))
+            schema = plain_media(asked_schema(schema, options.columns))
             lists = [field.name for field in schema if "list" in str(field.type)]
-            head = next(file.iter_batches(SAMPLE, columns=lists), None) if pieces and lists else None
+            batches = file.iter_batches(SAMPLE, columns=lists) if pieces and lists else iter(())
+            head = next(_named(batches, file, range(len(groups)), lists, source), None)
             lengths = {} if head is None else free_lengths(head)
         return Outline(outline_columns(schema), pieces, lengths, class_labels(schema))
 
@@ -67,35 +69,40 @@ class Parquet(Format):
             names = top_names(file.schema_arrow.names, reading.wanted)
             rows = max(1, min(CHUNK_BYTES // each, 1 << 20))
             batches = file.iter_batches(rows, row_groups=list(range(start, stop)), columns=names)
-            plain = map(plain_batch, _named(batches, source, start))
+            plain = map(plain_batch, _named(batches, file, range(start, stop), names, source))
             yield from batch_chunks(plain, first, source.path, reading)
 
 
-def _asked(names: list[str], asked: tuple[str, ...]) -> list[str]:
-    """The columns of the table that were asked for, also by the name of a column within one."""
-    return [name for name in names if any(own == name or own.startswith(f"{name}.") for own in asked)]
-
-
-def _named(batches: Iterator[Any], source: Source, group: int) -> Iterator[Any]:
-    """Batches, with the file in errors that come while they are read."""
+def _named(
+    batches: Iterator[Any], file: Any, groups: Sequence[int], names: Sequence[str], source: Source
+) -> Iterator[Any]:
+    """Batches, with the file, the row group and the column in errors that come while they are read."""
     try:
         yield from batches
     except (arrow().ArrowException, OSError) as error:
-        raise unreadable(source, f"Parquet in row group {group}", error) from error
+        places = ((group, name) for group in groups for name in names)
+        found = next((place for place in places if _is_damaged(file, *place)), None)
+        where = "" if found is None else f" in row group {found[0]}, column {found[1]!r}"
+        raise unreadable(source, f"Parquet{where}", error) from error
+
+
+def _is_damaged(file: Any, group: int, name: str) -> bool:
+    """Whether a column alone cannot be read; batch by batch, since a page may claim any number of rows."""
+    try:
+        for _ in file.iter_batches(1 << 14, row_groups=[group], columns=[name]):
+            pass
+    except (arrow().ArrowException, OSError):
+        return True
+    return False
 
 
 @contextmanager
 def _opened(source: Source) -> Iterator[Any]:
     parquet, pyarrow = need("pyarrow.parquet", "table", "Parquet"), arrow()
-    try:
-        native = pyarrow.OSFile(os.fsencode(source.location))
-        file = parquet.ParquetFile(native, page_checksum_verification=True)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(source, "Parquet", error) from error
-    try:
-        with native, file:
-            yield file
-    except MillraceError:
-        raise
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(source, "Parquet", error) from error
+    location = os.fsencode(source.location)
+    with (
+        arrow_errors(source, "Parquet"),
+        pyarrow.OSFile(location) as native,
+        parquet.ParquetFile(native, page_checksum_verification=True) as file,
+    ):
+        yield file

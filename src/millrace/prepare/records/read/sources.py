@@ -101,11 +101,10 @@ def _like_splits(files: Sequence[InputFile]) -> list[str]:
     return tops if len(tops) > 1 and all(top.lower() in SPLITS for top in tops) else []
 
 
-def _describe(path: str, expected: str) -> InputFile:
+def _describe(path: str, expected: str, status: os.stat_result) -> InputFile:
     """An image is known by size and time alone: to open each of a million files twice would take long."""
     if not path.lower().endswith(format_of("imagefolder").endings):
-        return describe_file(path, expected)
-    status = os.stat(path)
+        return describe_file(path, expected, status)
     return InputFile(printable(path), status.st_size, status.st_mtime_ns, "", path)
 
 
