@@ -12,7 +12,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,10 @@ Result = TypeVar("Result")
 
 class ObjectMissing(StoreUnreachable):
     """The server has no such object."""
+
+
+class ObjectChanged(StoreUnreachable):
+    """The server has another object by this name than before."""
 
 
 class WrongBytes(Exception):
@@ -94,40 +98,54 @@ class Objects:
 
         return self.tried(name, attempt)
 
-    def stream(self, name: str, start: int = 0) -> Iterator[Any]:
-        """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's."""
+    def stream(self, name: str, start: int = 0, *, e_tag: str | None = None) -> Iterator[Any]:
+        """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's.
+
+        ``e_tag`` is the version that is wanted.
+        """
         import obstore
 
         if start:
             with contextlib.suppress(obstore.exceptions.NotSupportedError):
-                yield from obstore.get(self._store, name, options={"range": {"offset": start}}).stream(CHUNK_BYTES)
+                found = obstore.get(self._store, name, options={"range": {"offset": start}})
+                yield from self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)
                 return
-        for chunk in obstore.get(self._store, name).stream(CHUNK_BYTES):  # from the beginning: a server without ranges
+        # From the beginning: a server without ranges.
+        for chunk in self._as_wanted(name, obstore.get(self._store, name), e_tag).stream(CHUNK_BYTES):
             if start < len(chunk):
                 yield memoryview(chunk)[start:]
             start = max(0, start - len(chunk))
 
-    def size(self, name: str) -> int | None:
-        """Bytes of an object; None where there is none."""
+    def _as_wanted(self, name: str, found: Any, e_tag: str | None) -> Any:
+        if e_tag is not None and found.meta["e_tag"] != e_tag:
+            raise ObjectChanged(f"{self.where(name)} has changed; run it again", path=self.where(name))
+        return found
+
+    def describe(self, name: str) -> Mapping[str, Any] | None:
+        """``size``, ``last_modified`` and ``e_tag`` of an object; None where there is none."""
         import obstore
 
         try:
-            return int(self.tried(name, lambda: obstore.head(self._store, name))["size"])
+            return self.tried(name, lambda: obstore.head(self._store, name))
         except ObjectMissing:
             return None
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Every object below ``prefix`` with its bytes."""
+    def listed(self, prefix: str) -> dict[str, Mapping[str, Any]]:
+        """Every object below ``prefix``, as ``describe`` does."""
         import obstore
 
-        def attempt() -> dict[str, int]:
-            listed = obstore.list(self._store, prefix, chunk_size=1000)
-            return {str(entry["path"]): int(entry["size"]) for some in listed for entry in some}
+        def attempt() -> dict[str, Mapping[str, Any]]:
+            found = obstore.list(self._store, prefix or None, chunk_size=1000)
+            return {str(entry["path"]): entry for some in found for entry in some}
 
         try:
             return self.tried(prefix, attempt)
         except ObjectMissing:
             return {}
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Every object below ``prefix`` with its bytes."""
+        return {name: int(known["size"]) for name, known in self.listed(prefix).items()}
 
     def put(self, name: str, data: bytes | Path | Callable[[], Iterator[bytes]]) -> None:
         """Writes an object, whole or not at all: these bytes, those of a file, or those that a function gives each time."""
