@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,10 @@ def write_sources(folder: Path) -> None:
     folder.mkdir(parents=True)
     for number in range(3):
         (folder / f"part-{number}.jsonl").write_text(
-            "".join(json.dumps({"text": f"document {number} {k}", "time": k, "entity": "ab"[k % 2]}) + "\n" for k in range(40))
+            "".join(
+                json.dumps({"text": f"document {number} {k}", "time": k, "entity": "ab"[k % 2]}) + "\n"
+                for k in range(40)
+            )
         )
         lines = [f"2024-01-{k + 1:02},{'ab'[k % 2]}{number},{k * 1.5}" for k in range(28)]
         (folder / f"part-{number}.csv").write_text("time,entity,close\n" + "\n".join(lines) + "\n")
@@ -114,7 +116,9 @@ def test_sources_come_once_and_through_faults(tmp_path, s3, proxy, monkeypatch):
     staged = sorted(path.name for path in (tmp_path / "store.sources").rglob("*.csv"))
     assert staged == ["part-0.csv", "part-1.csv", "part-2.csv"]
     before = len(proxy.requests)
-    report = mr.prepare_table([f"{s3}/in/part-0.csv", f"{s3}/in/part-[12].csv"], out, entity="entity", time="time", workers=1)
+    report = mr.prepare_table(
+        [f"{s3}/in/part-0.csv", f"{s3}/in/part-[12].csv"], out, entity="entity", time="time", workers=1
+    )
     assert report.is_new and not proxy_gets(proxy, before, "/in/part")
     assert not (tmp_path / "store.sources").exists()
     expected = mr.prepare_table(f"{tmp_path}/in/*.csv", tmp_path / "local", entity="entity", time="time", workers=1)
@@ -129,7 +133,7 @@ def test_a_source_that_changes_while_it_comes_is_refused(tmp_path, s3, proxy):
     def change(method, path):
         if method == "GET" and "/in/part-1.csv" in path and not seen:
             seen.append(path)
-            return lambda: urllib_put(proxy, path, b"time,entity,close\n2024-01-01,a,1\n")
+            return lambda: objects.put("part-1.csv", b"time,entity,close\n2024-01-01,a,1\n")
         return None
 
     proxy.fault = change
@@ -139,25 +143,20 @@ def test_a_source_that_changes_while_it_comes_is_refused(tmp_path, s3, proxy):
     assert objects.size("part-1.csv")
 
 
-def urllib_put(proxy, path: str, data: bytes) -> None:
-    url = f"http://127.0.0.1:{proxy.upstream}{path}"
-    urllib.request.urlopen(urllib.request.Request(url, data, method="PUT")).close()
-
-
 def test_sources_over_http(tmp_path, web):
     folder, url, _ = web
     write_sources(folder / "in")
     (folder / "in" / ".hidden").write_text("x")
-    report = mr.prepare_records(
-        [f"{url}/in/part-0.jsonl", f"{url}/in/part-1.jsonl"], tmp_path / "out", workers=1
+    report = mr.prepare_records([f"{url}/in/part-0.jsonl", f"{url}/in/part-1.jsonl"], tmp_path / "out", workers=1)
+    local = mr.prepare_records(
+        [f"{folder}/in/part-0.jsonl", f"{folder}/in/part-1.jsonl"], tmp_path / "local", workers=1
     )
-    local = mr.prepare_records([f"{folder}/in/part-0.jsonl", f"{folder}/in/part-1.jsonl"], tmp_path / "local", workers=1)
     assert report.fingerprint == local.fingerprint
     with pytest.raises(SourceError, match=r"is not there; over http:// give single files"):
         mr.prepare_records(f"{url}/in/", tmp_path / "other", workers=1)
 
 
-def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, s3, monkeypatch, capsys):
+def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, s3, monkeypatch, capfd):
     write_sources(tmp_path / "in")
     with pytest.raises(ConfigError, match=r"millrace pull s3://.*append=True.*|--append to s3"):
         mr.prepare_text(f"{tmp_path}/in/*.jsonl", f"{s3}/store", append=True)
@@ -171,5 +170,6 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, s3, monkeyp
     upload(tmp_path / "in", f"{s3}/in")
     full = os.statvfs(tmp_path)
     monkeypatch.setattr(elsewhere.shutil, "disk_usage", lambda folder: type("", (), {"free": full.f_bsize}))
-    assert main(["prepare", "text", f"{s3}/in/", "--out", str(tmp_path / "out")]) == 1
-    assert "free space, or choose an --out on a larger disk" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["prepare", "text", f"{s3}/in/", "--out", str(tmp_path / "out")])
+    assert "free space, or choose an --out on a larger disk" in capfd.readouterr().err

@@ -49,7 +49,9 @@ class Listed(NamedTuple):
     @property
     def place(self) -> str:
         """Where it is staged: another version of it has another place."""
-        return os.path.join(digest(self.url, str(self.size), str(self.mtime_ns), self.e_tag or ""), Path(self.name).name)
+        return os.path.join(
+            digest(self.url, str(self.size), str(self.mtime_ns), self.e_tag or ""), Path(self.name).name
+        )
 
 
 def stage_sources(
@@ -84,12 +86,15 @@ def _listed(url: str, is_known: Callable[[str], object]) -> list[Listed]:
     scheme, _, rest = whole.partition("://")
     parts = rest.split("/")
     magic = next((k for k, part in enumerate(parts) if MAGIC.search(part)), None)
-    if magic is None and len(parts) > 1:
+    is_web = scheme in ("http", "https")
+    if magic is None and len(parts) > 1 and not (is_web and url.endswith("/")):
         above = Objects(f"{scheme}://{'/'.join(parts[:-1])}")
         if (known := above.describe(parts[-1])) is not None:
             return [_listing(above, known, name=parts[-1])]
-    if scheme in ("http", "https"):
-        raise SourceError(f"{whole} is not there; over {scheme}:// give single files, since it lists no folders", source=whole)
+    if is_web:
+        raise SourceError(
+            f"{url} is not there; over {scheme}:// give single files, since it lists no folders", source=url
+        )
     base = Objects(f"{scheme}://{'/'.join(parts[:magic])}")
     form = None if magic is None else _regex("/".join(parts[magic:]))
     found = []

@@ -107,7 +107,12 @@ class Text(Kind):
         given = {STDIN: self._stdin()} if STDIN in self._paths else {}
         context = self.context
         sources, notes = find_sources(
-            self._paths, self._reading, avoid=context.own_folders, stage=context.sources, given=given, exclude=self._exclude
+            self._paths,
+            self._reading,
+            avoid=context.own_folders,
+            stage=context.sources,
+            given=given,
+            exclude=self._exclude,
         )
         self.context.note(*notes)
         without = next((source for source in sources if source.format == "text"), None)
