@@ -67,7 +67,8 @@ def test_sources_and_store_at_urls_make_the_store_that_is_made_on_disk(tmp_path,
     assert local.fingerprint == there.fingerprint or kind == "text"  # a token store names its sources
     provenance = (tmp_path / "back" / "provenance.json").read_text()
     assert f"{s3}/in/deep/part-0" in provenance
-    assert SECRET not in provenance and KEY not in provenance
+    assert SECRET not in provenance
+    assert KEY not in provenance
     assert not list((cache / "prepare").glob("*"))  # nothing stays behind
 
     again = prepare(f"{s3}/in/**/{pattern}", f"{s3}/store", workers=1, **options)
@@ -91,7 +92,8 @@ def test_a_run_that_was_stopped_continues_with_what_it_has(tmp_path, s3, proxy, 
         monkeypatch.setenv(name, value)
     with pytest.raises(StoreUnreachable, match="403") as caught:
         mr.prepare_text(f"{s3}/in/*.jsonl", f"{s3}/store", tokenizer="bytes", workers=1)
-    assert SECRET not in str(caught.value) and KEY not in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert KEY not in str(caught.value)
     proxy.fault, before = (lambda method, path: None), len(proxy.requests)
     report = mr.prepare_text(f"{s3}/in/*.jsonl", f"{s3}/store", tokenizer="bytes", workers=1)
     sent = [path for method, path in proxy.requests[before:] if method in ("PUT", "POST")]
@@ -119,7 +121,8 @@ def test_sources_come_once_and_through_faults(tmp_path, s3, proxy, monkeypatch):
     report = mr.prepare_table(
         [f"{s3}/in/part-0.csv", f"{s3}/in/part-[12].csv"], out, entity="entity", time="time", workers=1
     )
-    assert report.is_new and not proxy_gets(proxy, before, "/in/part")
+    assert report.is_new
+    assert not proxy_gets(proxy, before, "/in/part")
     assert not (tmp_path / "store.sources").exists()
     expected = mr.prepare_table(f"{tmp_path}/in/*.csv", tmp_path / "local", entity="entity", time="time", workers=1)
     assert expected.fingerprint == report.fingerprint
@@ -140,7 +143,7 @@ def test_a_source_that_changes_while_it_comes_is_refused(tmp_path, s3, proxy):
     with pytest.raises(SourceError, match=r"part-1.csv' changed while it was downloaded"):
         mr.prepare_table(f"{s3}/in/*.csv", tmp_path / "out", entity="entity", time="time", workers=1)
     assert not list((tmp_path / "out.sources").rglob("part-1*"))
-    assert objects.size("part-1.csv")
+    assert objects.describe("part-1.csv")
 
 
 def test_sources_over_http(tmp_path, web):
