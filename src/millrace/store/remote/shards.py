@@ -77,7 +77,7 @@ class RemoteShards(DiskShards):
         if limit is not None and needed > limit:
             raise ConfigError(
                 f"one batch reads {len(set(files)):,} files with {needed:,} bytes, and cache_size is {limit:,}; raise cache_size, "
-                "or read fewer shards at a time: order=mr.BlockShuffled(len(view), block=..., window=...)"
+                f"or read fewer shards at a time: order=mr.BlockShuffled.for_cache(view, {limit})"
             )
 
     @property
@@ -89,6 +89,13 @@ class RemoteShards(DiskShards):
         files = set(files)
         limit = self._cache.limit
         return (limit is None or self._sum(files) <= limit) and super().will_need(files)
+
+    def num_bytes(self, shard: int, file: int) -> int:
+        return int(self._bytes[shard, file])
+
+    def is_at_hand(self, shard: int, file: int) -> bool:
+        """Whether the cache has a file."""
+        return os.path.exists(self._cache.path(self._contents.file(shard, file).key))
 
     def _sum(self, files: set[tuple[int, int]]) -> int:
         return sum(int(self._bytes[file]) for file in files)
