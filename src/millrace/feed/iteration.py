@@ -161,7 +161,7 @@ class Iteration:
             num_bytes=counters.num_bytes, is_cold=made.is_cold, past_cache=counters.past_cache, behind_s=behind_s,
             deaths=counters.deaths, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
-            choice=self._feed.choice,
+            tiers=tuple(filter(None, (store.describe_tier() for store in self.line.view.stores))), choice=self._feed.choice,
         )  # fmt: skip
 
     def _samples_before(self, count: int) -> int:

@@ -40,6 +40,7 @@ class Report:
     made_by_workers: int | None = None  # with a queue: batches that workers made
     made_here: int | None = None  # with a queue: batches that this process made, since no worker had
     refused: int | None = None  # with a queue: payloads that were not what was asked for
+    tiers: tuple[str, ...] = ()  # how files came from stores elsewhere
     choice: str | None = None  # what processes="auto" chose, and why
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,6 +89,7 @@ class Report:
             lines.append(
                 f"workers made {self.made_by_workers:,} batches, this process made {self.made_here:,}{refused}"
             )
+        lines.extend(self.tiers)
         if self.choice:
             lines.append(f"processes='auto': {self.choice}")
         if (verdict := judge(self.interval())) is not None:

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from millrace.errors import ConfigError, StoreError, StoreUnreachable
 from millrace.store import platform
 from millrace.store.folder import missing
+from millrace.store.remote.pace import Pace
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file")
 ATTEMPTS = 8
@@ -39,6 +40,10 @@ class ObjectMissing(StoreUnreachable):
 
 class ObjectChanged(StoreUnreachable):
     """The server has another object by this name than before."""
+
+
+class NoRanges(StoreUnreachable):
+    """The server gives objects only whole."""
 
 
 class WrongBytes(Exception):
@@ -75,6 +80,7 @@ class Objects:
     def __init__(self, url: str | os.PathLike[str], *, create: bool = False) -> None:
         self.url = normal_url(os.fspath(url))
         self.is_local = not is_url(self.url)
+        self.pace = Pace()
         self._store = _connect(self.url, create)
         self._uploads = _connect(self.url, create, retries=PART_RETRIES)  # one part of many fails, not all of them
 
@@ -86,6 +92,7 @@ class Objects:
         import obstore
 
         def attempt() -> bytes:
+            began = time.perf_counter()
             found = obstore.get(self._store, name)
             if found.meta["size"] > most:
                 raise StoreUnreachable(
@@ -94,17 +101,24 @@ class Objects:
             data = bytes(found.bytes())
             if len(data) != found.meta["size"]:
                 raise WrongBytes(f"{len(data):,} of {found.meta['size']:,} bytes came")
+            self.pace.note(len(data), time.perf_counter() - began)
             return data
 
         return self.tried(name, attempt)
 
-    def stream(self, name: str, start: int = 0, *, e_tag: str | None = None) -> Iterator[Any]:
+    def stream(self, name: str, start: int = 0, stop: int | None = None, *, e_tag: str | None = None) -> Iterator[Any]:
         """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's.
 
-        ``e_tag`` is the version that is wanted.
+        With ``stop``, which needs a server with ranges, those before it. ``e_tag`` is the version that is wanted.
         """
         import obstore
 
+        if stop is not None:
+            try:
+                yield from obstore.get(self._store, name, options={"range": (start, stop)}).stream(CHUNK_BYTES)
+            except obstore.exceptions.NotSupportedError:
+                raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name)) from None
+            return
         if start:
             with contextlib.suppress(obstore.exceptions.NotSupportedError):
                 found = obstore.get(self._store, name, options={"range": {"offset": start}})
