@@ -37,7 +37,7 @@ def run(
     price_gb: Annotated[float | None, Option(min=0, help="Price of a GB that leaves the store.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Plan workers on other machines for a training, or the first epoch of a store.
+    """Plan workers for a training, or an epoch of a store.
 
     With a store it says bytes, requests, money and time of an epoch, and the order for --cache-size.
     For workers, measure --make-ms with feed.report() of a local feed: fill_s divided by batches.
