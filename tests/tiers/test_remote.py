@@ -377,3 +377,27 @@ def test_a_cache_that_was_deleted_under_a_reader_is_filled_again(tmp_path, s3, m
         if name != "locks":
             os.unlink(tmp_path / "cache/shards" / name)
     assert mr.open_store(s3).columns["x"][0] == held[0] == 0
+
+
+def test_plan_says_what_an_epoch_costs_and_the_order_for_a_cache(tmp_path, s3, capsys):
+    view = mr.Blocks(shards_store(tmp_path / "store"), length=100)
+    mr.push(tmp_path / "store", s3)
+    arguments = ["plan", s3, "--length", "100", "--price-requests", "1000", "--price-gb", "0"]
+    millrace([*arguments, "--json", "--cache-dir", str(tmp_path / "planned")])
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["samples"], facts["bytes"]) == (len(view), int(view.shard_bytes().sum()))
+    assert facts["money"] == facts["requests"] == SHARDS + 3
+    assert facts["samples_per_s"] > 0
+    assert facts["order"] is None
+    limit = int(view.shard_bytes().max()) * 8
+    millrace([*arguments, "--cache-size", str(limit), "--mb-per-s", "1"])
+    shown = capsys.readouterr().out.splitlines()
+    order = mr.BlockShuffled.for_cache(view, limit)
+    assert shown[-1] == f"order=mr.BlockShuffled({len(view)}, block={order.block}, window={order.window}, seed=0)"
+    assert any(line.startswith("expected: ") and "samples/s" in line for line in shown)
+    assert "MILLRACE_CACHE_SIZE" not in os.environ
+    remote = mr.open_store(s3, cache_dir=tmp_path / "small", cache_size=limit)
+    with mr.Feed(mr.Blocks(remote, length=100), batch=8, order=order, epochs=1, device="numpy") as feed:
+        assert sum(int(batch.valid.sum()) for batch in feed) == len(view)  # it fits
+    with pytest.raises(mr.errors.ConfigError, match=r"4 must fit; give [\d,]+ or more"):
+        mr.BlockShuffled.for_cache(view, 100)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from millrace.store.remote import objects
 from millrace.store.remote import pull as pulling
 from millrace.store.verify import verify_store
 from millrace.testing import tiny_records, tiny_series, tiny_text
+from millrace.testing.servers import _answers, free_port
 
 from .conftest import KEY, SECRET
 
@@ -280,3 +282,48 @@ def test_a_damaged_file_is_not_pushed(tmp_path):
     with pytest.raises(mr.StoreCorrupt, match=r"values\.f32"):
         mr.push(tmp_path / "store", f"file://{tmp_path}/target")
     assert not (tmp_path / "target" / "store.json").exists()
+
+
+@pytest.fixture
+def rclone(tmp_path, monkeypatch):
+    """The URL of a folder on another S3 server, rclone's."""
+    port = free_port()
+    (tmp_path / "served" / "bucket").mkdir(parents=True)
+    program = os.path.join(os.path.dirname(sys.executable), "rclone")
+    command = [
+        program,
+        "serve",
+        "s3",
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--auth-key",
+        f"{KEY},{SECRET}",
+        tmp_path / "served",
+    ]
+    environment = {**os.environ, "HOME": str(tmp_path), "RCLONE_CONFIG": os.devnull}
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    while server.poll() is None and not _answers(port):
+        time.sleep(0.01)
+    yield "s3://bucket/stores/prices"
+    server.kill()
+    server.wait()
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_another_s3_server_gives_the_same(tmp_path, rclone, kind):
+    store = TINY[kind](tmp_path / "store")
+    assert mr.push(tmp_path / "store", rclone).sent_files == store.num_shards * len(store.layout.files)
+    assert mr.push(tmp_path / "store", rclone).files == 0
+    mr.pull(rclone, tmp_path / "copy")
+    same_files(tmp_path / "store", tmp_path / "copy")
+    remote = mr.open_store(rclone, cache_dir=tmp_path / "cache")
+    for name, column in store.columns.items():
+        assert np.array_equal(np.asarray(remote.columns[name][:]), np.asarray(column[:]))

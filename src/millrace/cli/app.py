@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli import prepare_records, prepare_table, prepare_text, queue
+from millrace.cli.caching import with_cache
 
 COMMANDS = (
     "info",
@@ -31,6 +32,13 @@ COMMANDS = (
     "bench",
     "demo",
 )
+# Those that open a store, which may lie at a URL.
+READERS = frozenset(
+    (
+        *("info", "head", "inspect", "verify", "explain", "verify-resume", "augment", "export", "train", "generate"),
+        *("forecast", "worker", "plan"),
+    )
+)
 # Newer typer contains click, older typer imports it: reach click's classes through typer's names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 Abort: type[BaseException] = typer.Abort
@@ -48,7 +56,8 @@ app = typer.Typer(
 
 for name in COMMANDS:
     command = import_module(f"millrace.cli.{name.replace('-', '_')}")
-    app.command(name, epilog=f"Example: {command.EXAMPLE}")(command.run)
+    run = with_cache(command.run) if name in READERS else command.run
+    app.command(name, epilog=f"Example: {command.EXAMPLE}")(run)
 
 
 prepare = typer.Typer(

@@ -72,7 +72,7 @@ class TextProgress:
             if self._bar is not None:
                 self._task = self._bar.add_task(stage, total=total, facts="")
         self._stage_began = time.monotonic()  # the next stage begins at the last call of this one
-        shown = self._facts(stage, done, facts)
+        shown = [f"{size(done)} sent"] if stage == "push" else self._facts(stage, done, facts)
         if self._bar is not None:
             width = self._bar.console.width
             text = fit_facts(shown, width - _bar_width(width) - AROUND)

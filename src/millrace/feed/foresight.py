@@ -7,7 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from millrace.feed.line import Line
+
+MOST_SAMPLES = 16_384  # of a feed whose files are looked up at its start; a larger one reads whole files
+
+
+def choose_ways(line: Line) -> None:
+    """Tells tiers that are far away how much a line reads of them, before it reads."""
+    if not any(store.lookahead for store in line.view.stores):
+        return
+    count = len(line.view) if line.stop is None else min(len(line.view), max(0, line.stop - line.start))
+    is_small = count <= MOST_SAMPLES
+    positions = np.arange(line.start, line.start + (count if is_small else 1), dtype=np.int64)
+    files: dict[int, tuple[Any, set[tuple[int, int]]]] = {}
+    for shards, own in line.view.files(line.order.samples(positions)):
+        files.setdefault(id(shards), (shards, set()))[1].update(own)
+    for shards, mine in files.values():
+        shards.choose(count if is_small else None, mine)
 
 
 class Foresight:
@@ -19,6 +37,7 @@ class Foresight:
     @classmethod
     def of(cls, line: Line) -> Foresight | None:
         """Names the first batches at once, before any is made. None where no shards ask: then nothing is computed."""
+        choose_ways(line)
         lookahead = max(store.lookahead for store in line.view.stores)
         foresight = cls(line, lookahead) if lookahead else None
         if foresight is not None:

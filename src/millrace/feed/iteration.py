@@ -164,7 +164,8 @@ class Iteration:
             transfer_s=placed.transfer_s,
             deaths=counters.deaths, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
-            choice=self._feed.choice, hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes,
+            tiers=tuple(filter(None, (store.describe_tier() for store in self.line.view.stores))), choice=self._feed.choice,
+            hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes,
         )  # fmt: skip
 
     def _samples_before(self, count: int) -> int:

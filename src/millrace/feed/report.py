@@ -41,6 +41,7 @@ class Report:
     made_by_workers: int | None = None  # with a queue: batches that workers made
     made_here: int | None = None  # with a queue: batches that this process made, since no worker had
     refused: int | None = None  # with a queue: payloads that were not what was asked for
+    tiers: tuple[str, ...] = ()  # how files came from stores elsewhere
     choice: str | None = None  # what processes="auto" chose, and why
     hit_rate: float | None = None  # with tier="device": the share of samples whose rows lay on the GPU
     held_bytes: int | None = None  # of the rows that lie there
@@ -100,6 +101,7 @@ class Report:
                 f"rows of {self.hit_rate:.1%} of the samples lay on the GPU, which holds {self.held_bytes:,} of "
                 f"{self.row_bytes:,} bytes"
             )
+        lines.extend(self.tiers)
         if self.choice:
             lines.append(f"processes='auto': {self.choice}")
         if (verdict := judge(self.interval())) is not None:

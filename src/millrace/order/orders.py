@@ -194,6 +194,23 @@ class BlockShuffled(Order):
             raise ConfigError(f"block={block}, window={window}; expected 1 or more samples and blocks")
         self._full = self.n // self.block  # full blocks
 
+    @classmethod
+    def for_cache(cls, view: Any, cache_bytes: int, *, seed: int = 0) -> BlockShuffled:
+        """The order for a cache of so many bytes: it mixes as many shards at a time as fit twice.
+
+        A block has the samples of a shard and may lie in two. While one window is read, the next one comes.
+        """
+        sizes, samples = view.shard_bytes(), len(view)
+        largest = max(1, int(sizes.max(initial=1)))
+        window = cache_bytes // (4 * largest)
+        if not window:
+            raise ConfigError(
+                f"a cache of {cache_bytes:,} bytes is too small: shards have up to {largest:,} bytes, and 4 must fit; give "
+                f"{4 * largest:,} or more, or prepare the store with smaller shards"
+            )
+        block = max(1, -(-samples // max(1, len(sizes))))
+        return cls(samples, block=block, window=min(window, -(-samples // block)), seed=seed)
+
     def _forward(self, inside: Int64s, epochs: Int64s) -> Int64s:
         windows, places = np.divmod(inside, np.int64(self._size))
         mixed = self._within(windows, places, epochs, backward=False)

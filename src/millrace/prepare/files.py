@@ -54,13 +54,15 @@ def find_files(
     expected: str,
     *,
     avoid: Collection[Path] = (),
+    stage: Path | None = None,
     given: Mapping[str, InputFile] | None = None,
     exclude: Sequence[str] = (),
     describe: Describe | None = None,
 ) -> Found:
     """Every file of the arguments, before any work is done; from folders, those that ``is_known``.
 
-    ``avoid``: folders (real paths) without input, such as the output. ``given``: files that stand for an argument.
+    ``avoid``: folders (real paths) without input, such as the output. ``stage``: the folder that files of URLs come to.
+    ``given``: files that stand for an argument.
     ``exclude``: patterns of files and folders to leave out (``exclude.py``). ``describe``: what knows a file again.
     """
     finder = _Finder(is_known, expected, avoid, Exclude(exclude), describe or describe_file)
@@ -70,6 +72,8 @@ def find_files(
     for argument in paths:
         if argument in given:
             finder.add(given[argument])
+        elif "://" in argument and stage is not None:
+            finder.take_url(argument, stage)
         else:
             finder.take_all(argument, _depth(argument, shared))
     if not finder.files:
@@ -139,6 +143,13 @@ class _Finder:
             raise _twice(file.path, file.path)
         self._known[file.path] = file.path, True
         self.files.append(file)
+
+    def take_url(self, url: str, stage: Path) -> None:
+        """The files of a URL, which come into the folder ``stage``."""
+        from millrace.prepare.elsewhere import stage_sources
+
+        for file in stage_sources(url, stage, self._is_known, self._exclude.matches):
+            self.add(file)
 
     def _take(self, path: str, depth: int, is_named: bool) -> None:
         try:

@@ -35,6 +35,16 @@ class Context:
     progress: Progress
     notes: list[str] = field(default_factory=list)  # for the report
 
+    @property
+    def sources(self) -> Path:
+        """Where files of URLs are brought to, until the store is finished."""
+        return self.out.with_name(self.out.name + ".sources")
+
+    @property
+    def own_folders(self) -> tuple[Path, ...]:
+        """Folders that hold no input."""
+        return self.out, self.folder, self.sources
+
     def note(self, *notes: str) -> None:
         """Shows notes to the user and keeps them for the report, each once."""
         for note in notes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]  # stage, done, total, facts
-STAGES = {"lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing"}
+STAGES = {"lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing", "push": "sending"}
 
 
 def is_watched(stream: TextIO | None) -> bool:
@@ -37,7 +37,7 @@ class ProgressLine:
             if text != self._shown:
                 self._replace(text)
                 self._shown = text
-            if stage == "write" and done >= total:
+            if stage in ("write", "push") and done >= total:
                 self._replace(f"{text}\n")
 
     def _replace(self, text: str) -> None:

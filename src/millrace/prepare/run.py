@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError, MillraceError, SourceError, StoreWriteFailed
+from millrace.prepare.elsewhere import target_of
 from millrace.prepare.engines.choice import open_engine
 from millrace.prepare.engines.engine import STALL_S
 from millrace.prepare.kind import Context, Kind, PartsVoid, Product
@@ -53,7 +54,9 @@ class Run:
         stall_s: float = STALL_S,
         progress: Progress | None = None,
     ) -> None:
-        self.out, self.append = Path(os.path.realpath(out)), append
+        self.target = target_of(out, append=append)
+        self.out = Path(os.path.realpath(out if self.target is None else self.target.out))
+        self.append = append
         self.partial = Partial(self.out, append=append, scratch=("attempts", "parts", "plan.json", *scratch))
         self.folder = self.partial.folder
         self.progress = progress or default_progress()
@@ -65,13 +68,30 @@ class Run:
 
     def make(self, kind: Kind) -> Any:
         """Makes the store and returns the report, of type ``kind.report_type``."""
+        if self.target is None:
+            report = self._make_in(self.out, kind)
+            if self.context.sources.exists():
+                platform.remove(self.context.sources)
+            return report
+        sent = self.target.finished_store()
+        report = self._make_in(sent or self.out, kind)
+        if sent is None:
+            self.target.send(self.progress)
+        self.target.clear()
+        return msgspec.structs.replace(report, path=self.target.url)
+
+    def _make_in(self, out: Path, kind: Kind) -> Any:
         self.kind = kind
         self.engine = open_engine(*self._place, in_threads=kind.in_threads)
-        self.context = Context(self.out, self.folder, self.append, self.engine, self.progress)
+        self.context = Context(out, self.folder, self.append, self.engine, self.progress)
         kind.context = self.context
+        if self.target is not None and out == self.out:
+            with platform.writing(self.target.folder, "creating"):
+                platform.make_dir(self.target.folder)
+            self.context.note(f"the store is made in {self.target.folder}, then sent to {self.target.url}")
         if not kind.surveys_late:
             kind.survey()
-        if not self.append and (self.out / "store.json").exists():
+        if not self.append and (out / "store.json").exists():
             return self._finished()
         self.partial.acquire()
         try:
@@ -94,10 +114,11 @@ class Run:
         """The output is there: the same call has nothing to do, any other is refused."""
         if self.kind.surveys_late:
             self.kind.survey()
-        store, earlier = open_store(self.out), self.kind.earlier(0)
+        place = self.out if self.target is None or self.context.out == self.out else self.target.url
+        store, earlier = open_store(place), self.kind.earlier(0)
         if changes := self.kind.changes(earlier.plan):
             raise ConfigError(
-                f"{self.out} is finished, but with other sources or options: {show_changes(changes)}; "
+                f"{place} is finished, but with other sources or options: {show_changes(changes)}; "
                 "choose another --out, add to it with --append, or remove it yourself"
             )
         return self._unchanged(store.fingerprint, earlier.report)

@@ -42,6 +42,17 @@ class Shards(Protocol):
         """
         return
 
+    def choose(self, samples: int | None, files: Iterable[tuple[int, int]] = ()) -> None:
+        """Hears at the start of a feed that it reads so many samples from these files; None: very many, from all files.
+
+        A tier that is far away decides whether files come whole.
+        """
+        return
+
+    def describe(self) -> str | None:
+        """For the report of a feed: how files came from far away."""
+        return None
+
     def load(self, files: Iterable[tuple[int, int]]) -> None:
         """Holds these files in memory from here on. Shards that lie there already have nothing to do."""
         return

@@ -98,6 +98,10 @@ class Store:
         """How many batches ahead a feed names the files it will read (``Shards.expect``)."""
         return self._shards.lookahead
 
+    def describe_tier(self) -> str | None:
+        """How files came from where the store lies (``Shards.describe``)."""
+        return self._shards.describe()
+
     @property
     def is_limited(self) -> bool:
         """Whether only the files of a batch or two can be mapped at once (``Shards.is_limited``)."""

@@ -70,6 +70,9 @@ class Subset(View):
     def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
         return self.view.files(self.numbers(samples))
 
+    def shard_bytes(self) -> Int64s:
+        return self.view.shard_bytes()
+
     def plan(self) -> list[tuple[Any, ...]] | None:
         rest = self.view.plan() if type(self) is Subset else None
         if rest is None:
@@ -196,6 +199,9 @@ class Concat(View):
         views, inside = self.parts(samples)
         for k in np.unique(views).tolist():
             yield from self.views[k].files(inside[views == k])
+
+    def shard_bytes(self) -> Int64s:
+        return np.concatenate([view.shard_bytes() for view in self.views])
 
     def plan(self) -> list[tuple[Any, ...]] | None:
         each = [view.plan() for view in self.views] if type(self) is Concat else [None]

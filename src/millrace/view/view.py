@@ -125,6 +125,16 @@ class View(ABC):
             stored = getattr(column, "codes", getattr(column, "raw", column))
             yield stored.files(stored.shards_of(starts, stops))
 
+    def shard_bytes(self) -> Int64s:
+        """The bytes of each shard in the columns that the view reads."""
+        total = np.zeros(0, np.int64)
+        for column in dict.fromkeys(field.column for field in self.fields):
+            found = self.store.columns[column]
+            stored = getattr(found, "codes", getattr(found, "raw", found))
+            bytes_each = np.diff(stored.starts) * stored.dtype.itemsize * int(np.prod(stored.shape[1:], dtype=np.int64))
+            total = bytes_each if not len(total) else total + bytes_each
+        return total
+
     @cached_property
     def _sources(self) -> Sources:
         """The columns as they are stored: codes of dictionaries, bits of bfloat16; only those asked for."""

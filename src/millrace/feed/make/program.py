@@ -14,6 +14,7 @@ import numpy as np
 
 from millrace.errors import StoreError
 from millrace.feed.batch import Batch
+from millrace.feed.foresight import choose_ways
 from millrace.feed.line import Line
 from millrace.feed.make.slot_layout import SlotLayout, is_ragged, row_bytes
 from millrace.feed.make.slots import Slots
@@ -70,6 +71,7 @@ class Program:
     @classmethod
     def of(cls, line: Line, group: int = 1) -> Program | None:
         """The line as a program, or None if Python must plan it."""
+        choose_ways(line)  # once more: a worker process has no foresight
         view, order = line.view, line.order.plan()
         plan = view.plan() if core is not None and order is not None and type(line) is Line else None
         if plan is None or order is None or line.size * group > MAX_SIZE or any(field.is_text for field in view.fields):

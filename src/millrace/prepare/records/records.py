@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -65,13 +64,12 @@ def prepare_records(
     but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
     given = expand_split({**options, "split": split}, RECORD_FORMS)
-    target = Path(os.path.realpath(out))
-    parsed = parse_options(options_of_append(target, given) if append else given)
     paths = _as_paths(source)
     run = Run(
-        target, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
+        out, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
         progress=progress,
     )  # fmt: skip
+    parsed = parse_options(options_of_append(run.out, given) if append else given)
     kind = Records(paths, None if paths else source, as_list(exclude), parsed)
     return run.make(kind)  # type: ignore[no-any-return]
 
@@ -112,8 +110,7 @@ class Records(Kind):
     def survey(self) -> None:
         options, context = self._options, self.context
         if self._paths:
-            avoid = (context.out, context.folder)
-            self._found = found = survey(self._paths, self._exclude, avoid, options)
+            self._found = found = survey(self._paths, self._exclude, context, options)
             self._sources, self._schema, self._classes = found.sources, found.schema, found.classes
             self._format, self._weights = found.format.name, found.weights
             context.note(*found.notes)

@@ -113,7 +113,7 @@ class Table(Kind):
         self._rows_kept = 0  # rows that an earlier run has read
 
     def survey(self) -> None:
-        options, listed = self._options, find_tables(self._inputs, (self.context.out, self.context.folder))
+        options, listed = self._options, find_tables(self._inputs, self.context)
         self.context.note(*listed.notes)
         self._found = survey(listed, options)
         schema = self._found.schema

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -79,12 +78,11 @@ def prepare_text(
     All files but ``provenance.json`` are byte-identical for any engine, any number of workers and any interruptions.
     """
     options = expand_split({**options, "split": split}, TEXT_FORMS)
-    target = Path(os.path.realpath(out))
-    reading, cutting = split_options(recipe.options_of_append(target, options) if append else options)
     run = Run(
-        target, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
+        out, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
         progress=progress,
     )  # fmt: skip
+    reading, cutting = split_options(recipe.options_of_append(run.out, options) if append else options)
     return run.make(Text(as_list(paths), as_list(exclude), reading, cutting))  # type: ignore[no-any-return]
 
 
@@ -107,8 +105,15 @@ class Text(Kind):
 
     def survey(self) -> None:
         given = {STDIN: self._stdin()} if STDIN in self._paths else {}
-        avoid = self.context.out, self.context.folder
-        sources, notes = find_sources(self._paths, self._reading, avoid=avoid, given=given, exclude=self._exclude)
+        context = self.context
+        sources, notes = find_sources(
+            self._paths,
+            self._reading,
+            avoid=context.own_folders,
+            stage=context.sources,
+            given=given,
+            exclude=self._exclude,
+        )
         self.context.note(*notes)
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:

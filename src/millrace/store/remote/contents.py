@@ -15,7 +15,7 @@ from millrace.store import manifest as manifests
 from millrace.store import strict_json
 from millrace.store.codec import Codec
 from millrace.store.folder import Folder
-from millrace.store.layout import block_ends, num_blocks
+from millrace.store.layout import BLOCK_BYTES, block_ends, num_blocks
 from millrace.store.manifest import Manifest, TableFile
 from millrace.store.remote.objects import Objects
 from millrace.store.shard import shard_name
@@ -32,6 +32,12 @@ class RemoteFile(NamedTuple):
     num_bytes: int
     hashes: Array  # uint64
     codec: Codec | None = None
+    block: int | None = None  # it is only this 4 MiB of a file
+
+    def part(self, block: int) -> RemoteFile:
+        """One block of a plain file, which is checked and kept like a file."""
+        num_bytes = min(BLOCK_BYTES, self.num_bytes - block * BLOCK_BYTES)
+        return RemoteFile(self.name, num_bytes, self.hashes[block : block + 1], block=block)
 
     @property
     def stored_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 
 import xxhash
@@ -65,16 +66,23 @@ def write_checked(objects: Objects, file: RemoteFile, fd: int, path: str, progre
     except StoreUnreachable as error:
         if not is_wrong:
             raise
-        problem = f"block {blocks.number} is not the one that was written, also after several downloads"
+        number = blocks.number if file.block is None else file.block
+        problem = f"block {number} is not the one that was written, also after several downloads"
         raise StoreCorrupt(f"{where}: {problem}; push the store again", path=where) from error
 
 
 def _receive(objects: Objects, file: RemoteFile, blocks: _Blocks, inflater: Inflater | None) -> None:
     """One attempt."""
     blocks.begin()
+    done, began = blocks.done, time.perf_counter()
     if not blocks.is_whole or inflater is not None:
         first = blocks.done if inflater is None else inflater.resume(blocks.done)
-        for chunk in objects.stream(file.stored_name, first):
+        if file.block is None:
+            chunks = objects.stream(file.stored_name, first)
+        else:
+            start = file.block * BLOCK_BYTES
+            chunks = objects.stream(file.stored_name, start + first, start + file.num_bytes)
+        for chunk in chunks:
             if not threading.main_thread().is_alive():
                 raise StoreUnreachable(f"{objects.where(file.stored_name)}: given up, since the program ends")
             for part in (memoryview(chunk),) if inflater is None else inflater.add(memoryview(chunk)):
@@ -82,6 +90,7 @@ def _receive(objects: Objects, file: RemoteFile, blocks: _Blocks, inflater: Infl
     if inflater is not None:
         inflater.check_end()
     blocks.check_end()
+    objects.pace.note(file.num_bytes - done, time.perf_counter() - began)
 
 
 class _Blocks:

@@ -12,7 +12,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from millrace.errors import ConfigError, StoreError, StoreUnreachable
 from millrace.store import platform
 from millrace.store.folder import missing
+from millrace.store.remote.pace import Pace
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file")
 ATTEMPTS = 8
@@ -35,6 +36,14 @@ Result = TypeVar("Result")
 
 class ObjectMissing(StoreUnreachable):
     """The server has no such object."""
+
+
+class ObjectChanged(StoreUnreachable):
+    """The server has another object by this name than before."""
+
+
+class NoRanges(StoreUnreachable):
+    """The server gives objects only whole."""
 
 
 class WrongBytes(Exception):
@@ -71,6 +80,7 @@ class Objects:
     def __init__(self, url: str | os.PathLike[str], *, create: bool = False) -> None:
         self.url = normal_url(os.fspath(url))
         self.is_local = not is_url(self.url)
+        self.pace = Pace()
         self._store = _connect(self.url, create)
         self._uploads = _connect(self.url, create, retries=PART_RETRIES)  # one part of many fails, not all of them
 
@@ -82,6 +92,7 @@ class Objects:
         import obstore
 
         def attempt() -> bytes:
+            began = time.perf_counter()
             found = obstore.get(self._store, name)
             if found.meta["size"] > most:
                 raise StoreUnreachable(
@@ -90,44 +101,65 @@ class Objects:
             data = bytes(found.bytes())
             if len(data) != found.meta["size"]:
                 raise WrongBytes(f"{len(data):,} of {found.meta['size']:,} bytes came")
+            self.pace.note(len(data), time.perf_counter() - began)
             return data
 
         return self.tried(name, attempt)
 
-    def stream(self, name: str, start: int = 0) -> Iterator[Any]:
-        """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's."""
+    def stream(self, name: str, start: int = 0, stop: int | None = None, *, e_tag: str | None = None) -> Iterator[Any]:
+        """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's.
+
+        With ``stop``, which needs a server with ranges, those before it. ``e_tag`` is the version that is wanted.
+        """
         import obstore
 
+        if stop is not None:
+            try:
+                yield from obstore.get(self._store, name, options={"range": (start, stop)}).stream(CHUNK_BYTES)
+            except obstore.exceptions.NotSupportedError:
+                raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name)) from None
+            return
         if start:
             with contextlib.suppress(obstore.exceptions.NotSupportedError):
-                yield from obstore.get(self._store, name, options={"range": {"offset": start}}).stream(CHUNK_BYTES)
+                found = obstore.get(self._store, name, options={"range": {"offset": start}})
+                yield from self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)
                 return
-        for chunk in obstore.get(self._store, name).stream(CHUNK_BYTES):  # from the beginning: a server without ranges
+        # From the beginning: a server without ranges.
+        for chunk in self._as_wanted(name, obstore.get(self._store, name), e_tag).stream(CHUNK_BYTES):
             if start < len(chunk):
                 yield memoryview(chunk)[start:]
             start = max(0, start - len(chunk))
 
-    def size(self, name: str) -> int | None:
-        """Bytes of an object; None where there is none."""
+    def _as_wanted(self, name: str, found: Any, e_tag: str | None) -> Any:
+        if e_tag is not None and found.meta["e_tag"] != e_tag:
+            raise ObjectChanged(f"{self.where(name)} has changed; run it again", path=self.where(name))
+        return found
+
+    def describe(self, name: str) -> Mapping[str, Any] | None:
+        """``size``, ``last_modified`` and ``e_tag`` of an object; None where there is none."""
         import obstore
 
         try:
-            return int(self.tried(name, lambda: obstore.head(self._store, name))["size"])
+            return self.tried(name, lambda: obstore.head(self._store, name))
         except ObjectMissing:
             return None
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Every object below ``prefix`` with its bytes."""
+    def listed(self, prefix: str) -> dict[str, Mapping[str, Any]]:
+        """Every object below ``prefix``, as ``describe`` does."""
         import obstore
 
-        def attempt() -> dict[str, int]:
-            listed = obstore.list(self._store, prefix, chunk_size=1000)
-            return {str(entry["path"]): int(entry["size"]) for some in listed for entry in some}
+        def attempt() -> dict[str, Mapping[str, Any]]:
+            found = obstore.list(self._store, prefix or None, chunk_size=1000)
+            return {str(entry["path"]): entry for some in found for entry in some}
 
         try:
             return self.tried(prefix, attempt)
         except ObjectMissing:
             return {}
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Every object below ``prefix`` with its bytes."""
+        return {name: int(known["size"]) for name, known in self.listed(prefix).items()}
 
     def put(self, name: str, data: bytes | Path | Callable[[], Iterator[bytes]]) -> None:
         """Writes an object, whole or not at all: these bytes, those of a file, or those that a function gives each time."""

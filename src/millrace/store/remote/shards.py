@@ -12,17 +12,20 @@ from millrace.errors import ConfigError
 from millrace.ragged import Array
 from millrace.store import platform
 from millrace.store.folder import Folder
+from millrace.store.layout import BLOCK_BYTES
 from millrace.store.reader import DiskShards
 from millrace.store.remote.cache import Cache
 from millrace.store.remote.contents import Contents, RemoteFile
 from millrace.store.remote.fetcher import Fetcher
-from millrace.store.remote.objects import Objects
+from millrace.store.remote.objects import NoRanges, Objects
 
 LOOKAHEAD = 256  # batches: a file takes tenths of a second to come, in which a fast loop takes hundreds
 
 
 class RemoteShards(DiskShards):
     """Files come into the cache before their batch, as ``expect`` names them, else when they are touched.
+
+    A few rows of a large file come as blocks of 4 MiB, where ``Pace`` finds that cheaper.
 
     With a limit on the cache that the store does not fit in, maps end when nobody uses them, so that their files can go.
     """
@@ -34,6 +37,9 @@ class RemoteShards(DiskShards):
         self._window = Window(LOOKAHEAD)
         cache.next_use = self._window.next_use
         self._asked: set[tuple[int, int]] = set()
+        self._is_whole = False  # files come whole, all of them
+        self._whole: set[tuple[int, int]] = set()  # these do
+        self._parts: dict[tuple[int, int], set[int]] = {}  # blocks of the others that were read
         self._unasked: dict[tuple[int, int], set[int]] = {}  # (split, file) -> shards
         weakref.finalize(self, self._fetcher.close).atexit = False
 
@@ -49,8 +55,70 @@ class RemoteShards(DiskShards):
     def check(self, shard: int) -> None:
         """Files are checked when they come."""
 
+    def choose(self, samples: int | None, files: Iterable[tuple[int, int]] = ()) -> None:
+        if samples is None:
+            self._is_whole = True
+            return
+        files = set(files)
+        blocks = samples * len({file for _, file in files})  # a sample lies in one, or two
+        if not self._objects.pace.prefers_blocks(blocks, self._sum(files), len(files)):
+            self._whole |= files
+
+    def describe(self) -> str | None:
+        with self._lock:
+            parts = sum(map(len, self._parts.values()))
+        ways = f"{parts:,} blocks of 4 MiB read by ranges" if parts else "files come whole"
+        return f"{self._objects.url}: {self._objects.pace}; {ways}"
+
+    def _by_blocks(self, shard: int, file: int, first: int = 0, last: int = 1) -> bool:
+        """Whether blocks [first, last) of a file come by themselves: not where all of it is wanted or here."""
+        place, num_bytes = (shard, file), int(self._bytes[shard, file])
+        if self._is_whole or place in self._whole or num_bytes <= BLOCK_BYTES:
+            return False
+        if self._contents.codec is not None or self.layout.files[file].axis is not None or self._objects.is_local:
+            return False  # views read all offsets
+        if place in self._loaded or place in self._maps or place in self._lent or self.is_at_hand(shard, file):
+            return False
+        with self._lock:
+            known = self._parts.get(place, set())
+            blocks = len(known) + sum(block not in known for block in range(first, last))
+        if self._objects.pace.prefers_blocks(blocks, num_bytes):
+            return True
+        self._whole.add(place)
+        return False
+
+    def rows(self, shard: int, file: int, start: int, stop: int, *, wait: bool = True) -> Array | None:
+        size = self.layout.files[file].item_bytes
+        first, last = start * size // BLOCK_BYTES, -(-stop * size // BLOCK_BYTES)
+        if start >= stop or not self._by_blocks(shard, file, first, last):
+            return super().rows(shard, file, start, stop, wait=wait)
+        whole = self._contents.file(shard, file)
+        parts = [whole.part(block) for block in range(first, last)]
+        if not wait:
+            self._fetcher.ask(parts)
+            return None
+        try:
+            data = b"".join(self._read_part(part, start * size, stop * size) for part in parts)
+        except NoRanges:
+            self._is_whole = True
+            return super().rows(shard, file, start, stop, wait=wait)
+        with self._lock:
+            self._parts.setdefault((shard, file), set()).update(range(first, last))
+        return self._read(shard, file, start, stop, data)
+
+    def _read_part(self, part: RemoteFile, start: int, stop: int) -> bytes:
+        """Those bytes [start, stop) of a file that lie in one block."""
+        base = (part.block or 0) * BLOCK_BYTES
+        first, last = max(start - base, 0), min(stop - base, part.num_bytes)
+        fd = self._open(part)
+        try:
+            return platform.pread(fd, last - first, first)
+        finally:
+            os.close(fd)
+            self._cache.release(part.key)
+
     def expect(self, files: Sequence[tuple[int, int]]) -> None:
-        files = [file for file in files if file not in self._loaded]
+        files = [file for file in files if file not in self._loaded and not self._by_blocks(*file)]
         if self._cache.limit is not None:
             self._check_window(files)
             self._window.add([self._contents.file(*file).key for file in files])
@@ -77,7 +145,7 @@ class RemoteShards(DiskShards):
         if limit is not None and needed > limit:
             raise ConfigError(
                 f"one batch reads {len(set(files)):,} files with {needed:,} bytes, and cache_size is {limit:,}; raise cache_size, "
-                "or read fewer shards at a time: order=mr.BlockShuffled(len(view), block=..., window=...)"
+                f"or read fewer shards at a time: order=mr.BlockShuffled.for_cache(view, {limit})"
             )
 
     @property
@@ -87,8 +155,17 @@ class RemoteShards(DiskShards):
     def will_need(self, files: Iterable[tuple[int, int]]) -> bool:
         """Whether these files fit in the cache together, and there are maps left for them."""
         files = set(files)
+        if any(self._by_blocks(*file) for file in files):
+            return False
         limit = self._cache.limit
         return (limit is None or self._sum(files) <= limit) and super().will_need(files)
+
+    def num_bytes(self, shard: int, file: int) -> int:
+        return int(self._bytes[shard, file])
+
+    def is_at_hand(self, shard: int, file: int) -> bool:
+        """Whether the cache has a file."""
+        return os.path.exists(self._cache.path(self._contents.file(shard, file).key))
 
     def _sum(self, files: set[tuple[int, int]]) -> int:
         return sum(int(self._bytes[file]) for file in files)
@@ -97,6 +174,8 @@ class RemoteShards(DiskShards):
         if self.layout.files[file].axis is not None and (shard, file) not in self._asked:
             # Views read the offsets of all shards, one after the other: they come side by side.
             self._ask([(other, file) for other in range(len(self._table))])
+        if self._by_blocks(shard, file):
+            return None
         # With a limit, maps end with their users.
         return super().array(shard, file, random=random or self._cache.limit is not None)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import InputFile, describe_file, find_files, printable
+from millrace.prepare.kind import Context
 from millrace.prepare.records.formats.format import Format, Outline, Source, named
 from millrace.prepare.records.formats.imagefolder import SPLITS, split_of
 from millrace.prepare.records.formats.known import FORMATS, by_ending, format_of, guess
@@ -41,9 +41,9 @@ class Survey(NamedTuple):
     notes: list[str]
 
 
-def survey(paths: Sequence[str], exclude: Sequence[str], avoid: Collection[Path], options: RecordOptions) -> Survey:
+def survey(paths: Sequence[str], exclude: Sequence[str], context: Context, options: RecordOptions) -> Survey:
     """Finds files and compares what they hold: a column of another type is refused before any work."""
-    kind, files, notes = _find(paths, exclude, avoid, options)
+    kind, files, notes = _find(paths, exclude, context, options)
     sources, more = kind.sources(files, options)
     outlines = [(source, _outline(kind, source, options)) for source in sources]
     empty = [source.path for source, outline in outlines if not outline.pieces]
@@ -67,7 +67,7 @@ def _outline(kind: Format, source: Source, options: RecordOptions) -> Outline:
 
 
 def _find(
-    paths: Sequence[str], exclude: Sequence[str], avoid: Collection[Path], options: RecordOptions
+    paths: Sequence[str], exclude: Sequence[str], context: Context, options: RecordOptions
 ) -> tuple[Format, list[Source], list[str]]:
     asked = None if options.format is None else format_of(options.format)
     endings = None if asked is None else asked.endings
@@ -76,7 +76,8 @@ def _find(
         return by_ending(path) is not None if endings is None else path.lower().endswith(endings)
 
     expected = asked.expected if asked is not None else f"records: {', '.join(FORMATS)}"
-    found = find_files(paths, is_known, expected, avoid=avoid, exclude=exclude, describe=_describe)
+    places: Any = {"avoid": context.own_folders, "stage": context.sources}
+    found = find_files(paths, is_known, expected, **places, exclude=exclude, describe=_describe)
     name = options.format or guess([file.path for file in found.files])
     notes = list(found.notes)
     if options.format is None:

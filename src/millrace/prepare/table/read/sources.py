@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
+from millrace.prepare.kind import Context
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.read import table_file
@@ -53,9 +53,10 @@ class Survey(msgspec.Struct, frozen=True):
     skipped: int = 0  # files that cannot be used
 
 
-def find_tables(inputs: Inputs, avoid: Collection[Path] = ()) -> Found:
-    """The files, but for those in folders to ``avoid``."""
-    return find_files(inputs.paths, table_file.format_of, "Parquet or CSV", avoid=avoid, exclude=inputs.exclude)
+def find_tables(inputs: Inputs, context: Context) -> Found:
+    """The files, but for those of the run itself."""
+    places: Any = {"avoid": context.own_folders, "stage": context.sources}
+    return find_files(inputs.paths, table_file.format_of, "Parquet or CSV", **places, exclude=inputs.exclude)
 
 
 def survey(found: Found, options: TableOptions) -> Survey:
