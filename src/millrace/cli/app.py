@@ -13,6 +13,7 @@ COMMANDS = (
     "info",
     "head",
     "inspect",
+    "watch",
     "verify",
     "gc",
     "push",

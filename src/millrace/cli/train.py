@@ -32,6 +32,9 @@ def run(
     ] = None,
     ranks: Annotated[int | None, Option(min=1, help="Number of processes on this machine.", show_default="1")] = None,
     resume: Annotated[str, Option(help="auto: continue a run that was saved here; never: refuse to.")] = "auto",
+    profile: Annotated[
+        int, Option(min=0, metavar="STEPS", help="Record so many steps: a trace and a page in RUN/profile.")
+    ] = 0,
     keys: Annotated[bool, Option("--keys", help="Print every key of a configuration, then stop.")] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print a JSON summary at the end; progress goes to stderr.")
@@ -83,13 +86,19 @@ def run(
             from millrace.train import dist
             from millrace.train.trainer import train
         if ranks is not None and ranks > 1 and not launch.is_rank():
-            flags = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
+            flags: list[tuple[str, Any]] = [
+                ("--store", store),
+                ("--input", input_),
+                ("--run", run_),
+                ("--ranks", ranks),
+            ]
+            flags += [("--resume", resume), ("--profile", profile or None)]
             again = ["train", config, *(str(part) for flag in flags if flag[1] is not None for part in flag)]
             again += [part for change in changes or [] for part in ("--set", change)]
             sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
         has_started, dist.held = True, []
         console = StreamConsole(sys.stderr if as_json else sys.stdout)
-        stopped_by = train(settings, folder, resume=resume, console=console)
+        stopped_by = train(settings, folder, resume=resume, console=console, profile=profile)
     except MillraceError as error:
         if getattr(error, "is_about_ranks", False) and launch.is_rank() and not error.is_reported:
             raise typer.Exit(launch.LOST) from error  # the launcher says which rank is gone

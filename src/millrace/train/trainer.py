@@ -31,6 +31,7 @@ from millrace.train.out_of_memory import memory_for
 from millrace.train.pace import Pace, memory_by_part
 from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
+from millrace.train.profile import Profile
 from millrace.train.saver import Saver
 from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
@@ -40,17 +41,20 @@ from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
 
 
-def train(config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None) -> int:
+def train(
+    config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None, profile: int = 0
+) -> int:
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0.
 
     Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Console()`` prints nothing.
+    ``profile`` steps are recorded into RUN/profile.
     """
     console = console_for_python() if console is None else console
     world = start_world(config.train.device, config.train.timeout_s)
     try:
         with (
             run_folder.lock_run(folder, world), rank_errors(world),
-            contextlib.closing(Trainer(config, folder, world, resume=resume, console=console)) as trainer,
+            contextlib.closing(Trainer(config, folder, world, resume=resume, console=console, profile=profile)) as trainer,
         ):  # fmt: skip
             return trainer.run()
     except MillraceError as error:
@@ -64,8 +68,9 @@ class Trainer:
     """One run on one rank. ``step`` counts the steps that are done."""
 
     def __init__(
-        self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None
-    ) -> None:
+        self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None,
+        profile: int = 0,
+    ) -> None:  # fmt: skip
         self.config, self.folder, self.world = config, folder, world
         self._console = console if console is not None and world.is_first else Console()
         begun = run_folder.read_run(folder)
@@ -96,6 +101,8 @@ class Trainer:
             forward = distribute(self.model, config, world)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
+        self._profile = Profile(folder, profile, world, self._console.say)
+        self.stepper.stage = self._profile.stage
         self.step = self._load()
         if world.is_first:
             run_folder.write_run(folder, config, self.store, world, before)
@@ -155,11 +162,16 @@ class Trainer:
             pace.restart()
             while self.step < last and not stopped_by:
                 self.step += 1
+                self._profile.begin_step(self.step)
                 pace.wait_begins(batches.behind_s)
                 with memory_for(f"for the batch of step {self.step}", "set a smaller train.batch", step=self.step):
-                    batch = self.precision.to_device(next(batches))
+                    with self._profile.stage("data wait"):
+                        batch = next(batches)
+                    with self._profile.stage("transfer"):
+                        batch = self.precision.to_device(batch)
                 pace.wait_ends(batch, batches.behind_s)
                 self._losses.add(*self.stepper.step(batch, self.step))
+                self._profile.end_step(self.step)
                 is_late = 0 < 60 * self.config.checkpoint.every_minutes <= time.monotonic() - saved_at
                 received, is_due = self.world.largest([float(self._signals.received), float(is_late)])
                 stopped_by = int(received)
@@ -250,6 +262,7 @@ class Trainer:
             self._console.say(f"saved step {save.step:,}: {times}")
 
     def _finish(self, stopped_by: int) -> None:
+        self._profile.finish()
         self.save()
         self._saver.finish()
         self._note_saves()
@@ -278,6 +291,7 @@ class Trainer:
             self._metrics.write(self.step, values)
 
     def close(self) -> None:
+        self._profile.close()
         self._saver.close()  # before the lock on the folder is released
         self.feed.close()
         if self._metrics is not None:
