@@ -3,7 +3,7 @@ PY := .venv/bin/python
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := $(wildcard src/millrace/_core/*.c src/millrace/_core/*.h)
 
-.PHONY: check setup servers test hidden sanitize valgrind demo bench bench-peers soak dist clean
+.PHONY: check setup servers test hidden sanitize valgrind demo docs bench bench-peers soak dist clean
 
 check: .venv/ready
 	.venv/bin/ruff check .
@@ -25,8 +25,8 @@ setup: .venv/ready
 
 # Tools the tests start; without root the tests that need them say so and skip.
 servers:
-	@if [ "$$(id -u)" = 0 ] && ! { command -v fiu-run && command -v redis-server && command -v faketime && command -v ip; } >/dev/null; then \
-	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils redis-server faketime iproute2 >/dev/null; fi
+	@if [ "$$(id -u)" = 0 ] && ! { command -v fiu-run && command -v redis-server && command -v faketime && command -v ip && command -v chromium; } >/dev/null; then \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends fiu-utils redis-server faketime iproute2 chromium >/dev/null; fi
 
 # The adapters have no doctests, and would bring these libraries into the processes of all tests.
 ADAPTERS := $(addprefix --ignore src/millrace/,transformers.py accelerate.py jax.py)
@@ -63,6 +63,15 @@ valgrind: .venv/ready
 demo: .venv/base
 	.venv/bin/millrace demo
 
+# The site of all pages, in build/site; it loads nothing from elsewhere.
+docs: .venv-docs/ready
+	.venv-docs/bin/python tools/site.py .venv-docs/bin/zensical
+
+.venv-docs/ready: constraints.txt
+	python3 -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt zensical
+	touch $@
+
 # All benchmarks beside the other libraries, which get environments of their own in .venv-peers. A library that does not
 # install, or a benchmark that fails, is left out: the others go on, and the last lines say what and why.
 bench: setup
@@ -85,4 +94,4 @@ dist: setup
 	$(PY) tools/try_dist.py dist
 
 clean:
-	rm -rf .venv .venv-peers build dist src/*.egg-info src/millrace/*.so
+	rm -rf .venv .venv-docs .venv-peers build dist src/*.egg-info src/millrace/*.so

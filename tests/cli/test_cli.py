@@ -35,7 +35,7 @@ def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 def test_the_commands_are_those_documented() -> None:
     assert COMMANDS == [
         "augment", "bench", "demo", "doctor", "explain", "export", "forecast", "gc", "generate", "head", "info", "inspect", "plan",
-        "pull", "push", "stage", "train", "verify", "verify-resume", "worker",
+        "pull", "push", "stage", "train", "verify", "verify-resume", "watch", "worker",
     ]  # fmt: skip
 
 

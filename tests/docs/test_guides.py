@@ -12,8 +12,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    DOCS / "quickstart.md",
+    DOCS / "how-the-order-works.md",
+    *sorted((DOCS / "guide").glob("*.md")),
+]
+ALL_PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ANY_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FOLLOWED = ("export QUEUE", "queue status")  # blocks of queue.md that test_queue_guide.py follows
+SHOWN = ("README", "quickstart")  # whose commands are shown with what they print
+COMMAND = re.compile(r"(\w*\$ |srun .*|torchrun .*)?millrace [a-z-]+ ")
+NUMBER = re.compile(r"\d[\d,.]*( (s|ms|min|kB|MB|GB)\b)?")
 
 
 # A process that has imported what most pages do, and forks for each: a new one imports for longer than most pages run.
@@ -62,22 +74,64 @@ def commands(block: str) -> list[str]:
     return [line.removeprefix("$ ").split("   #")[0] for line in lines if line.startswith("$ ")]
 
 
+def arguments(block: str, starts: list[str]) -> list[list[str]]:
+    """The commands of a block. A preset that a page trains as it is takes two steps at each start; ``starts`` counts them."""
+    found = [shlex.split(command)[1:] for command in commands(block) if command.startswith("millrace ")]
+    for words in found:
+        if words[:2] == ["train", "nano"] and "--set" not in words:
+            starts.append("nano")
+            words += ["--set", f"train.max_steps={2 * len(starts)}", "--set", "train.log_every=1"]
+    return found
+
+
+def masked(text: str) -> list[str]:
+    """Its lines without numbers and spaces: times, speeds and last digits of losses are those of a machine."""
+    return ["".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
+
+
+def transcripts(page: Path) -> list[str]:
+    """What commands of a page are shown to print; ``...`` stands for any lines."""
+    blocks = [block.replace("\\\n", "") for kind, block in BLOCK.findall(page.read_text()) if kind == "console"]
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [
+        line for line in lines if line.strip() not in ("", "...") and not line.startswith("$ ") and page.stem in SHOWN
+    ]
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, run_page: Callable[..., int]) -> None:
     """A page is one program: its Python as it stands, its millrace commands in between, all in one process."""
     program = ["from millrace.cli import run as millrace_command"]
-    found = BLOCK.findall(page.read_text())
-    for kind, block in found:
+    starts: list[str] = []
+    for kind, block in BLOCK.findall(page.read_text()):
         if kind == "python":
             program.append(block)
         else:
-            ours = [shlex.split(command) for command in commands(block) if command.startswith("millrace ")]
-            program += [f"assert millrace_command({command[1:]!r}) == 0" for command in ours]
+            program += [f"assert millrace_command({words!r}) == 0" for words in arguments(block, starts)]
     assert len(program) > 3, f"{page} has hardly any code"
+    if "books/" in page.read_text() and page.stem == "README":  # the reader's own
+        (tmp_path / "books").mkdir()
+        (tmp_path / "books/tale.txt").write_text(
+            "\n\n".join(f"Tale {k}. " + "The wheel turns. " * (k % 50) for k in range(1000))
+        )
     script = tmp_path / "page.py"
     script.write_text("\n".join(program))
     warnings = "ignore" if page.stem == "frameworks" else "error"  # what other libraries warn of is theirs
     said = tmp_path.with_name(f"{tmp_path.name}-said")
     status = run_page(folder=str(tmp_path), script=str(script), said=str(said), warnings=warnings)
     assert status == 0, f"{page}\n{said.read_text()}"
+    printed = iter(masked(said.read_text().replace(f"{tmp_path}/", "")))
+    for line in transcripts(page):
+        assert masked(line)[0] in printed, f"{page} shows a line that is not printed, or not in this order: {line}"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_command_that_is_not_run_says_what_it_needs(page: Path) -> None:
+    """Commands are in console blocks, which run, or the block has a title such as "needs a cluster"."""
+    for info, block in ANY_BLOCK.findall(page.read_text()):
+        lines = [line for line in block.replace("\\\n", "").splitlines() if COMMAND.match(line)]
+        is_run = info == "console" and page in PAGES and all(line.startswith("$ ") for line in lines)
+        is_followed = page.name == "queue.md" and any(words in block for words in FOLLOWED)
+        is_reference = page.parent.name == "reference" and info == "text"
+        assert not lines or is_run or is_followed or is_reference or 'title="needs ' in info, f"{page}: {lines[0]}"

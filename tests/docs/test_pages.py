@@ -61,3 +61,36 @@ def test_the_guide_says_what_every_number_means() -> None:
     made = runpy.run_path(str(ROOT / "tools/numbers_table.py"))["table"]()
     page = (ROOT / "docs/guide/performance.md").read_text()
     assert made in page, "put it there: python tools/numbers_table.py"
+
+
+def test_pages_of_the_site_link_to_each_other(tmp_path: Path) -> None:
+    """`make docs` gathers them from the whole project; every link leads to a page, a heading or a picture."""
+    site = runpy.run_path(str(ROOT / "tools/site.py"))
+    site["gather"](tmp_path)
+    named = (ROOT / "docs/zensical.toml").read_text()
+    shown = re.findall(r'= "([\w/-]+\.md)"', named)
+    assert len(shown) > 20
+    assert all((tmp_path / name).exists() for name in shown)
+    for page in (ROOT / "docs/guide").glob("*.md"):
+        assert f"guide/{page.name}" in shown, f"put {page.name} into docs/zensical.toml"
+    count = 0
+    for page in tmp_path.rglob("*.md"):
+        for link in re.findall(
+            r"\]\(([^)#:\s]+)\)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        ):
+            count += 1
+            assert (page.parent / link).exists(), f"{page.relative_to(tmp_path)} links to {link}"
+    assert count > 100
+
+
+def test_what_a_site_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
+    site = runpy.run_path(str(ROOT / "tools/site.py"))
+    (tmp_path / "a.html").write_text(
+        '<a href="https://a.example">ours</a><link rel="canonical" href="https://b.example">'
+    )
+    assert site["fetched_from_elsewhere"](tmp_path) == []
+    (tmp_path / "b.html").write_text(
+        '<link rel="stylesheet" href="https://c.example/x.css"><img src=//d.example/x.png>'
+    )
+    (tmp_path / "c.css").write_text("@import 'https://e.example/x'; a { background: url(https://f.example/x) }")
+    assert len(site["fetched_from_elsewhere"](tmp_path)) == 4

@@ -14,6 +14,7 @@ COMMANDS = (
     "info",
     "head",
     "inspect",
+    "watch",
     "verify",
     "gc",
     "push",

@@ -38,6 +38,9 @@ def run(
             metavar="PORT", help="Serve the numbers to Prometheus, on this machine alone; HOST:PORT for others too."
         ),
     ] = None,
+    profile: Annotated[
+        int, Option(min=0, metavar="STEPS", help="Record so many steps: a trace and a page in RUN/profile.")
+    ] = 0,
     keys: Annotated[bool, Option("--keys", help="Print every key of a configuration, then stop.")] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print a JSON summary at the end; progress goes to stderr.")
@@ -89,14 +92,20 @@ def run(
             from millrace.train import dist
             from millrace.train.trainer import train
         if ranks is not None and ranks > 1 and not launch.is_rank():
-            flags = ("--store", store), ("--input", input_), ("--run", run_), ("--ranks", ranks), ("--resume", resume)
+            flags: list[tuple[str, Any]] = [
+                ("--store", store),
+                ("--input", input_),
+                ("--run", run_),
+                ("--ranks", ranks),
+            ]
+            flags += [("--resume", resume), ("--profile", profile or None)]
             again = ["train", config, *(str(part) for flag in flags if flag[1] is not None for part in flag)]
             again += [] if metrics_port is None else ["--metrics-port", metrics_port]
             again += [part for change in changes or [] for part in ("--set", change)]
             sys.exit(launch.launch([*again, *(["--json"] if as_json else [])], ranks, folder))
         has_started, dist.held = True, []
         console = StreamConsole(sys.stderr if as_json else sys.stdout)
-        stopped_by = train(settings, folder, resume=resume, console=console, metrics_port=metrics_port)
+        stopped_by = train(settings, folder, resume=resume, console=console, metrics_port=metrics_port, profile=profile)
     except MillraceError as error:
         if getattr(error, "is_about_ranks", False) and launch.is_rank() and not error.is_reported:
             raise typer.Exit(launch.LOST) from error  # the launcher says which rank is gone

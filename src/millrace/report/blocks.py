@@ -57,6 +57,15 @@ class Lines:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """Rows of spans ``(kind, start_s, stop_s)``, one below the other on one axis of time. A kind has a colour."""
+
+    title: str
+    kinds: list[str]
+    rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]
+
+
+@dataclass(frozen=True)
 class Passages:
     """Texts with a title each. A passage has pieces; a document ends between two pieces."""
 
@@ -77,7 +86,7 @@ class Note:
     text: str
 
 
-Block = Facts | Table | Bars | Histogram | Lines | Passages | Pictures | Note
+Block = Facts | Table | Bars | Histogram | Lines | Timeline | Passages | Pictures | Note
 
 
 @dataclass(frozen=True)

@@ -8,24 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from millrace.report.blocks import Bars, Histogram, Lines
-from millrace.report.escape import label, number
+from millrace.report.blocks import Bars, Histogram, Lines, Timeline
+from millrace.report.escape import label, number, visible
 
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34  # room for the axes
-MAX_NAME = 22  # characters of a bar's name
+MAX_NAME = 20  # characters of a bar's name
 
 
 def bars(block: Bars) -> str:
     """Horizontal bars, each with its name before it and its count behind it."""
-    step, left, right = 22, 136, 52
+    step, left, right = 22, 142, 52
     height = step * len(block.names) + 8
     top = max(block.counts, default=0) or 1
     parts = []
     for k, (name, count) in enumerate(zip(block.names, block.counts, strict=True)):
         y, width = 4 + step * k, max((WIDTH - left - right) * count / top, 1)
+        shown = f"{label(name, MAX_NAME)}<title>{visible(name)}</title>"
         parts.append(
-            f'<text class="name" x="{left - 8}" y="{y + 14}" text-anchor="end">{label(name, MAX_NAME)}</text>'
+            f'<text class="name" x="{left - 8}" y="{y + 14}" text-anchor="end">{shown}</text>'
             f'<rect class="bar" x="{left}" y="{y + 2}" width="{width:.1f}" height="{step - 6}" rx="2"/>'
             f'<text class="tick" x="{left + width + 5:.1f}" y="{y + 14}">{number(count)}</text>'
         )
@@ -76,6 +77,31 @@ def lines(block: Lines) -> str:
         if len(places) < 40:
             parts += [f'<circle class="dot c{k % 4}" cx="{x:.1f}" cy="{y:.1f}" r="2"/>' for x, y in places]
     return _svg(block.title, "".join(parts))
+
+
+def timeline(block: Timeline) -> str:
+    """A row of coloured spans for each name, on one axis of milliseconds."""
+    step, left, wide = 14, 60, 1000
+    last = 1000 * max((stop for _, spans in block.rows for _, _, stop in spans), default=0) or 1.0
+    base, parts = 4 + step * len(block.rows), []
+    by_ms = (wide - left - RIGHT) / last
+    for value in _ticks(0, last, 10):
+        x = left + value * by_ms
+        parts.append(
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{base}"/>'
+            f'<text class="tick" x="{x:.1f}" y="{base + 14}" text-anchor="middle">{number(value)}</text>'
+        )
+    for k, (name, spans) in enumerate(block.rows):
+        y = 2 + step * k
+        parts.append(f'<text class="tick" x="{left - 8}" y="{y + 10}" text-anchor="end">{label(name, 12)}</text>')
+        for kind, start, stop in spans:
+            x, width = left + 1000 * start * by_ms, max(1000 * (stop - start) * by_ms, 0.3)
+            parts.append(
+                f'<rect class="f{block.kinds.index(kind) % 6}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{step - 3}">'
+                f"<title>{label(kind, 40)}: {1000 * (stop - start):.3f} ms</title></rect>"
+            )
+    named = f'<text class="tick" x="{(left + wide) / 2:.0f}" y="{base + 28}" text-anchor="middle">milliseconds</text>'
+    return _svg(block.title, "".join([*parts, named]), wide, base + 32)
 
 
 def _inner() -> int:

@@ -21,34 +21,36 @@ from millrace.report.blocks import (
     Report,
     Section,
     Table,
+    Timeline,
 )
 from millrace.report.escape import visible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d2330;--dim:#667085;--page:#f6f7f9;--card:#fff;--edge:#e2e6ec;--c0:#2f6fde;--c1:#e07b22;
---c2:#2a9d6f;--c3:#9b59b6}
+--c2:#2a9d6f;--c3:#9b59b6;--c4:#d1495b;--c5:#8a94a6}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ef;--dim:#98a2b3;--page:#14171d;--card:#1c2028;--edge:#303643;--c0:#6ea0ff;
---c1:#f0a35e;--c2:#57c79a;--c3:#c79be0}}
+--c1:#f0a35e;--c2:#57c79a;--c3:#c79be0;--c4:#ef7d8c;--c5:#8a94a6}}
 *{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;margin:0;overflow-wrap:anywhere}
 h2{font-size:18px;margin:0 0 2px}p{margin:0}.dim,.about{color:var(--dim)}.about{margin-bottom:14px;max-width:80ch}
 nav{margin:12px 0 22px;display:flex;flex-wrap:wrap;gap:4px 16px}a{color:var(--c0);text-decoration:none}
 section{background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:18px 20px;margin-bottom:18px}
-.blocks{display:flex;flex-wrap:wrap;gap:18px 26px;align-items:flex-start}.wide{flex:1 1 100%;min-width:0}
-figure{margin:0;flex:1 1 330px;max-width:460px}figcaption{font-weight:600;margin-bottom:4px;overflow-wrap:anywhere}
-figcaption span{font-weight:400;color:var(--dim)}svg{width:100%;height:auto;display:block}
+.blocks{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(330px,100%),1fr));gap:18px 26px;align-items:start}
+.wide{grid-column:1/-1;min-width:0}figure{margin:0;min-width:0}figcaption{font-weight:600;margin-bottom:4px;overflow-wrap:anywhere}
+figcaption span{font-weight:400;color:var(--dim)}svg{width:100%;height:auto;display:block;overflow:visible}
 svg text{font-size:11px;fill:var(--dim);unicode-bidi:isolate}svg .name{fill:var(--ink);font-size:12px}.bar{fill:var(--c0)}
 .grid,.axis{stroke:var(--edge)}.axis{stroke:var(--dim)}.mark{stroke:var(--dim);stroke-dasharray:3 3}
 .curve{fill:none;stroke-width:1.6}.c0{stroke:var(--c0)}.c1{stroke:var(--c1)}.c2{stroke:var(--c2)}.c3{stroke:var(--c3)}
 .dot.c0{fill:var(--c0)}.dot.c1{fill:var(--c1)}.dot.c2{fill:var(--c2)}.dot.c3{fill:var(--c3)}
 .key{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12px;color:var(--dim)}.key i{display:inline-block;width:14px;height:3px;
 border-radius:2px;vertical-align:middle;margin-right:5px}.k0{background:var(--c0)}.k1{background:var(--c1)}
-.k2{background:var(--c2)}.k3{background:var(--c3)}
+.k2{background:var(--c2)}.k3{background:var(--c3)}.k4{background:var(--c4)}.k5{background:var(--c5)}
+.f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}.f4{fill:var(--c4)}.f5{fill:var(--c5)}
 table{border-collapse:collapse;font-size:14px}th{font-weight:600;color:var(--dim);text-align:left}
-td,th{padding:3px 18px 3px 0;vertical-align:top;border-bottom:1px solid var(--edge);overflow-wrap:anywhere}
+td,th{padding:3px 18px 3px 0;vertical-align:top;border-bottom:1px solid var(--edge);overflow-wrap:break-word}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.facts td:first-child{color:var(--dim);white-space:nowrap}.scroll{overflow-x:auto}
+.facts td{overflow-wrap:anywhere}.facts td:first-child{color:var(--dim);white-space:nowrap}.scroll{overflow-x:auto}
 .passage{margin-bottom:14px}.passage pre{margin:4px 0 0;padding:10px 12px;background:var(--page);border-radius:6px;
 font:13px/1.45 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;max-height:300px;overflow:auto}
 .end{display:block;color:var(--c1);font-weight:600;border-top:2px dashed var(--c1);margin:8px 0 4px;font-size:12px}
@@ -87,6 +89,9 @@ def _block(block: Block) -> str:
         return _figure(block.title, block.note, charts.histogram(block))
     if isinstance(block, Lines):
         return _figure(block.title, block.note, charts.lines(block) + _key(list(block.curves), bool(block.marks)))
+    if isinstance(block, Timeline):
+        chart = charts.timeline(block) + _key(block.kinds, False)
+        return _figure(block.title, "", chart).replace("<figure>", '<figure class="wide">', 1)
     if isinstance(block, Facts):
         return f'<div class="wide scroll"><table class="facts">{"".join(map(_row, block.rows))}</table></div>'
     if isinstance(block, Table):
@@ -108,7 +113,7 @@ def _figure(title: str, note: str, chart: str) -> str:
 def _key(names: list[str], has_marks: bool) -> str:
     if len(names) < 2 and not has_marks:
         return ""
-    items = [f'<span><i class="k{k % 4}"></i><bdi>{visible(name)}</bdi></span>' for k, name in enumerate(names)]
+    items = [f'<span><i class="k{k % 6}"></i><bdi>{visible(name)}</bdi></span>' for k, name in enumerate(names)]
     return f'<div class="key">{"".join(items)}{"<span>┆ started again</span>" if has_marks else ""}</div>'
 
 

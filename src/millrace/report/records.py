@@ -46,9 +46,10 @@ def _has_column(store: Any, axis: str) -> bool:
 
 def _column(sample: Sample, name: str) -> Any:
     column = sample.store.layout.columns[name]
-    if column.dtype == "string":
-        return None
     values = sample.column(name)
+    if column.dtype == "string":
+        counts = Counter(map(str, values.tolist()))
+        return bars(name, dict(counts), "records") if len(counts) <= FEW else None  # more are names, such as keys
     if column.dtype == "dictionary" or (values.dtype.kind in "iub" and len(np.unique(values)) <= FEW):
         counts = Counter(class_name(sample.store, name, value) for value in values.tolist())
         return bars(name, dict(counts), "records")

@@ -90,8 +90,9 @@ def histogram(title: str, values: Any, note: str = "") -> Histogram | None:
     if not len(numbers):
         return None
     low, high = float(numbers.min()), float(numbers.max())
-    if np.asarray(values).dtype.kind in "iu" and high - low < BINS:
-        edges = np.arange(low, high + 2)
+    if np.asarray(values).dtype.kind in "iu":
+        step = max(1.0, np.ceil((high - low + 1) / BINS))  # bars of as many values each
+        edges = np.arange(low, high + step + 1, step)
     else:
         edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
     counts, edges = np.histogram(numbers, edges)

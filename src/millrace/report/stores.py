@@ -84,7 +84,9 @@ def _origin(store: Store, made: Mapping[str, Any]) -> Section:
     sources = plan.get("sources") if isinstance(plan, Mapping) else None
     if isinstance(sources, (Mapping, list)):
         names = list(map(str, sources))
-        facts.append(("sources", f"{_count(len(names), 'file')}, such as {', '.join(names[:3])}"))
+        facts.append(
+            ("sources", f"{_count(len(names), 'file or folder', 'files and folders')}, such as {', '.join(names[:3])}")
+        )
     report = report_of(made)
     dropped = report.get("dropped")
     if isinstance(dropped, Mapping):
@@ -94,8 +96,8 @@ def _origin(store: Store, made: Mapping[str, Any]) -> Section:
     return Section("Origin", "How the store was made, as its provenance.json says.", [Facts(facts)])
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def _count(count: int, noun: str, plural: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _words(command: Any) -> str:
@@ -109,7 +111,8 @@ def _shards(store: Store) -> Section:
     if not few:
         return Section("Shards", about, [Note("There are no shards.")])
     note = "" if few == store.num_shards else f"the first {few:,} of {store.num_shards:,}"
-    facts = [("shards", f"{store.num_shards:,}"), ("rows in the smallest", f"{rows.min():,}")]
-    facts += [("rows in the median", f"{np.median(rows):,.0f}"), ("rows in the largest", f"{rows.max():,}")]
+    facts = [("shards", f"{store.num_shards:,}"), ("rows in the largest", f"{rows.max():,}")]
+    if few > 1:
+        facts += [("rows in the median", f"{np.median(rows):,.0f}"), ("rows in the smallest", f"{rows.min():,}")]
     chart = histogram("Rows of a shard", rows, note) if few > 1 else None
     return Section("Shards", about, present([Facts(facts), chart]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,15 +41,32 @@ def _sources(sample: Sample, lengths: Any) -> list[Any]:
     column = sample.store.layout.columns.get("source")
     if column is None or column.dtype not in ("dictionary", "string"):
         return []
-    folders: Counter[str] = Counter()
-    endings: Counter[str] = Counter()
+    folders: dict[str, float] = defaultdict(float)
+    endings: dict[str, float] = defaultdict(float)
     for source, length in zip(sample.column("source").tolist(), lengths.tolist(), strict=True):
         folder, _, name = str(source).rpartition("/")
-        folders[folder or "(no folder)"] += length
+        folders[folder] += length
         ending = name.rpartition(".")[2]
         endings[f".{ending}" if "." in name else "(no ending)"] += length
     note = "" if sample.num_records == sample.store.num_records else "in the sample"
-    return [bars("Tokens by folder", dict(folders), note), bars("Tokens by file ending", dict(endings), note)]
+    shown, shared = _short(folders)
+    where = ", ".join(filter(None, (f"below {shared}" if shared else "", note)))
+    return [bars("Tokens by folder", shown, where), bars("Tokens by file ending", endings, note)]
+
+
+def _short(folders: dict[str, float]) -> tuple[dict[str, float], str]:
+    """The totals by folder, without the folder that all share, and that folder.
+
+    >>> _short({"home/a/b": 1, "home/a": 2, "home/c": 3})
+    ({'a/b': 1, 'a': 2, 'c': 3}, 'home')
+    """
+    parts = {name: name.split("/") for name in folders}
+    depth = 0
+    while len(parts) > 1 and len({tuple(each[: depth + 1]) for each in parts.values()}) == 1:
+        depth += 1
+    shared = "/".join(next(iter(parts.values()))[:depth]) if parts else ""
+    own = "." if shared else "(no folder)"
+    return {"/".join(parts[name][depth:]) or own: total for name, total in folders.items()}, shared
 
 
 def _tokens(sample: Sample) -> Section:
@@ -69,11 +86,23 @@ def _tokens(sample: Sample) -> Section:
         f"From the first {MOST_TOKENS:,} tokens of {sample.num_contents:,} of {sample.store.num_records:,} documents: "
         f"{total:,} tokens with {len(counts):,} different ids."
     )
-    ranks = np.log10(np.array(list(counts.values()), np.float64))
-    blocks = [Bars("The most frequent tokens", names, [float(count) for _, count in common], "id and text")]
-    return Section(
-        "Tokens", about, present([*blocks, histogram("How often an id occurs", ranks, "ids by log10 of their count")])
+    tens = Counter(len(str(count)) for count in counts.values() if count > 1)
+    often = {"once": list(counts.values()).count(1), **{_tens(digits): tens[digits] for digits in sorted(tens)}}
+    rare = Bars(
+        "How often an id occurs", list(often), [float(ids) for ids in often.values()], "times, and number of ids"
     )
+    blocks = [Bars("The most frequent tokens", names, [float(count) for _, count in common], "id and text")]
+    return Section("Tokens", about, [*blocks, rare])
+
+
+def _tens(digits: int) -> str:
+    """The counts that have so many digits, in words; 1 has its own.
+
+    >>> _tens(1), _tens(3)
+    ('2 to 9', '100 to 999')
+    """
+    low, high = 10 ** (digits - 1), 10**digits - 1
+    return f"{max(low, 2):,} to {high:,}"
 
 
 def decode(store: Any, ids: Any) -> str:

@@ -26,6 +26,7 @@ from millrace.train.optimizers import learning_rate, set_learning_rate
 from millrace.train.out_of_memory import is_out_of_memory, memory_for
 from millrace.train.parallel import share_buffers
 from millrace.train.precision import Precision
+from millrace.train.profile import Stage, no_stage
 from millrace.train.seeds import seed_step
 from millrace.train.settings import OWN_MODELS, Config
 
@@ -42,6 +43,7 @@ class Stepper:
         self.model, self.forward, self.optimizer, self.precision = model, forward, optimizer, precision
         self.config, self.world = config, world
         self.forward_s = 0.0  # in forward passes, on the host: there no rank waits for another
+        self.stage: Stage = no_stage  # the trainer's, while it profiles
         self._parameters, self._modules = list(model.parameters()), list(forward.modules())
         self.micro_batches = micro_batches(config.train.batch, config.train.micro_batch, world)
         # Ranks that may run out of memory one by one exchange gradients after the backward pass, when all have theirs. A
@@ -56,14 +58,15 @@ class Stepper:
         if not all(module.training for module in self._modules):  # a model may have changed its mode
             self.forward.train()
         loss = self._accumulated(batch, step)
-        scaler = self.precision.scaler
-        if scaler.is_enabled():
-            scaler.unscale_(self.optimizer)
-        limit = self.config.train.clip or float("inf")
-        norm = nn.utils.clip_grad_norm_(self._parameters, limit)
-        with memory_for(f"for the state of the optimiser at step {step}", SMALLER_STATE, step=step):
-            self.precision.step(self.optimizer)
-        share_buffers(self.model, self.world)
+        with self.stage("optimizer"):
+            scaler = self.precision.scaler
+            if scaler.is_enabled():
+                scaler.unscale_(self.optimizer)
+            limit = self.config.train.clip or float("inf")
+            norm = nn.utils.clip_grad_norm_(self._parameters, limit)
+            with memory_for(f"for the state of the optimiser at step {step}", SMALLER_STATE, step=step):
+                self.precision.step(self.optimizer)
+            share_buffers(self.model, self.world)
         return loss, norm
 
     def _accumulated(self, batch: Batch, step: int) -> Tensor:
@@ -98,12 +101,14 @@ class Stepper:
         for number, ((part, _), weight) in enumerate(zip(parts, weights, strict=True), start=1):
             with self._synced(number == len(parts) and not self._exchanges_late):
                 began = perf_counter()
-                loss = self.loss(self.forward, part)
+                with self.stage("forward"):
+                    loss = self.loss(self.forward, part)
                 self.forward_s += perf_counter() - began
                 of_all = (weight / total).to(loss.dtype)
                 # DDP and FSDP divide the sum of gradients by the number of ranks.
-                scaled: Any = self.precision.scaler.scale(loss * (of_all * self.world.size))
-                scaled.backward()
+                with self.stage("backward"):
+                    scaled: Any = self.precision.scaler.scale(loss * (of_all * self.world.size))
+                    scaled.backward()
             losses.append(loss.detach() * of_all)
         return _sum(losses)
 

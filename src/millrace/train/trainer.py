@@ -33,6 +33,7 @@ from millrace.train.out_of_memory import memory_for
 from millrace.train.pace import Pace, memory_by_part
 from millrace.train.parallel import distribute
 from millrace.train.precision import Precision
+from millrace.train.profile import Profile
 from millrace.train.saver import Saver
 from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
@@ -44,11 +45,13 @@ from millrace.train.threads import set_threads
 
 def train(
     config: Config, folder: Path, *, resume: str = "auto", console: Console | None = None, metrics_port: str | None = None,
+    profile: int = 0,
 ) -> int:  # fmt: skip
     """Trains in a run folder, or continues there; returns the number of the signal that ended it, or 0.
 
     Without a console, progress goes to stderr if that is a terminal or a notebook. ``console=Console()`` prints nothing.
-    ``metrics_port`` serves the numbers to Prometheus: a port of this machine alone, or host:port.
+    ``metrics_port`` serves the numbers to Prometheus: a port of this machine alone, or host:port. ``profile`` steps are
+    recorded into RUN/profile.
     """
     console = console_for_python() if console is None else console
     world = start_world(config.train.device, config.train.timeout_s)
@@ -56,7 +59,7 @@ def train(
         with (
             run_folder.lock_run(folder, world), rank_errors(world),
             contextlib.closing(
-                Trainer(config, folder, world, resume=resume, console=console, metrics_port=metrics_port)
+                Trainer(config, folder, world, resume=resume, console=console, metrics_port=metrics_port, profile=profile)
             ) as trainer,
         ):  # fmt: skip
             return trainer.run()
@@ -72,7 +75,7 @@ class Trainer:
 
     def __init__(
         self, config: Config, folder: Path, world: World, *, resume: str = "auto", console: Console | None = None,
-        metrics_port: str | None = None,
+        metrics_port: str | None = None, profile: int = 0,
     ) -> None:  # fmt: skip
         self.config, self.folder, self.world = config, folder, world
         self._console = console if console is not None and world.is_first else Console()
@@ -106,6 +109,8 @@ class Trainer:
             forward = distribute(self.model, config, world)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.stepper = Stepper(self.model, forward, self.optimizer, self.precision, config, world)
+        self._profile = Profile(folder, profile, world, self._console.say)
+        self.stepper.stage = self._profile.stage
         self.step = self._load()
         self._metrics: Metrics | None = None
         if world.is_first:
@@ -167,11 +172,16 @@ class Trainer:
             pace.restart()
             while self.step < last and not stopped_by:
                 self.step += 1
+                self._profile.begin_step(self.step)
                 pace.wait_begins(batches.behind_s)
                 with memory_for(f"for the batch of step {self.step}", "set a smaller train.batch", step=self.step):
-                    batch = self.precision.to_device(next(batches))
+                    with self._profile.stage("data wait"):
+                        batch = next(batches)
+                    with self._profile.stage("transfer"):
+                        batch = self.precision.to_device(batch)
                 pace.wait_ends(batch, batches.behind_s)
                 self._losses.add(*self.stepper.step(batch, self.step))
+                self._profile.end_step(self.step)
                 is_late = 0 < 60 * self.config.checkpoint.every_minutes <= time.monotonic() - saved_at
                 received, is_due = self.world.largest([float(self._signals.received), float(is_late)])
                 stopped_by = int(received)
@@ -264,6 +274,7 @@ class Trainer:
             self._console.say(f"saved step {save.step:,}: {times}")
 
     def _finish(self, stopped_by: int) -> None:
+        self._profile.finish()
         self.save()
         self._saver.finish()
         self._note_saves()
@@ -294,6 +305,7 @@ class Trainer:
             self._metrics.write(self.step, values)
 
     def close(self) -> None:
+        self._profile.close()
         self._saver.close()  # before the lock on the folder is released
         self.feed.close()
         if self._metrics is not None:
