@@ -79,9 +79,9 @@ void core_mixture(const PyObject *object, uint64_t seed, const int64_t *position
 /* Counts turns; -1 where a number leads nowhere. */
 static int mixture_init(Mixture *self) {
     for (int64_t k = 0; k < self->num_sources; k++) {
-        int64_t size = self->ends[k] - (k ? self->ends[k - 1] : 0);
-        if (size < 1) return -1;
-        self->sides[k] = core_sides((uint64_t)size);
+        int64_t first = k ? self->ends[k - 1] : 0; /* compared before they are subtracted, which might overflow */
+        if (self->ends[k] <= first) return -1;
+        self->sides[k] = core_sides((uint64_t)(self->ends[k] - first));
     }
     for (int64_t place = 0; place < self->num_tables * PERIOD; place++) {
         if (self->turns[place] < 0 || self->turns[place] >= self->num_sources) return -1;
