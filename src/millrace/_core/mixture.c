@@ -19,7 +19,8 @@ static PyTypeObject *Mixture_Type;
 
 int core_is_mixture(PyObject *object) { return PyObject_TypeCheck(object, Mixture_Type); }
 
-/* The source at a position, and how many of its samples came before. */
+/* The source at a position, and how many of its samples came before. Unsigned: a wrong position leads to a wrong sample, never
+ * outside of the tables. */
 static int64_t turn(const Mixture *self, int64_t position, uint64_t *ordinal) {
     int64_t low = 0, high = self->num_segments - 1;
     while (low < high) { /* the last segment that has begun */
@@ -27,10 +28,10 @@ static int64_t turn(const Mixture *self, int64_t position, uint64_t *ordinal) {
         if (self->starts[middle] <= position) low = middle;
         else high = middle - 1;
     }
-    int64_t since = position - self->starts[low], table = self->which[low];
-    int64_t place = table * PERIOD + since % PERIOD, source = self->turns[place];
-    *ordinal = (uint64_t)(self->bases[low * self->num_sources + source] + self->ranks[place] +
-                          since / PERIOD * self->counts[table * self->num_sources + source]);
+    uint64_t since = (uint64_t)position - (uint64_t)self->starts[low];
+    int64_t table = self->which[low], place = table * PERIOD + (int64_t)(since % PERIOD), source = self->turns[place];
+    *ordinal = (uint64_t)self->bases[low * self->num_sources + source] + (uint64_t)self->ranks[place] +
+               since / PERIOD * (uint64_t)self->counts[table * self->num_sources + source];
     return source;
 }
 

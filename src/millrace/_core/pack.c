@@ -101,12 +101,13 @@ static int pack(Rooms *rooms, const int64_t *ends, int64_t length, uint32_t *cha
     return 0;
 }
 
-/* Documents with a rest, by falling length of it, then by number; ends[r]: after those with a rest of r. -1: offsets fall. */
+/* Documents with a rest, by falling length of it, then by number; ends[r]: after those with a rest of r. -1: offsets fall, or
+ * are negative. */
 static int64_t sort_rests(const int64_t *offsets, int64_t count, int64_t length, int64_t *ends, uint32_t *sorted) {
     int64_t at = 0;
     if (sorted == NULL) {
         for (int64_t k = 0; k < count; k++) {
-            if (offsets[k + 1] < offsets[k]) return -1;
+            if (offsets[k] < 0 || offsets[k + 1] < offsets[k]) return -1;
             ends[(offsets[k + 1] - offsets[k]) % length]++;
         }
         for (int64_t own = length - 1; own > 0; own--) {
