@@ -17,6 +17,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import millrace as mr
+from millrace.testing import run_forked
 
 zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
 RNG = np.random.default_rng(11)
@@ -519,3 +520,33 @@ def test_litdata_samples_compressed_one_by_one_are_refused(prepare, tmp_path):
     more = {"compression": "zstd", "compression_level": "sample"}
     with pytest.raises(mr.ConfigError, match=r"compressed by 'zstd' per sample; write it with .* per batch or chunk"):
         prepare(write_litdata(tmp_path / "in", [[b"12345678"]], ["int"], ["p"], **more))
+
+
+@pytest.mark.parametrize("kind", ["mds", "litdata", "datasets", "lance"])
+def test_formats_of_folders_killed_and_run_again_are_the_same_store(tmp_path, expect_same_after_kills, kind):
+    folder = tmp_path / "in"
+    for part in range(2):
+        values = range(3 * part, 3 * part + 3)
+        own, ints = folder / f"p{part}", [np.int64(k).tobytes() for k in values]
+        own.mkdir(parents=True)
+        if kind == "mds":
+            rows = [{"label": label, "x": dynamic(np.arange(2 + k, dtype="<f4"))} for k, label in zip(values, ints, strict=True)]
+            write_mds(own, rows, {"label": "int", "x": "ndarray"})
+        elif kind == "litdata":
+            items = [[label, np.arange(k, dtype="<i4").tobytes()] for k, label in zip(values, ints, strict=True)]
+            write_litdata(own, items, ["int", "no_header_numpy:2"], ["label", "x"])
+        else:
+            rows = {"x": [[1.0] * k for k in values], "label": list(values)}
+            assert run_forked(write_table, own, kind, rows) == 0  # with all threads that it leaves
+    expect_same_after_kills(folder)
+
+
+def write_table(folder, kind, rows):
+    if kind == "lance":
+        import lance
+
+        lance.write_dataset(pa.table(rows), folder / "t.lance", max_rows_per_file=2)
+        return
+    import datasets
+
+    datasets.Dataset.from_dict(rows).save_to_disk(folder, num_shards=2)
