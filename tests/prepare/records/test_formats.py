@@ -408,6 +408,10 @@ def test_mosaic_shards(prepare, tmp_path, plain):
         assert (record["label"], record["w"], record["name"], record["v"]) == (k, k / 2, f"é{k}", [k, 1])
         assert bytes(record["image"]) == rows[k]["image"]
         assert record["x"] == arrays[k].tolist()
+    for k in (0, 3):  # the first array says what all are; files are named in both cases
+        bad = [{**row, "x": row["x"][: -1 if k == place else None]} for place, row in enumerate(rows)]
+        with pytest.raises(mr.SourceError, match=r"shard\.00000\.mds'.* an array claims the shape"):
+            prepare(write_mds(tmp_path / "short", bad, kinds))
     with pytest.raises(
         mr.ConfigError, match=r"column 'p' is pickled, which may run code and is never loaded; leave it out"
     ):
