@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import threading
 from itertools import chain, pairwise
 
 import numpy as np
@@ -84,6 +85,20 @@ def test_decoded_images_are_those_of_a_feed_and_near_those_of_pillow(prepare, pi
             image.draft("RGB", (16, 16))
             pillow = ImageOps.fit(image.convert("RGB"), (16, 16), Image.Resampling.BILINEAR)
         assert np.abs(pixels.astype(int) - np.asarray(pillow)).max() <= 2
+
+
+@pytest.mark.parametrize(("check", "are_threads"), [(False, True), (True, False)])
+def test_images_that_are_only_copied_are_read_by_threads(prepare, pictures, check, are_threads):
+    """To start processes would take longer than most jobs; to decode with Pillow does not."""
+    began = []
+
+    def look(stage, done, *_):
+        began.extend(thread.name for thread in threading.enumerate() if thread.name.startswith("millrace-prepare"))
+
+    one, _ = prepare(pictures[0], part_bytes=9000, check=check)
+    two, _ = prepare(pictures[0], part_bytes=9000, check=check, workers=2, progress=look)
+    assert bool(began) == are_threads
+    assert one.fingerprint == two.fingerprint
 
 
 def arrow_table():
