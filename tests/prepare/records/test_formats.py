@@ -18,6 +18,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import millrace as mr
+from millrace.prepare.records.formats import root
 from millrace.testing import run_forked
 
 zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
@@ -302,6 +303,19 @@ def test_root_branches_as_uproot_has_them(prepare, tmp_path, kind, plain):
         assert [record["v"] for record in records] == arrays["v"].tolist()
         with pytest.raises(mr.ConfigError, match="has the trees events, other; say which with tree="):
             prepare(tmp_path / "a.root")
+
+
+@pytest.mark.parametrize("kind", ["TTree", "RNTuple"])
+def test_root_is_cut_where_its_clusters_begin(tmp_path, kind):
+    import uproot
+
+    with uproot.recreate(tmp_path / "a.root") as file:
+        first = {"x": np.arange(10)}
+        file.mkrntuple("t", first) if kind == "RNTuple" else file.mktree("t", {"x": "int64"}).extend(first)
+        for count in (30, 20, 40):
+            file["t"].extend({"x": np.arange(count)})
+    with uproot.open(tmp_path / "a.root") as file:
+        assert root._edges(file["t"], 100, 3) == [0, 40, 60, 100]
 
 
 def test_numpy_files_are_a_record_each(prepare, tmp_path, plain):
