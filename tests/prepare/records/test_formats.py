@@ -563,7 +563,10 @@ def test_formats_of_folders_killed_and_run_again_are_the_same_store(tmp_path, ex
         own, ints = folder / f"p{part}", [np.int64(k).tobytes() for k in values]
         own.mkdir(parents=True)
         if kind == "mds":
-            rows = [{"label": label, "x": dynamic(np.arange(2 + k, dtype="<f4"))} for k, label in zip(values, ints, strict=True)]
+            rows = [
+                {"label": label, "x": dynamic(np.arange(2 + k, dtype="<f4"))}
+                for k, label in zip(values, ints, strict=True)
+            ]
             write_mds(own, rows, {"label": "int", "x": "ndarray"})
         elif kind == "litdata":
             items = [[label, np.arange(k, dtype="<i4").tobytes()] for k, label in zip(values, ints, strict=True)]
