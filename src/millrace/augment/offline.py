@@ -122,7 +122,7 @@ def _records(part: Store, feed: Feed) -> Iterator[dict[str, Any]]:
                 raise ConfigError(
                     f"the result has {', '.join(batch)}; expected the columns of the store: {', '.join(columns)}"
                 )
-            for row in np.flatnonzero(batch.valid).tolist():
+            for row in range(int(batch.valid.sum())):  # type: ignore[union-attr]
                 record = {name: batch[name][row] for name in columns}
                 for name, column in columns.items():
                     if column.values is not None:  # a dictionary: feeds deliver its codes
