@@ -220,6 +220,13 @@ def test_zeros_of_every_scaling(table: Path, tmp_path: Path, said, dtype: str, s
     assert all(float(shown[k].split()[2]) > 200_000 for k in (3, 4, 9, 10))
 
 
+def test_head_shows_the_names_of_classes_on_one_line(tmp_path: Path, said) -> None:
+    columns = {"x": mr.Column("float32"), "label": mr.Column("int64", per="record")}
+    with mr.StoreWriter(tmp_path / "s", columns=columns, meta={"classes": ["a\x1b[2J\nb"]}) as writer:
+        writer.append({"x": [1.0], "label": 0})
+    assert said("head", tmp_path / "s").splitlines()[-1] == r"  label  0 (a\x1b[2J\nb)"
+
+
 def test_head_shows_tiny_numbers_as_tiny(tmp_path: Path, said) -> None:
     with mr.StoreWriter(tmp_path / "s", columns={"x": mr.Column("float64", (2,))}) as writer:
         writer.append({"x": [[0.0, 1e-9], [-0.0, -0.00001], [1234567.0, 0.5]]})

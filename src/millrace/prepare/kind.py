@@ -84,7 +84,7 @@ class Kind(Protocol):
     find_part: Function  # task of a part -> its report if an earlier run finished it, else None
     make_part: Function  # task of a part -> its report; the part is whole on disk
     write_shard: Function  # task of a shard (with ``split`` and ``number``) -> ShardEntry
-    in_threads: bool = False  # whether tasks release the GIL and run no code of the user's
+    in_threads: bool = False  # whether tasks release the GIL and run no code of the user's; ``survey`` may find out
     apart: bool = False  # whether ``make_part`` runs code of the user's, which may crash its process
     functions: Mapping[str, str] = NOTHING  # of the user's, by option, that tasks call
     surveys_late: bool = False  # whether ``survey`` needs the lock

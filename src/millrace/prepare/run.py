@@ -7,6 +7,7 @@ finished parts and shards are used again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -89,8 +90,12 @@ class Run:
             with platform.writing(self.target.folder, "creating"):
                 platform.make_dir(self.target.folder)
             self.context.note(f"the store is made in {self.target.folder}, then sent to {self.target.url}")
+        was_in_threads = kind.in_threads
         if not kind.surveys_late:
             kind.survey()
+        if kind.in_threads != was_in_threads:  # nothing was asked of the engine yet
+            self.engine = open_engine(*self._place, in_threads=kind.in_threads)
+            self.context = kind.context = dataclasses.replace(self.context, engine=self.engine)
         if not self.append and (out / "store.json").exists():
             return self._finished()
         self.partial.acquire()

@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import threading
 from itertools import chain, pairwise
 
 import numpy as np
@@ -17,6 +18,8 @@ import pytest
 from PIL import Image, ImageOps
 
 import millrace as mr
+from millrace.prepare.records.formats import root
+from millrace.testing import run_forked
 
 zstd = importlib.import_module("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
 RNG = np.random.default_rng(11)
@@ -83,6 +86,20 @@ def test_decoded_images_are_those_of_a_feed_and_near_those_of_pillow(prepare, pi
             image.draft("RGB", (16, 16))
             pillow = ImageOps.fit(image.convert("RGB"), (16, 16), Image.Resampling.BILINEAR)
         assert np.abs(pixels.astype(int) - np.asarray(pillow)).max() <= 2
+
+
+@pytest.mark.parametrize(("check", "are_threads"), [(False, True), (True, False)])
+def test_images_that_are_only_copied_are_read_by_threads(prepare, pictures, check, are_threads):
+    """To start processes would take longer than most jobs; to decode with Pillow does not."""
+    began = []
+
+    def look(stage, done, *_):
+        began.extend(thread.name for thread in threading.enumerate() if thread.name.startswith("millrace-prepare"))
+
+    one, _ = prepare(pictures[0], part_bytes=9000, check=check)
+    two, _ = prepare(pictures[0], part_bytes=9000, check=check, workers=2, progress=look)
+    assert bool(began) == are_threads
+    assert one.fingerprint == two.fingerprint
 
 
 def arrow_table():
@@ -288,6 +305,19 @@ def test_root_branches_as_uproot_has_them(prepare, tmp_path, kind, plain):
             prepare(tmp_path / "a.root")
 
 
+@pytest.mark.parametrize("kind", ["TTree", "RNTuple"])
+def test_root_is_cut_where_its_clusters_begin(tmp_path, kind):
+    import uproot
+
+    with uproot.recreate(tmp_path / "a.root") as file:
+        first = {"x": np.arange(10)}
+        file.mkrntuple("t", first) if kind == "RNTuple" else file.mktree("t", {"x": "int64"}).extend(first)
+        for count in (30, 20, 40):
+            file["t"].extend({"x": np.arange(count)})
+    with uproot.open(tmp_path / "a.root") as file:
+        assert root._edges(file["t"], 100, 3) == [0, 40, 60, 100]
+
+
 def test_numpy_files_are_a_record_each(prepare, tmp_path, plain):
     for k, length in enumerate(LENGTHS):
         (tmp_path / "in" / f"d{k % 2}").mkdir(parents=True, exist_ok=True)
@@ -407,6 +437,10 @@ def test_mosaic_shards(prepare, tmp_path, plain):
         assert (record["label"], record["w"], record["name"], record["v"]) == (k, k / 2, f"é{k}", [k, 1])
         assert bytes(record["image"]) == rows[k]["image"]
         assert record["x"] == arrays[k].tolist()
+    for k in (0, 3):  # the first array says what all are; files are named in both cases
+        bad = [{**row, "x": row["x"][: -1 if k == place else None]} for place, row in enumerate(rows)]
+        with pytest.raises(mr.SourceError, match=r"shard\.00000\.mds'.* an array claims the shape"):
+            prepare(write_mds(tmp_path / "short", bad, kinds))
     with pytest.raises(
         mr.ConfigError, match=r"column 'p' is pickled, which may run code and is never loaded; leave it out"
     ):
@@ -519,3 +553,36 @@ def test_litdata_samples_compressed_one_by_one_are_refused(prepare, tmp_path):
     more = {"compression": "zstd", "compression_level": "sample"}
     with pytest.raises(mr.ConfigError, match=r"compressed by 'zstd' per sample; write it with .* per batch or chunk"):
         prepare(write_litdata(tmp_path / "in", [[b"12345678"]], ["int"], ["p"], **more))
+
+
+@pytest.mark.parametrize("kind", ["mds", "litdata", "datasets", "lance"])
+def test_formats_of_folders_killed_and_run_again_are_the_same_store(tmp_path, expect_same_after_kills, kind):
+    folder = tmp_path / "in"
+    for part in range(2):
+        values = range(3 * part, 3 * part + 3)
+        own, ints = folder / f"p{part}", [np.int64(k).tobytes() for k in values]
+        own.mkdir(parents=True)
+        if kind == "mds":
+            rows = [
+                {"label": label, "x": dynamic(np.arange(2 + k, dtype="<f4"))}
+                for k, label in zip(values, ints, strict=True)
+            ]
+            write_mds(own, rows, {"label": "int", "x": "ndarray"})
+        elif kind == "litdata":
+            items = [[label, np.arange(k, dtype="<i4").tobytes()] for k, label in zip(values, ints, strict=True)]
+            write_litdata(own, items, ["int", "no_header_numpy:2"], ["label", "x"])
+        else:
+            rows = {"x": [[1.0] * k for k in values], "label": list(values)}
+            assert run_forked(write_table, own, kind, rows) == 0  # with all threads that it leaves
+    expect_same_after_kills(folder)
+
+
+def write_table(folder, kind, rows):
+    if kind == "lance":
+        import lance
+
+        lance.write_dataset(pa.table(rows), folder / "t.lance", max_rows_per_file=2)
+        return
+    import datasets
+
+    datasets.Dataset.from_dict(rows).save_to_disk(folder, num_shards=2)

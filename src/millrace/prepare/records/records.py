@@ -113,6 +113,9 @@ class Records(Kind):
             self._found = found = survey(self._paths, self._exclude, context, options)
             self._sources, self._schema, self._classes = found.sources, found.schema, found.classes
             self._format, self._weights = found.format.name, found.weights
+            # Files that are only copied: to start processes would take longer than most jobs.
+            is_copy = options.decode is None and not options.check and options.filter is None
+            self.in_threads = self._format == "imagefolder" and is_copy
             context.note(*found.notes)
         else:
             is_writing = context.append or not (context.out / "store.json").exists()

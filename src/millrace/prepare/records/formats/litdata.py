@@ -16,7 +16,7 @@ from millrace.prepare.records.formats.format import SAMPLE, Chunk, Format, Outli
 from millrace.prepare.records.formats.packed import (
     Packed,
     array_of,
-    as_source_error,
+    arrays_of,
     damaged,
     lengths_of,
     not_in_index,
@@ -68,8 +68,9 @@ class LitData(Format):
         if _table_bytes(source):
             return TABLE.outline(source, options)
         data = _read(source, compression, options)
-        columns = with_headers(data, packed, source, options.columns)
-        return Outline(columns, [(0, -1, source.size)], lengths_of(data, packed, columns, source, SAMPLE))
+        with arrays_of(source):
+            columns = with_headers(data, packed, source, options.columns)
+            return Outline(columns, [(0, -1, source.size)], lengths_of(data, packed, columns, source, SAMPLE))
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         packed, compression = _chunk_form(source, reading.options)
@@ -77,7 +78,9 @@ class LitData(Format):
             yield from TABLE.chunks(source, start, stop, reading)
             return
         data = _read(source, compression, reading.options)
-        yield from as_source_error(iter([packed_chunk(data, packed, reading.wanted, source)]), source)
+        with arrays_of(source):
+            chunk = packed_chunk(data, packed, reading.wanted, source)
+        yield chunk
 
 
 class _Table(ArrowFiles):

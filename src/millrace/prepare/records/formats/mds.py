@@ -11,7 +11,7 @@ from millrace.prepare.records.formats.format import SAMPLE, Chunk, Format, Outli
 from millrace.prepare.records.formats.packed import (
     Packed,
     array_of,
-    as_source_error,
+    arrays_of,
     lengths_of,
     not_in_index,
     packed_chunk,
@@ -56,13 +56,16 @@ class Mds(Format):
         if not count:
             return Outline({}, [])
         data = read_chunk(source, compression, options)
-        columns = with_headers(data, packed, source, options.columns)
-        return Outline(columns, [(0, -1, source.size)], lengths_of(data, packed, columns, source, SAMPLE))
+        with arrays_of(source):
+            columns = with_headers(data, packed, source, options.columns)
+            return Outline(columns, [(0, -1, source.size)], lengths_of(data, packed, columns, source, SAMPLE))
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         packed, compression, _ = _shard(source, reading.options)
         data = read_chunk(source, compression, reading.options)
-        yield from as_source_error(iter([packed_chunk(data, packed, reading.wanted, source)]), source)
+        with arrays_of(source):
+            chunk = packed_chunk(data, packed, reading.wanted, source)
+        yield chunk
 
 
 def _shard(source: Source, options: RecordOptions) -> tuple[dict[str, Packed], str | None, int]:

@@ -187,8 +187,10 @@ def array_of(data: Array, dtype: str, shape: Sequence[int], at: int, column: Col
     return array
 
 
-def as_source_error(chunks: Iterator[Chunk], source: Source) -> Iterator[Chunk]:
+@contextmanager
+def arrays_of(source: Source) -> Iterator[None]:
+    """Names the file in what is wrong with an array in it."""
     try:
-        yield from chunks
+        yield
     except ConfigError as error:
         raise SourceError(f"{source.path!r}: {error}", source=source.path) from error

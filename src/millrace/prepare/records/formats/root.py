@@ -131,10 +131,13 @@ def _names(tree: Any, asked: Sequence[str] | None) -> list[str]:
 
 
 def _edges(tree: Any, count: int, num_pieces: int) -> list[int]:
-    """Where slices begin; at the edges of baskets, where all branches have them."""
+    """Where slices begin; at the edges of clusters, or of baskets where all branches have them."""
     try:
-        common = tree.common_entry_offsets()
-    except Exception:  # noqa: BLE001 - RNTuple has none
+        if hasattr(tree, "cluster_summaries"):  # an RNTuple
+            common = [*(int(cluster.num_first_entry) for cluster in tree.cluster_summaries), count]
+        else:
+            common = tree.common_entry_offsets()
+    except Exception:  # noqa: BLE001 - then slices begin anywhere
         common = []
     edges = [k * count // num_pieces for k in range(num_pieces + 1)]
     if len(common) > num_pieces:
