@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import millrace as mr
 from millrace.feed import compose
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "feed"))
@@ -66,6 +67,28 @@ def test_a_loop_that_changes_its_stream_within_a_group_reads_what_it_was_given(f
     gpu.run("loop", len(gpu.queues["loop"]))
     assert max(sizes) > 1  # batches were handed over in groups
     assert [[[value] for value in found] for _, found in sorted(read)] == wanted
+
+
+def test_copies_under_way_still_end_where_a_slot_cannot_be_had(feed_of, contents, monkeypatch):
+    class FullGpu(StrictGpu):
+        """It refuses to pin more than so much memory."""
+
+        def register(self, memory):
+            if len(self.registered) == 20:  # 16 ahead, and copies under way
+                raise mr.FeedError("the GPU refused cuMemHostRegister_v2")
+            super().register(memory)
+
+    gpu, found = FullGpu(), []
+    monkeypatch.setattr(compose, "Gpu", lambda device: gpu)
+    wanted = contents(feed_of(worker_functions.same, processes=False, device="cpu", epochs=12))
+    feed = feed_of(worker_functions.same, device="cuda", epochs=12)
+    with pytest.raises(mr.FeedError, match="refused cuMemHostRegister"):
+        found.extend(iter(feed))
+    with gpu:
+        gpu.finish_all()
+    assert 0 < len(found) < len(wanted)
+    assert contents(found) == wanted[: len(found)]
+    assert gpu.registered == {}
 
 
 def numbers(at, count):
