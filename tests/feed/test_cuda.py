@@ -104,7 +104,6 @@ class FakeDriver:
         self.num_copies += 1
         return self.current(self.stream_owner(stream))
 
-
     def cuMemHostRegister_v2(self, address, num_bytes, flags):
         return self.current()
 
