@@ -104,6 +104,12 @@ class FakeDriver:
         self.num_copies += 1
         return self.current(self.stream_owner(stream))
 
+    def cuMemHostRegister_v2(self, address, num_bytes, flags):
+        return self.current()
+
+    def cuMemHostUnregister(self, address):
+        return self.current()
+
 
 TYPES = {
     "cuDeviceGet": (INTEGERS, INTEGER),
@@ -121,6 +127,8 @@ TYPES = {
     "cuEventSynchronize": (POINTER,),
     "cuStreamWaitEvent": (POINTER, POINTER, ctypes.c_uint),
     "cuMemcpyHtoDAsync_v2": (POINTER, POINTER, ctypes.c_size_t, POINTER),
+    "cuMemHostRegister_v2": (POINTER, ctypes.c_size_t, ctypes.c_uint),
+    "cuMemHostUnregister": (POINTER,),
 }
 
 
@@ -194,6 +202,23 @@ def test_calls_are_made_in_their_context(device, transform, has_context, driver)
     del batch, feed
     assert driver.events == {}  # each destroyed, in its context
     assert driver.stack == ([1000] if has_context else [])
+
+
+@pytest.mark.parametrize("has_context", [False, True])
+def test_a_slot_may_be_registered_between_two_copies(has_context, driver):
+    """Whoever is inside may enter again: it stays inside until it leaves as often."""
+    outside = [1000] * has_context
+    driver.stack[:] = outside
+    gpu, memory = HostGpu("cuda:1"), np.zeros(8, np.uint8)
+    with gpu:
+        for change in (gpu.register, gpu.unregister):
+            change(memory)
+            assert driver.stack == [*outside, 1001]
+        driver.stack.append(1000)  # torch on the other GPU
+        gpu.register(memory)
+        assert driver.stack.pop() == 1000
+        gpu.mark_new(gpu.event())
+    assert driver.stack == outside
 
 
 @pytest.mark.parametrize("transform", [None, lambda batch, rng: batch], ids=["plain", "transform"])

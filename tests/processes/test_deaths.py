@@ -47,6 +47,12 @@ def test_a_batch_whose_worker_dies_is_made_again(what, method, feed_of, contents
     assert "1 worker processes ended and were replaced" in str(feed.report())
 
 
+def test_workers_that_all_die_at_once_cost_a_batch_one_attempt(feed_of, contents, tmp_path):
+    feed = feed_of(functions.Once(tmp_path / "once", "kill_all"), epochs=1, batch=40, workers=4)
+    assert contents(feed) == contents(feed_of(functions.same, epochs=1, batch=40, processes=False))
+    assert 1 <= feed.report().deaths <= 4  # the others may be missed later
+
+
 @pytest.mark.parametrize("what", ["kill_server", "stop_server", "leave_a_child", "fork", "threads"])
 def test_whatever_else_happens_to_a_worker_the_batches_are_the_same(what, feed_of, contents, tmp_path, monkeypatch):
     if what == "stop_server":

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import millrace as mr
 from millrace.feed import compose
+from millrace.feed.processes import pool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "feed"))
 
@@ -66,6 +68,45 @@ def test_a_loop_that_changes_its_stream_within_a_group_reads_what_it_was_given(f
     gpu.run("loop", len(gpu.queues["loop"]))
     assert max(sizes) > 1  # batches were handed over in groups
     assert [[[value] for value in found] for _, found in sorted(read)] == wanted
+
+
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_a_worker_that_dies_with_tickets_for_a_group_loses_none(what, feed_of, contents, monkeypatch, tmp_path):
+    monkeypatch.setattr(compose, "Gpu", lambda device: StrictGpu())
+    monkeypatch.setattr(pool, "POLL_S", 0.2)
+    wanted = contents(feed_of(worker_functions.same, processes=False, device="cpu", epochs=12))
+    feed = feed_of(worker_functions.Once(tmp_path / "once", what), device="cuda", epochs=12)
+    assert contents([(gpu_done(feed), batch)[1] for batch in feed]) == wanted
+    assert feed.report().deaths == 1
+
+
+def gpu_done(feed):
+    """Runs what is queued, so that a batch can be read."""
+    if feed.live is not None:
+        with (gpu := feed.live._place._gpu):
+            gpu.finish_all()
+
+
+def test_copies_under_way_still_end_where_a_slot_cannot_be_had(feed_of, contents, monkeypatch):
+    class FullGpu(StrictGpu):
+        """It refuses to pin more than so much memory."""
+
+        def register(self, memory):
+            if len(self.registered) == 20:  # 16 ahead, and copies under way
+                raise mr.FeedError("the GPU refused cuMemHostRegister_v2")
+            super().register(memory)
+
+    gpu, found = FullGpu(), []
+    monkeypatch.setattr(compose, "Gpu", lambda device: gpu)
+    wanted = contents(feed_of(worker_functions.same, processes=False, device="cpu", epochs=12))
+    feed = feed_of(worker_functions.same, device="cuda", epochs=12)
+    with pytest.raises(mr.FeedError, match="refused cuMemHostRegister"):
+        found.extend(iter(feed))
+    with gpu:
+        gpu.finish_all()
+    assert 0 < len(found) < len(wanted)
+    assert contents(found) == wanted[: len(found)]
+    assert gpu.registered == {}
 
 
 def numbers(at, count):

@@ -38,7 +38,7 @@ class Processes:
         self._given = self._taken = self._num_ready = self._num_bytes = 0
         self._make_s = self._function_s = self._rest_s = 0.0
         self._before = pool.num_deaths, pool.slots.num_grown  # in earlier passes
-        self._is_closed = False
+        self._is_closed = self._is_broken = False
         pool.is_taken = True
         try:
             pool.begin(line)
@@ -79,7 +79,9 @@ class Processes:
             made = None if reply.error is not None else self._unpacked(reply)
             reply.ticket.slot.is_out = False
         except BaseException:
-            self._pool.close()  # also from a signal's handler, at any step: what the pool knows may be half of it
+            # Also from a signal's handler, at any step: what the pool knows may be half of it. It is closed with us: until
+            # then copies to a device may read its slots.
+            self._is_broken, self._keeps_pool = True, False
             raise
         if reply.error is not None:
             raise reply.error
@@ -88,7 +90,7 @@ class Processes:
     def _reply(self, batch: int, wait: bool) -> Reply | None:
         """What became of a batch, when its turn has come."""
         while (reply := self._arrivals.pop(batch, None)) is None:
-            if self._is_closed or self._pool.is_closed or batch >= self._count:
+            if self._is_closed or self._is_broken or self._pool.is_closed or batch >= self._count:
                 return None
             self._give(batch)
             if not self._receive(wait) and not wait:
@@ -111,7 +113,8 @@ class Processes:
         """Batches turned out to be small: more of them are made ahead from now on."""
         self._bytes_ahead = 0
         if depth > self._depth:
-            self._pool.slots.keep += 2 * (depth - self._depth)
+            slots = self._pool.slots
+            slots.keep = max(slots.keep, 2 * depth + 2)  # an earlier pass may have asked for them
             self._depth = depth
 
     def _unpacked(self, reply: Reply) -> Any:

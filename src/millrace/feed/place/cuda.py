@@ -46,21 +46,27 @@ class Gpu:
         self._torch_copies: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._torch, self._copies = torch, int(self._torch_copies.cuda_stream)
         self._context = self._driver.context(index)
-        self._guests: set[int] = set()  # threads inside that had another context, or none
+        # Of threads inside that had another context, or none: for each time that they came in, whether it was pushed.
+        self._guests: dict[int, list[bool]] = {}
         self.table = (*self._driver.addresses(), self._context, self._copies)  # for the core
         # The stream that the loop's thread uses now.
         self.current: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, index)
         self.home = self.current()  # memory is allocated on this stream, in any thread
 
     def __enter__(self) -> None:
-        if self._driver.current() != self._context:  # mostly it is; asking is ten times as fast as pushing
+        is_outside = self._driver.current() != self._context  # mostly not; asking is ten times as fast as pushing
+        if is_outside:
             self._driver.push(self._context)
-            self._guests.add(threading.get_ident())
+        if is_outside or (self._guests and threading.get_ident() in self._guests):
+            self._guests.setdefault(threading.get_ident(), []).append(is_outside)
 
     def __exit__(self, *error: object) -> None:
-        if self._guests and (thread := threading.get_ident()) in self._guests:
-            self._guests.remove(thread)
-            self._driver.pop()
+        if self._guests and (entries := self._guests.get(threading.get_ident())):
+            was_pushed = entries.pop()
+            if not entries:
+                del self._guests[threading.get_ident()]
+            if was_pushed:
+                self._driver.pop()
 
     def host_memory(self, num_bytes: int) -> Array:
         """Pinned memory, which the GPU reads by itself."""

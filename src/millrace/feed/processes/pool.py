@@ -28,6 +28,7 @@ from millrace.feed.processes.tickets import Member, Reply, Ticket, fatal
 from millrace.feed.processes.watch import Watch
 
 MAX_DEATHS = 3  # workers that one batch may cost
+MAX_LOSSES = 12  # the same with those that had not begun with it: all may be killed at once, and each have it in turn
 MAX_STARTS = 3  # processes in a row that end before they begin to work
 MAX_TICKETS = 64  # in a worker's socket. More might fill it: both ends would wait for each other.
 POLL_S = 1.0
@@ -247,8 +248,8 @@ class Pool:
         replies = []
         if has_worked and tickets and tickets[0] is member.tickets[0]:
             first = tickets[0]
-            first.deaths += 1
-            if first.deaths >= MAX_DEATHS or is_final:
+            first.deaths, first.losses = first.deaths + first.is_begun, first.losses + 1
+            if first.deaths >= MAX_DEATHS or first.losses >= MAX_LOSSES or is_final:
                 assert self._line is not None
                 what = f"a worker process (pid {member.pid}) {why or f'ended {describe_end(code)}'}"
                 replies = [Reply(tickets.pop(0), b"", 0, 0.0, 0.0, 0.0, fatal(first, self._line[1], what))]

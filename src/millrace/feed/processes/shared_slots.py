@@ -87,15 +87,15 @@ class SharedSlots:
         size = -(-num_bytes // PAGE) * PAGE
         try:
             os.posix_fallocate(self.fd, self._end, size)
-            slot.array = map_shared(self.fd, self._end, size)
+            array = map_shared(self.fd, self._end, size)
         except OSError as error:
             raise FeedError(
                 f"{size:,} bytes of shared memory for a batch cannot be had ({error}); lower batch, depth or workers"
             ) from error
-        slot.offset, slot.size = self._end, size
-        self._end += size
         if self._gpu is not None:
-            self._gpu.register(slot.array)
+            self._gpu.register(array)
+        slot.array, slot.offset, slot.size = array, self._end, size
+        self._end += size
 
     def _free(self, slot: SharedSlot) -> None:
         """Gives the pages of a slot back to the system."""

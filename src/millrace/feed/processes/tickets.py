@@ -18,6 +18,8 @@ from millrace.feed.processes.packing import HEAD, STAGES
 from millrace.feed.processes.shared_slots import SharedSlot
 from millrace.feed.processes.watch import Finding, Watch
 
+UNBEGUN = -1  # instead of a stage: no worker has begun to write into this slot
+
 
 @dataclass
 class Ticket:
@@ -26,7 +28,12 @@ class Ticket:
     line: int
     batch: int
     slot: SharedSlot
-    deaths: int = 0
+    deaths: int = 0  # of workers that had begun with it
+    losses: int = 0  # of workers that had it
+
+    @property
+    def is_begun(self) -> bool:
+        return self.slot.array is None or HEAD.unpack_from(self.slot.array.data)[0] != UNBEGUN
 
 
 class Reply(NamedTuple):
@@ -62,6 +69,9 @@ class Member:
             self.wire.send(*messages)
 
     def send_tickets(self, *tickets: Ticket) -> None:
+        for each in tickets:
+            if each.slot.array is not None:
+                HEAD.pack_into(each.slot.array.data, 0, UNBEGUN, -1)
         self.send(*(
             protocol.TICKET.pack(b"T", each.line, each.batch, each.slot.number, each.slot.offset, each.slot.size)
             for each in tickets
@@ -82,6 +92,7 @@ def fatal(ticket: Ticket, line: Line, what: str) -> StageFailed:
     stage, row = 0, -1
     if ticket.slot.array is not None:
         stage, row = HEAD.unpack_from(ticket.slot.array.data)
+        stage = max(stage, 0)
     plan = line.plan(ticket.batch, ticket.batch + 1)
     position, sample = line.end(ticket.batch), None
     named = f"samples {plan.samples[plan.samples >= 0][:4]}..."
