@@ -76,7 +76,12 @@ def _splits(store: Store, records_name: str, rows_name: str) -> Sequence[tuple[s
 def _origin(store: Store, made: Mapping[str, Any]) -> Section:
     """Where the data came from, and what was left out."""
     if not made:
-        return Section("Origin", "", [Note("The store does not record where it came from.")])
+        where = (
+            "is in its provenance.json, which is not read from a bucket"
+            if "://" in (store.path or "")
+            else "is not recorded"
+        )
+        return Section("Origin", "", [Note(f"Where the store came from {where}.")])
     facts = [("written (UTC)", str(made.get("time", ""))), ("command", _words(made.get("command")))]
     versions = made.get("versions")
     if isinstance(versions, Mapping):
