@@ -93,4 +93,4 @@ def show(report: Any) -> None:
 
 
 def _cells(rows: Any) -> list[tuple[str, ...]]:
-    return [tuple(shorten(printable(cell), 100) for cell in row) for row in rows]
+    return [tuple(shorten(printable(cell), 200) for cell in row) for row in rows]
