@@ -13,6 +13,7 @@ import pytest
 import millrace as mr
 from millrace.cli import run
 from millrace.cli.bench import write_settings
+from millrace.feed import speed
 from millrace.feed.speed import SampleBytes, Stages, choices
 from millrace.meter import machine
 from millrace.train.config import load_config
@@ -77,6 +78,34 @@ def test_bench_measures_and_tunes(store, capsys, tmp_path):
     assert run([*arguments, "--write", str(written)]) == 1
 
 
+def test_tuning_with_a_transform_writes_it_for_the_trainer(store, capsys, tmp_path, monkeypatch):
+    (tmp_path / "tuned_here.py").write_text(
+        "def double(batch, rng):\n    batch['x'] = batch['x'] * 2\n    return batch\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    written, few = tmp_path / "tuned.toml", [{"workers": 1, "depth": 2, "processes": way} for way in (False, True)]
+    monkeypatch.setattr(speed, "choices", lambda *_, **__: few)
+    arguments = ["bench", str(store), "--batch", "32", *SECONDS, "--processes"]
+    assert run([*arguments, "--transform", "tuned_here:double", "--autotune", "--write", str(written)]) == 0
+    assert "data.transform, data.processes" in capsys.readouterr().out
+    data = load_config(written, ["model.kind=lstm"]).data
+    assert (data.workers, data.depth, data.transform, data.processes) == (1, 2, "tuned_here:double", True)
+    assert run(arguments) == 1
+    assert "give --transform or --decode" in capsys.readouterr().err
+
+
+def test_bench_compares_cold_data_with_its_disk(store, capsys, monkeypatch):
+    shares = iter([0.2, 0.4])
+    monkeypatch.setattr(machine, "resident_share", lambda files: next(shares))
+    monkeypatch.setattr(
+        machine,
+        "disk_rates",
+        lambda files, size: {"sequential_bytes_per_s": 1e9, "random_reads_per_s": 70.0, "read_bytes": 4096.0},
+    )
+    assert run(["bench", str(store), "--batch", "32", *SECONDS]) == 0
+    assert "of what the disk gives, 100 samples/s, while 30% of the store lies in memory" in capsys.readouterr().out
+
+
 def test_processes_are_tried_where_there_are_functions():
     ways = [setting["processes"] for setting in choices(1000.0, has_functions=True)]
     assert {*ways} == {False, True}
@@ -91,12 +120,13 @@ def test_processes_are_tried_where_there_are_functions():
         "# depth = 9\n[train]\nbatch = 8\n[data]\n  depth=7\nstore = 's'\n", "[data]\ndepth = 1", "title = 'x'",
     ],
 )  # fmt: skip
-def test_settings_change_two_keys_of_a_file_and_nothing_else(text, tmp_path):
+def test_settings_change_their_keys_of_a_file_and_nothing_else(text, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(text)
     before = tomllib.loads(text)
-    write_settings(str(path), {"workers": 3, "depth": 16, "processes": True})
-    assert tomllib.loads(path.read_text()) == {**before, "data": {**before.get("data", {}), "workers": 3, "depth": 16}}
+    keys = {"workers": 3, "depth": 16, "transform": "mine:f", "processes": True}
+    write_settings(str(path), keys)
+    assert tomllib.loads(path.read_text()) == {**before, "data": {**before.get("data", {}), **keys}}
     assert [line for line in text.splitlines() if "#" in line] == [
         line for line in path.read_text().splitlines() if "#" in line
     ]

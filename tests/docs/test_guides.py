@@ -25,7 +25,7 @@ ANY_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FOLLOWED = ("export QUEUE", "queue status")  # blocks of queue.md that test_queue_guide.py follows
 SHOWN = ("README", "quickstart")  # whose commands are shown with what they print
 COMMAND = re.compile(r"(\w*\$ |srun .*|torchrun .*)?millrace [a-z-]+ ")
-VERDICT = re.compile(r" \((compute-bound|balanced|input-bound: [a-z ]+)\)")
+VERDICT = re.compile(r"(?<=%) \((compute-bound|balanced|input-bound[^)]*)\)|(?<=what limited this run: ).*")
 NUMBER = re.compile(r"\d[\d,.]*( (s|ms|min|kB|MB|GB)\b)?")
 
 

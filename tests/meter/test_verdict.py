@@ -110,3 +110,15 @@ def test_a_feed_without_functions_counts_none():
     list(feed)
     assert feed.report().function_s is None
     assert feed.report().interval().function_s is None
+
+
+def test_rows_on_the_gpu_have_advice_of_their_own():
+    all_there = judge(replace(WAITS, missed=0.0))
+    assert all_there is not None
+    assert all_there.name == "input-bound: gather"
+    assert "batch=" in str(all_there.remedy)
+    assert "workers=" not in str(all_there.remedy)
+    some = judge(replace(WAITS, missed=0.25))
+    assert some is not None
+    assert "25%" in some.evidence
+    assert "device_bytes=" in str(some.remedy)

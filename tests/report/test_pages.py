@@ -250,3 +250,24 @@ def test_an_empty_store_has_a_page(tmp_path):
     with mr.StoreWriter(Path(tmp_path / "store"), kind="records", columns={"hits": mr.Column("float32")}):
         pass
     checked(store_report(mr.open_store(tmp_path / "store")))
+
+
+def test_verdicts_that_follow_each_other_share_a_row_with_what_to_change(tmp_path, capsys):
+    said = [("compute-bound", None), ("input-bound: disk", "copy the store"), ("input-bound: disk", "copy the store")]
+    lines = [{"step": 10 * k, "verdict": name, "remedy": remedy} for k, (name, remedy) in enumerate(said, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(["inspect", str(tmp_path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "10 compute-bound 20 to 30 input-bound: disk copy the store" in printed
+
+
+def test_sections_without_anything_are_left_out(tmp_path, capsys):
+    with mr.StoreWriter(tmp_path / "s", kind="records", columns={"label": mr.Column("int64", per="record")}) as writer:
+        writer.append({"label": 3})
+    report = store_report(mr.open_store(tmp_path / "s"))
+    assert "the only record" in report.subtitle
+    assert all(section.blocks for section in report.sections)
+    assert run(["inspect", str(tmp_path / "s")]) == 0
+    printed = capsys.readouterr().out
+    assert "Lengths" not in printed  # there are no rows
+    assert "label: 3 1" in printed

@@ -42,6 +42,8 @@ def run(
     if found is not None:
         print_line()
         show_store(found)
+        if path is not None and "://" in path:
+            print_line("The first pass also downloads the store, which is not measured here.")
 
 
 def examine() -> dict[str, Any]:

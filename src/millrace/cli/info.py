@@ -247,7 +247,7 @@ def _snapshots(facts: dict[str, Any]) -> list[Sequence[str]]:
 def _meta(meta: dict[str, Any]) -> list[Sequence[str]]:
     """The other keys of meta, such as the user's own."""
     others = {key: value for key, value in meta.items() if key not in SAID}
-    table = [(printable(key), shorten(printable(_plain(value)), 200)) for key, value in others.items()]
+    table = [(printable(key), shorten(printable(_plain(value)), 400)) for key, value in others.items()]
     return [("name", "value"), *table] if table else []
 
 

@@ -70,6 +70,8 @@ def show(report: Any) -> None:
     print_line(printable(report.title))
     print_line(printable(report.subtitle))
     for section in report.sections:
+        if not any(isinstance(block, (Bars, Facts, Histogram, Note, Table)) for block in section.blocks):
+            continue  # all of it is for the page
         print_line()
         print_line(section.title)
         for block in section.blocks:
@@ -85,10 +87,10 @@ def show(report: Any) -> None:
                     f"  {printable(block.title)}: {', '.join(f'{printable(name)} {count:,.0f}' for name, count in shown)}"
                 )
             elif isinstance(block, Histogram):
-                print_line(f"  {printable(block.title)}: {block.edges[0]:,.6g} to {block.edges[-1]:,.6g}")
+                print_line(f"  {printable(block.title)}: {block.edges[0]:,.6g} to {block.highest or 0:,.6g}")
     print_line()
     print_line("--html report.html draws the charts, passages and pictures.")
 
 
 def _cells(rows: Any) -> list[tuple[str, ...]]:
-    return [tuple(shorten(printable(cell), 100) for cell in row) for row in rows]
+    return [tuple(shorten(printable(cell), 200) for cell in row) for row in rows]

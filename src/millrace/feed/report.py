@@ -57,6 +57,7 @@ class Report:
             put_wait_s=self.fill_wait_s, workers=self.workers, is_processes=self.way == "processes",
             is_cold=bool(self.is_cold), is_queued=self.way == "queue", num_bytes=self.num_bytes, behind_s=self.behind_s,
             transfer_s=self.transfer_s,
+            missed=(1.0 if self.hit_rate is None else 1.0 - self.hit_rate) if self.way == "resident" else None,
         )  # fmt: skip
 
     def __str__(self) -> str:

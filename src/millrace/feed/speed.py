@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from millrace.view.view import View
 
 PROBED = 256  # samples whose sizes are looked at
 WARM_BYTES = 256 << 20  # of the samples that are read twice to measure gather apart from the disk
+RESIDENT = 0.99  # of a store in memory: from here on the disk is not asked
 ASK_BYTES = 128 << 10  # the disk is asked for at most so much at a time
 WARM_BATCHES = 8
 MEMORY_SHARE = 0.7  # of memory that a store may take and still stay there
@@ -85,6 +87,19 @@ def speed(view: View, *, seconds: float = 1.0, **options: Any) -> float:
         return rate(iter(feed), seconds)
 
 
+def files_of(view: View) -> list[Path]:
+    """The files of the stores of a view that lie in folders of this machine."""
+    paths = [store.path for store in view.stores if store.path is not None and os.path.isdir(store.path)]
+    return [file for path in paths for file in machine.data_files(path)]
+
+
+def disk_rate(sample: SampleBytes, disk: Mapping[str, float], resident: float) -> float:
+    """Samples per second from anywhere on a disk, of which the share ``resident`` needs no read."""
+    reads = max(1.0, sample.read / disk["read_bytes"])
+    cold = min(disk["random_reads_per_s"] / reads, disk["sequential_bytes_per_s"] / max(sample.read, 1))
+    return cold / max(1 - resident, 1 - RESIDENT)
+
+
 @dataclass(frozen=True)
 class Stages:
     """Samples per second that each stage could give by itself on this machine; the least of them limits a feed."""
@@ -101,16 +116,13 @@ class Stages:
     @classmethod
     def measure(cls, view: View, batch: int, *, seconds: float = 1.0) -> Stages:
         sample = SampleBytes.of(view)
-        paths = [store.path for store in view.stores if store.path is not None and os.path.isdir(store.path)]
-        files = [file for path in paths for file in machine.data_files(path)]
+        files = files_of(view)
         resident = machine.resident_share(files) if files else None
         disk = machine.disk_rates(files, min(int(sample.read) or 1, ASK_BYTES)) if files else None
         memory, device = machine.memory_rate(), machine.device_rate()
         rates = {"gather": _hot_rate(view, batch, sample, seconds), "memory": memory / max(sample.made, 1)}
-        if disk is not None and resident is not None and resident < 0.99:
-            reads = max(1.0, sample.read / disk["read_bytes"])
-            cold = min(disk["random_reads_per_s"] / reads, disk["sequential_bytes_per_s"] / max(sample.read, 1))
-            rates["disk"] = cold / (1 - resident)
+        if disk is not None and resident is not None and resident < RESIDENT:
+            rates["disk"] = disk_rate(sample, disk, resident)
         if device is not None:
             rates["transfer"] = device / max(sample.made, 1)
         store_bytes = sum(file.stat().st_size for file in files)
@@ -177,6 +189,8 @@ def autotune(view: View, *, batch: int, within_s: float = TUNE_S, **options: Any
     began = time.perf_counter()
     has_functions = options.get("transform") is not None or options.get("decode") is not None
     left = choices(SampleBytes.of(view).made * batch, has_functions=has_functions)
+    if options.get("processes"):
+        left = [setting for setting in left if setting.get("processes", True)]
     with contextlib.ExitStack() as stack:
         live = []
         for setting in left:

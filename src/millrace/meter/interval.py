@@ -33,6 +33,8 @@ class Interval:
     """Rows come from the disk: the time to gather them is the disk's."""
     is_queued: bool = False
     """Batches come through a queue: waiting to get is waiting for its workers."""
+    missed: float | None = None
+    """With ``tier="device"``: the share of samples whose rows did not lie on the GPU. None without it."""
     num_bytes: int | None = None
     """Of the batches made. With ``seconds`` it gives the rate to compare with memory, disk or bus."""
     transfer_s: float | None = None

@@ -21,6 +21,8 @@ REMEDIES = {
     "transfer": "give a sample fewer bytes: a smaller type, or convert on the device",
     "queue": "start more `millrace worker`, or raise depth=",
 }
+MISSES = "raise device_bytes=, so that more rows lie on the GPU; or raise workers= for the others"
+ON_DEVICE = "raise batch=: all rows lie on the GPU, and each group of batches costs the loop a few kernels"
 THREADS = "take processes=True: threads share one GIL; or make decode= and transform= cheaper"
 BURSTS = "raise depth=: batches are made in bursts"
 
@@ -81,6 +83,8 @@ def _stage(found: Interval, waited: float) -> Verdict:
     evidence = f"the loop waited {waited:.0%} of the time"
     if found.is_queued:
         return _input_bound("queue", waited, f"{evidence} for batches of a queue")
+    if found.missed is not None:
+        return _on_device(found.missed, waited, evidence)
     made = found.get_s if found.make_s is None else found.make_s
     share = min(1.0, (found.function_s or 0.0) / made) if made > 0 else 0.0
     rested = _rested(found)
@@ -92,6 +96,15 @@ def _stage(found: Interval, waited: float) -> Verdict:
     stage = "disk" if found.is_cold else "gather"
     what = "reading rows from the disk" if found.is_cold else "copying rows in memory"
     return _input_bound(stage, waited, f"{evidence}; {1 - share:.0%} of making batches was {what}", bursts)
+
+
+def _on_device(missed: float, waited: float, evidence: str) -> Verdict:
+    """A feed whose rows lie on the GPU: threads bring only the rows that do not."""
+    if missed > 0:
+        return _input_bound(
+            "gather", waited, f"{evidence}; rows of {missed:.0%} of the samples were not on the GPU", MISSES
+        )
+    return _input_bound("gather", waited, f"{evidence} although all rows lie on the GPU", ON_DEVICE)
 
 
 def _input_bound(stage: str, waited: float, evidence: str, remedy: str | None = None) -> Verdict:

@@ -42,6 +42,7 @@ class Histogram:
     edges: list[float]
     counts: list[int]
     note: str = ""
+    highest: float | None = None  # of the values; the last edge can lie beyond it
 
 
 @dataclass(frozen=True)

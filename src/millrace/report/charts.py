@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from millrace.report.blocks import Bars, Histogram, Lines, Timeline
-from millrace.report.escape import label, number, visible
+from millrace.report.escape import label, number, numbers, visible
 
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34  # room for the axes
@@ -110,11 +110,10 @@ def _inner() -> int:
 
 def _y_axis(low: float, high: float, *, percent: bool = False, whole: bool = False) -> str:
     base, parts = HEIGHT - BOTTOM, []
-    for value in _ticks(low, high, 4):
-        if whole and value != int(value):
-            continue
+    values = [value for value in _ticks(low, high, 4) if not whole or value == int(value)]
+    for value, named in zip(values, numbers(values), strict=True):
         y = base - (base - TOP) * (value - low) / ((high - low) or 1.0)
-        text = f"{value:.1%}" if percent else number(value)
+        text = f"{value:.1%}" if percent else named
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
@@ -124,9 +123,10 @@ def _y_axis(low: float, high: float, *, percent: bool = False, whole: bool = Fal
 
 def _x_axis(low: float, high: float, name: str = "") -> str:
     base, parts = HEIGHT - BOTTOM, []
-    for value in _ticks(low, high, 5):
+    values = _ticks(low, high, 5)
+    for value, named in zip(values, numbers(values), strict=True):
         x = LEFT + _inner() * (value - low) / ((high - low) or 1.0)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 15}" text-anchor="middle">{number(value)}</text>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 15}" text-anchor="middle">{named}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
     if name:
         parts.append(

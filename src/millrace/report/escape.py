@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 
 
 def visible(text: object, *, keep: str = "") -> str:
@@ -31,6 +32,25 @@ def label(text: object, width: int) -> str:
         side = (width - 1) // 2
         whole = f"{whole[:side]}…{whole[-side:]}"
     return visible(whole)
+
+
+def num_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB', as on the command line."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def numbers(values: Sequence[float]) -> list[str]:
+    """``number`` of each, with more digits where two different ones would look the same.
+
+    >>> numbers([10_820, 10_840]), numbers([0.5, 12_000])
+    (['10,820', '10,840'], ['0.5', '12K'])
+    """
+    short = [number(value) for value in values]
+    return short if len(set(short)) == len(set(values)) else [f"{value:,.10g}" for value in values]
 
 
 def number(value: float) -> str:

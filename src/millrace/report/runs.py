@@ -51,18 +51,25 @@ class _Numbers:
 
     def __init__(self, path: Path) -> None:
         self.curves: dict[str, tuple[array[float], array[float]]] = {}
-        self.verdicts: list[tuple[int, str]] = []
+        self.verdicts: list[tuple[int, int, str, str]] = []  # first and last step, verdict, what to change
         self.num_lines = self.last_step = 0
         for line in _lines(path):
             step = line.get("step")
             if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
                 continue
             self.num_lines, self.last_step = self.num_lines + 1, max(self.last_step, step)
+            if isinstance(said := line.get("verdict"), str):
+                self._judged(step, said, str(line.get("remedy") or ""))
             for name, value in line.items():
-                if "verdict" in name and isinstance(value, str):
-                    self.verdicts = [*self.verdicts[-99:], (step, value)]
-                elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
                     self._add(name, step, value)
+
+    def _judged(self, step: int, said: str, remedy: str) -> None:
+        """Lines that say the same as the one before share a row."""
+        first = step
+        if self.verdicts and self.verdicts[-1][2:] == (said, remedy):
+            first = self.verdicts.pop()[0]
+        self.verdicts = [*self.verdicts[-9:], (first, step, said, remedy)]
 
     def _add(self, name: str, step: int, value: float) -> None:
         if name not in self.curves and len(self.curves) >= MOST_NAMES:
@@ -160,8 +167,7 @@ def _starts(starts: list[Mapping[str, Any]]) -> Section:
 def _verdicts(numbers: _Numbers) -> list[Section]:
     if not numbers.verdicts:
         return []
-    table: list[tuple[str, ...]] = [
-        ("step", "verdict"),
-        *((f"{step:,}", said) for step, said in numbers.verdicts[-10:]),
-    ]
+    table: list[tuple[str, ...]] = [("steps", "verdict", "what to change")]
+    for first, last, said, remedy in numbers.verdicts:
+        table.append((f"{first:,}" if first == last else f"{first:,} to {last:,}", said, remedy))
     return [Section("Verdict", "What limits the run, the newest last.", [Table(table)])]

@@ -71,7 +71,7 @@ class Sample:
     def said(self) -> str:
         """What was read, in words."""
         if self.num_records == self.store.num_records:
-            return f"all {self.num_records:,} records"
+            return {0: "no records", 1: "the only record"}.get(self.num_records, f"all {self.num_records:,} records")
         shards = f"{len(self.pieces):,} of {self.store.num_shards:,} shards"
         return f"a sample of {self.num_records:,} of {self.store.num_records:,} records, from {shards}"
 
@@ -96,7 +96,7 @@ def histogram(title: str, values: Any, note: str = "") -> Histogram | None:
     else:
         edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
     counts, edges = np.histogram(numbers, edges)
-    return Histogram(title, edges.tolist(), counts.tolist(), note)
+    return Histogram(title, edges.tolist(), counts.tolist(), note, high)
 
 
 def bars(title: str, totals: dict[str, float], note: str = "") -> Bars | None:

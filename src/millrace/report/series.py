@@ -9,7 +9,7 @@ import numpy as np
 
 from millrace.errors import MillraceError
 from millrace.ragged import Array
-from millrace.report.blocks import Block, Lines, Section, Table
+from millrace.report.blocks import Block, Lines, Note, Section, Table
 from millrace.report.escape import number
 from millrace.report.sample import Sample, histogram, present
 from millrace.store.times import has_times, show_times
@@ -114,7 +114,8 @@ def _windows(sample: Sample) -> Section:
             continue
         places: Any = np.linspace(0, len(view) - 1, WINDOWS + 2).astype(int)[1:-1] if len(view) else []
         drawn += [_window(view, int(i), part) for i in places]
-    return Section("Example windows", about, drawn[:: max(1, len(drawn) // WINDOWS)][:WINDOWS])
+    none = Note(f"No entity that was read has the {LOOKBACK + HORIZON} rows of such a window.")
+    return Section("Example windows", about, drawn[:: max(1, len(drawn) // WINDOWS)][:WINDOWS] or [none])
 
 
 def _window(view: Any, i: int, store: Any) -> Lines:
@@ -139,7 +140,7 @@ def _times(sample: Sample) -> Section:
         f"First and last rows of {sample.num_contents:,} of {sample.store.num_records:,} entities.",
     )
     if not has_times(store):
-        return Section("Times", "The rows have no times.", [])
+        return Section("Times", "", [Note("The rows have no times.")])
     ends: dict[str, list[Array]] = {}
     counts: dict[str, int] = {}
     for piece in sample.pieces:

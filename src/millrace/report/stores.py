@@ -12,7 +12,7 @@ import numpy as np
 
 from millrace.report import records, series, text
 from millrace.report.blocks import Facts, Note, Report, Section, Table
-from millrace.report.escape import number
+from millrace.report.escape import num_bytes
 from millrace.report.sample import Sample, histogram, present
 from millrace.store.history import commits
 from millrace.store.store import Store
@@ -28,7 +28,8 @@ def store_report(store: Store, *, seed: int = 0) -> Report:
     kind = KINDS[store.kind](sample, made) if sample.num_records else []
     title = f"{store.path or 'a store in memory'}: {store.kind}"
     subtitle = f"Contents below come from {sample.said()} (seed {seed}). Sizes and splits are exact."
-    return Report(title, subtitle, [_overview(store), *kind, _origin(store, made), _shards(store)])
+    shown = [section for section in kind if section.blocks]
+    return Report(title, subtitle, [_overview(store), *shown, _origin(store, made), _shards(store)])
 
 
 def _last_commit(store: Store) -> Mapping[str, Any]:
@@ -48,7 +49,7 @@ def _overview(store: Store) -> Section:
         ("what it is", f"{store.kind}, {store.meta.get('layout', 'a millrace store')}"),
         (records_name, f"{store.num_records:,}"),
         (rows_name, f"{store.num_rows:,}"),
-        ("size", f"{number(store.num_bytes)}B in {_count(store.num_shards, 'shard')}"),
+        ("size", f"{num_bytes(store.num_bytes)} in {_count(store.num_shards, 'shard')}"),
         ("fingerprint", store.fingerprint),
     ]
     if store.manifest is not None and store.manifest.tokenizer is not None:
@@ -75,7 +76,12 @@ def _splits(store: Store, records_name: str, rows_name: str) -> Sequence[tuple[s
 def _origin(store: Store, made: Mapping[str, Any]) -> Section:
     """Where the data came from, and what was left out."""
     if not made:
-        return Section("Origin", "", [Note("The store does not record where it came from.")])
+        where = (
+            "is in its provenance.json, which is not read from a bucket"
+            if "://" in (store.path or "")
+            else "is not recorded"
+        )
+        return Section("Origin", "", [Note(f"Where the store came from {where}.")])
     facts = [("written (UTC)", str(made.get("time", ""))), ("command", _words(made.get("command")))]
     versions = made.get("versions")
     if isinstance(versions, Mapping):

@@ -81,7 +81,8 @@ def _tokens(sample: Sample) -> Section:
             counts.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
     total = counts.total()
     common = counts.most_common(COMMON)
-    names = [f"{id_}  {decode(sample.store, [id_])!r}" for id_, _ in common]
+    has_texts = sample.store.manifest is not None and sample.store.manifest.tokenizer is not None
+    names = [f"{id_}  {decode(sample.store, [id_])!r}" if has_texts else str(id_) for id_, _ in common]
     about = (
         f"From the first {MOST_TOKENS:,} tokens of {sample.num_contents:,} of {sample.store.num_records:,} documents: "
         f"{total:,} tokens with {len(counts):,} different ids."
@@ -91,7 +92,14 @@ def _tokens(sample: Sample) -> Section:
     rare = Bars(
         "How often an id occurs", list(often), [float(ids) for ids in often.values()], "times, and number of ids"
     )
-    blocks = [Bars("The most frequent tokens", names, [float(count) for _, count in common], "id and text")]
+    blocks = [
+        Bars(
+            "The most frequent tokens",
+            names,
+            [float(count) for _, count in common],
+            "id and text" if has_texts else "id",
+        )
+    ]
     return Section("Tokens", about, [*blocks, rare])
 
 
