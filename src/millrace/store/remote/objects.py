@@ -26,6 +26,7 @@ from millrace.store.remote.pace import Pace
 SCHEMES = ("s3", "gs", "az", "http", "https", "file")
 ATTEMPTS = 8
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about twice the one before
+LINES = 8  # downloads ahead at one time
 CHUNK_BYTES = 4 << 20  # of a stream
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
@@ -81,11 +82,20 @@ class Objects:
         self.url = normal_url(os.fspath(url))
         self.is_local = not is_url(self.url)
         self.pace = Pace()
+        self.has_ranges = True  # until the server shows that it has none
+        self._lines, self._pid = threading.Semaphore(LINES), os.getpid()
         self._store = _connect(self.url, create)
         self._uploads = _connect(self.url, create, retries=PART_RETRIES)  # one part of many fails, not all of them
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}"
+
+    @property
+    def lines(self) -> threading.Semaphore:
+        """Bounds the downloads ahead at one time; whoever waits longest goes on first."""
+        if self._pid != os.getpid():  # a forked child: the threads that had lines are not here
+            self._lines, self._pid = threading.Semaphore(LINES), os.getpid()
+        return self._lines
 
     def read(self, name: str, most: int) -> bytes:
         """A whole small object."""
@@ -113,18 +123,20 @@ class Objects:
         """
         import obstore
 
-        if stop is not None:
+        if start or stop is not None:
+            wanted: Any = {"offset": start} if stop is None else (start, stop)
             try:
-                yield from obstore.get(self._store, name, options={"range": (start, stop)}).stream(CHUNK_BYTES)
-            except obstore.exceptions.NotSupportedError:
-                raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name)) from None
-            return
-        if start:
-            with contextlib.suppress(obstore.exceptions.NotSupportedError):
-                found = obstore.get(self._store, name, options={"range": {"offset": start}})
+                found = obstore.get(self._store, name, options={"range": wanted})
+            except obstore.exceptions.BaseError as error:
+                if not _is_without_ranges(error):
+                    raise
+                self.has_ranges = False
+            else:
                 yield from self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)
                 return
-        # From the beginning: a server without ranges.
+        if stop is not None:
+            raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name))
+        # From the beginning.
         for chunk in self._as_wanted(name, obstore.get(self._store, name), e_tag).stream(CHUNK_BYTES):
             if start < len(chunk):
                 yield memoryview(chunk)[start:]
@@ -264,13 +276,19 @@ class _Refused(Exception):
     """The server kept what it has."""
 
 
+def _is_without_ranges(error: Exception) -> bool:
+    """Whether a server gave all of an object for a part: obstore has an own error for it over HTTP alone."""
+    import obstore
+
+    return isinstance(error, obstore.exceptions.NotSupportedError) or "non-partial response" in str(error)
+
+
 def _answer(text: str) -> tuple[int | None, str]:
     """What the server answered, in our words: its status and its code, and nothing else that it said."""
     found, code = _STATUS.search(text), _CODE.search(text)
     status = int(found.group(1) or found.group(2)) if found else None
     if status is None:
-        lowered = text.lower()
-        if "timed out" in lowered or "timeout" in lowered:
+        if "timed out" in text or "TimedOut" in text or "kind: Timeout" in text:  # "timeout" is in every text
             return None, "the server did not answer in time"
         return None, "the connection failed or broke off"
     return status, f"the server answered {status}{f' ({code.group(1)})' if code else ''}"
