@@ -19,7 +19,7 @@ from millrace.errors import ConfigError, StoreError
 from millrace.store import platform
 from millrace.store.descriptors import lock_of
 from millrace.store.remote.contents import RemoteFile
-from millrace.store.remote.download import write_parts
+from millrace.store.remote.download import write_checked
 from millrace.store.remote.locks import ByteLocks
 from millrace.store.remote.objects import Objects
 
@@ -182,8 +182,7 @@ class Cache:
             fd = self._reserve(file, aside, is_urgent)
             try:
                 try:
-                    # What is urgent does not wait for what is needed later.
-                    write_parts(objects, file, fd, aside, None if is_urgent else objects.lines)
+                    write_checked(objects, file, fd, aside)
                     platform.sync(fd, aside)  # else it might be there without its bytes after a power failure
                 finally:
                     os.close(fd)

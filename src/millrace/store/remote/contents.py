@@ -32,12 +32,12 @@ class RemoteFile(NamedTuple):
     num_bytes: int
     hashes: Array  # uint64
     codec: Codec | None = None
-    block: int | None = None  # it is only a part of a file, from this 4 MiB on
+    block: int | None = None  # it is only this 4 MiB of a file
 
-    def part(self, block: int, blocks: int = 1) -> RemoteFile:
-        """Some blocks of a plain file, which are checked like a file."""
-        num_bytes = min(blocks * BLOCK_BYTES, self.num_bytes - block * BLOCK_BYTES)
-        return RemoteFile(self.name, num_bytes, self.hashes[block : block + blocks], block=block)
+    def part(self, block: int) -> RemoteFile:
+        """One block of a plain file, which is checked and kept like a file."""
+        num_bytes = min(BLOCK_BYTES, self.num_bytes - block * BLOCK_BYTES)
+        return RemoteFile(self.name, num_bytes, self.hashes[block : block + 1], block=block)
 
     @property
     def stored_name(self) -> str:

@@ -15,9 +15,8 @@ from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES
 from millrace.store.remote.contents import RemoteFile
 from millrace.store.remote.inflate import Inflater
-from millrace.store.remote.objects import NoRanges, Objects, WrongBytes
+from millrace.store.remote.objects import Objects, WrongBytes
 
-PARTS, PART_BLOCKS = 8, 2  # of a file at once, and the least length of one: a request costs time too
 Progress = Callable[[int], None]
 
 
@@ -45,55 +44,9 @@ def download(
             raise
 
 
-def write_parts(objects: Objects, file: RemoteFile, fd: int, path: str, lines: threading.Semaphore | None) -> None:
-    """Writes the bytes of a file; a large one comes in parts side by side. ``lines`` bounds how many there are at once."""
-    count = min(PARTS, len(file.hashes) // PART_BLOCKS)
-    if count < 2 or file.codec is not None or file.block is not None or objects.is_local or not objects.has_ranges:
-        with lines or contextlib.nullcontext():
-            write_checked(objects, file, fd, path)
-        return
-    length = -(-len(file.hashes) // count)
-    parts = [file.part(first, length) for first in range(0, len(file.hashes), length)]
-    failures: list[BaseException] = []
-
-    def go_on(num_bytes: int = 0) -> None:
-        if failures:
-            raise StoreUnreachable(f"{objects.where(file.name)}: given up, since another part of it failed")
-
-    def fetch(part: RemoteFile) -> None:
-        try:
-            with lines or contextlib.nullcontext():
-                go_on()
-                own = os.open(path, os.O_WRONLY | platform.O_NOFOLLOW | platform.O_BINARY)  # with a position of its own
-                try:
-                    write_checked(objects, part, own, path, go_on, base=(part.block or 0) * BLOCK_BYTES)
-                finally:
-                    os.close(own)
-        except BaseException as error:  # noqa: BLE001 - it is raised below
-            failures.append(error)
-
-    threads = [threading.Thread(target=fetch, args=(part,), name="millrace-part") for part in parts[1:]]
-    try:
-        for thread in threads:
-            thread.start()
-        fetch(parts[0])
-        for thread in threads:
-            thread.join()
-    except BaseException as error:
-        failures.append(error)  # the others stop; their descriptors are their own
-        raise
-    if any(isinstance(failure, NoRanges) for failure in failures):
-        write_checked(objects, file, fd, path)
-    elif failures:
-        raise failures[0]
-
-
-def write_checked(
-    objects: Objects, file: RemoteFile, fd: int, path: str, progress: Progress | None = None, *, base: int = 0
-) -> None:
-    """Writes the bytes of a file to a descriptor, from ``base`` on."""
-    blocks = _Blocks(file, fd, path, progress or (lambda num_bytes: None), base)
-    where = objects.where(file.stored_name)
+def write_checked(objects: Objects, file: RemoteFile, fd: int, path: str, progress: Progress | None = None) -> None:
+    """Writes the bytes of a file to a descriptor, which stands at its beginning."""
+    blocks, where = _Blocks(file, fd, path, progress or (lambda num_bytes: None)), objects.where(file.stored_name)
     inflater = None if file.codec is None else Inflater(file.codec, file.num_bytes)
     is_wrong = False
 
@@ -113,7 +66,8 @@ def write_checked(
     except StoreUnreachable as error:
         if not is_wrong:
             raise
-        problem = f"block {(file.block or 0) + blocks.number} is not the one that was written, also after several downloads"
+        number = blocks.number if file.block is None else file.block
+        problem = f"block {number} is not the one that was written, also after several downloads"
         raise StoreCorrupt(f"{where}: {problem}; push the store again", path=where) from error
 
 
@@ -142,8 +96,8 @@ def _receive(objects: Objects, file: RemoteFile, blocks: _Blocks, inflater: Infl
 class _Blocks:
     """The blocks of a file as they arrive. ``done`` counts the bytes that are checked; those after it are written over."""
 
-    def __init__(self, file: RemoteFile, fd: int, path: str, progress: Progress, base: int) -> None:
-        self._file, self._fd, self._path, self._progress, self._base = file, fd, path, progress, base
+    def __init__(self, file: RemoteFile, fd: int, path: str, progress: Progress) -> None:
+        self._file, self._fd, self._path, self._progress = file, fd, path, progress
         self._hash, self._filled = xxhash.xxh3_64(), 0  # of the block that is under way
         self.done = 0
         self.wrong: int | None = None  # the block that was wrong in the last attempt
@@ -161,7 +115,7 @@ class _Blocks:
         """Goes on behind the last block that was right."""
         self._filled, self.wrong = 0, None
         self._hash.reset()
-        os.lseek(self._fd, self._base + self.done, os.SEEK_SET)
+        os.lseek(self._fd, self.done, os.SEEK_SET)
 
     def add(self, chunk: memoryview) -> None:
         if len(chunk) > self._file.num_bytes - self.done - self._filled:

@@ -11,9 +11,9 @@ from millrace.errors import MillraceError
 from millrace.store.descriptors import lock_of
 from millrace.store.remote.cache import Cache, NoRoom
 from millrace.store.remote.contents import RemoteFile
-from millrace.store.remote.objects import LINES, Objects
+from millrace.store.remote.objects import Objects
 
-THREADS = LINES  # files; of large ones only the first ones come, in parts
+THREADS = 8
 
 
 class Fetcher:

@@ -26,7 +26,6 @@ from millrace.store.remote.pace import Pace
 SCHEMES = ("s3", "gs", "az", "http", "https", "file")
 ATTEMPTS = 8
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about twice the one before
-LINES = 8  # downloads ahead at one time
 CHUNK_BYTES = 4 << 20  # of a stream
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
@@ -82,20 +81,11 @@ class Objects:
         self.url = normal_url(os.fspath(url))
         self.is_local = not is_url(self.url)
         self.pace = Pace()
-        self.has_ranges = True  # until the server shows that it has none
-        self._lines, self._pid = threading.Semaphore(LINES), os.getpid()
         self._store = _connect(self.url, create)
         self._uploads = _connect(self.url, create, retries=PART_RETRIES)  # one part of many fails, not all of them
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}"
-
-    @property
-    def lines(self) -> threading.Semaphore:
-        """Bounds the downloads ahead at one time; whoever waits longest goes on first."""
-        if self._pid != os.getpid():  # a forked child: the threads that had lines are not here
-            self._lines, self._pid = threading.Semaphore(LINES), os.getpid()
-        return self._lines
 
     def read(self, name: str, most: int) -> bytes:
         """A whole small object."""
@@ -130,7 +120,6 @@ class Objects:
             except obstore.exceptions.BaseError as error:
                 if not _is_without_ranges(error):
                     raise
-                self.has_ranges = False
             else:
                 yield from self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)
                 return
