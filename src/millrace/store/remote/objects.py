@@ -61,7 +61,9 @@ def normal_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise ConfigError(f"{parts.scheme}:// is not a storage that millrace knows; expected {known} or a path")
+        raise ConfigError(
+            f"{parts.scheme}:// is not a storage that millrace knows; expected {known} or a path; copy it there, or mount it"
+        )
     if "@" in url or parts.query or parts.fragment:
         raise ConfigError(
             f"the {parts.scheme}:// URL has a user, a query or a fragment, which may be secret; give it without, and "
