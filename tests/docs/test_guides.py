@@ -25,6 +25,7 @@ ANY_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FOLLOWED = ("export QUEUE", "queue status")  # blocks of queue.md that test_queue_guide.py follows
 SHOWN = ("README", "quickstart")  # whose commands are shown with what they print
 COMMAND = re.compile(r"(\w*\$ |srun .*|torchrun .*)?millrace [a-z-]+ ")
+VERDICT = re.compile(r" \((compute-bound|balanced|input-bound: [a-z ]+)\)")
 NUMBER = re.compile(r"\d[\d,.]*( (s|ms|min|kB|MB|GB)\b)?")
 
 
@@ -85,8 +86,8 @@ def arguments(block: str, starts: list[str]) -> list[list[str]]:
 
 
 def masked(text: str) -> list[str]:
-    """Its lines without numbers and spaces: times, speeds and last digits of losses are those of a machine."""
-    return ["".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
+    """Its lines without numbers, verdicts and spaces: times, speeds and last digits of losses are those of a machine."""
+    return ["".join(NUMBER.sub("#", VERDICT.sub("", line)).split()) for line in text.splitlines()]
 
 
 def transcripts(page: Path) -> list[str]:

@@ -69,8 +69,8 @@ def stage_sources(
         needed, free = sum(found.size for found in missing), shutil.disk_usage(folder).free
         if needed > free:
             raise StoreWriteFailed(
-                f"{folder.parent} has {free:,} bytes free, and the files of {url} need {needed:,}; free space, or choose an "
-                "--out on a larger disk",
+                f"{folder.parent} has {free:,} bytes free, and the files of {url} need {needed:,}; free space "
+                "there, or choose a larger disk for the store",
                 path=str(folder), errno=28,
             )  # fmt: skip
     in_threads(lambda found: _fetch(found, folder), missing, THREADS)
