@@ -30,12 +30,14 @@ ENVIRONMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "datasets==5.2.0",
             "webdataset==1.0.2",
             "litdata==0.2.76",
+            "boto3",
+            "obstore",
         ),
     ),
     "older": ((), ("mosaicml-streaming==0.13.0", "gluonts==0.17.0")),  # these want an older numpy
     "text": (CONSTRAINTS, ("litdata==0.2.76", "datatrove[processing]==0.9.0", "orjson", "tokenizers")),
 }
-# By result: the environment and the command; {text} is the Python of that environment.
+# By result: the environment and the command; {text} and the like are the Pythons of those environments.
 STEPS: dict[str, tuple[str, str]] = {
     "store": ("own", "benchmarks.store"),
     "feed": ("own", "benchmarks.feed"),
@@ -47,7 +49,7 @@ STEPS: dict[str, tuple[str, str]] = {
     "cores": ("own", "benchmarks.cores"),
     "cold": ("own", "benchmarks.cold"),
     "queue": ("own", "benchmarks.queue"),
-    "tiers": ("own", "benchmarks.tiers"),
+    "tiers": ("own", "benchmarks.tiers --peers {feed} {older}"),
     "packing": ("own", "benchmarks.packing"),
     "prepare_text": ("own", "benchmarks.prepare_text --peers {text}"),
     "prepare_table": ("own", "benchmarks.prepare_table"),
@@ -65,15 +67,15 @@ def main() -> None:
     options = parser.parse_args()
     steps = {name: STEPS[name] for name in options.only}
     needed = {environment for environment, _ in steps.values()}
-    needed |= {"text"} if "prepare_text" in steps else set()
+    needed |= {name for _, command in steps.values() for name in ENVIRONMENTS if f"{{{name}}}" in command}
     left_out: dict[str, str] = {}
     for environment in sorted(needed):
         left_out |= install(environment, options.peers)
     if not options.install:
-        text = python("text", options.peers)
+        pythons = {name: python(name, options.peers) for name in ENVIRONMENTS}
         for name, (environment, command) in steps.items():
             print(f"== {name}", flush=True)
-            left_out |= run(name, [str(python(environment, options.peers)), "-m", *command.format(text=text).split()])
+            left_out |= run(name, [str(python(environment, options.peers)), "-m", *command.format(**pythons).split()])
         left_out |= run("table", [sys.executable, "-m", "benchmarks.table"])
         left_out |= run("chart", [sys.executable, "-m", "benchmarks.chart"])
     save("left_out", {"left_out": left_out}, kept=False)

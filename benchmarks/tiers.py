@@ -1,5 +1,7 @@
 """A remote store against its limits, on a loopback S3 server: python -m benchmarks.tiers [--megabytes 512].
 
+With ``--peers LITDATA_PYTHON MOSAIC_PYTHON`` these libraries read the same tokens from the same server in the same run.
+
 First epoch, from an empty cache: bytes per second against a bare parallel download of the same objects by the same library,
 into files and into memory. Second epoch: samples per second against the same store on disk. The server runs on the same
 machine: with few cores, what it and the loop compute slows the download.
@@ -8,9 +10,11 @@ machine: with few cores, what it and the loop compute slows the download.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,11 +22,13 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import millrace as mr
 from benchmarks.common import interleave, medians, save, verdict
+from millrace.store.remote.objects import Objects
 
 LENGTH, BATCH, SHARD_BYTES = 1024, 256, 16 << 20
 SERVER = """
@@ -57,7 +63,6 @@ def epoch(store: mr.Store) -> float:
 def bare(url: str, names: list[str], target: Path | None = None) -> float:
     """Seconds to download the objects, unchecked, by as many threads as a remote store uses: into memory or into files."""
     from millrace.store.remote.fetcher import THREADS
-    from millrace.store.remote.objects import Objects
 
     objects = Objects(url)
 
@@ -77,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", nargs=2, metavar="PYTHON", help="those that have LitData and MosaicML Streaming")
     options = parser.parse_args()
     logging.disable()
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -136,7 +142,46 @@ def run(folder: Path, port: int, options: argparse.Namespace) -> None:
         verdict("first epoch / bare download to memory", middle["first epoch"] / middle["bare"], 0.8),
         verdict("second epoch / local store", middle["second epoch"] / middle["local"], 0.95),
     ]
-    save("tiers", {"megabytes": options.megabytes, "MB_per_s": found, "samples_per_s": later, "verdicts": verdicts})
+    figures: dict[str, Any] = {"megabytes": options.megabytes, "MB_per_s": found, "samples_per_s": later}
+    if options.peers:
+        peers = {
+            library: peer(library, program, folder, [folder / "store" / name for name in names])
+            for library, program in zip(("litdata", "streaming"), options.peers, strict=True)
+        }
+        figures["peers"] = peers
+        ours = {"first": statistics.median(found["first epoch"]) * 1e6 / (2 * LENGTH), "second": middle["second epoch"]}
+        verdicts += [
+            verdict(f"{which} epoch / {library}", ours[which] / max(peers[library][which].values()), limit)
+            for library in peers
+            for which, limit in (("first", 3), ("second", 5))
+        ]
+    save("tiers", figures | {"verdicts": verdicts})
+
+
+def peer(library: str, program: str, folder: Path, shards: list[Path]) -> dict[str, dict[str, float]]:
+    """Samples per second of the first and the best later epoch of another library, by its number of workers."""
+    tokens, made, cache = folder / "tokens", folder / library, folder / f"{library}-cache"
+    tokens.write_bytes(b"".join(path.read_bytes() for path in shards))
+    command = [program, "-m", "benchmarks.peers_tiers"]
+    environment = os.environ | {"PYTHONPATH": "src:.", "AWS_DEFAULT_REGION": "us-east-1"}
+    subprocess.run([*command, "write", library, tokens, made], env=environment, check=True, stdout=subprocess.DEVNULL)
+    tokens.unlink()
+    objects = Objects(f"s3://bucket/{library}")
+    for path in made.iterdir():
+        objects.put(path.name, path)
+    shutil.rmtree(made)
+    found: dict[str, dict[str, float]] = {"first": {}, "second": {}}
+    for workers in (0, 1, 2):
+        done = subprocess.run(
+            [*command, "read", library, objects.url, cache, str(workers)], env=environment, check=True,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        shutil.rmtree(cache)
+        epochs = json.loads(done.stdout.strip().splitlines()[-1])
+        rates = [samples / seconds for samples, seconds in zip(epochs["samples"], epochs["seconds"], strict=True)]
+        found["first"][str(workers)], found["second"][str(workers)] = rates[0], max(rates[1:])
+        print(f"{library}, {workers} workers: {rates[0]:,.0f}, then {max(rates[1:]):,.0f} samples/s", flush=True)
+    return found
 
 
 if __name__ == "__main__":

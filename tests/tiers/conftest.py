@@ -32,7 +32,8 @@ def s3_port():
 
 
 class Proxy(http.server.ThreadingHTTPServer):
-    """Passes requests on to a server, except for what ``fault(method, path)`` says: a status, "reset", "short" or "flip"."""
+    """Passes requests on to a server, except for what ``fault(method, path)`` says: a status, "reset", "short", "flip" or
+    "whole" (no ranges)."""
 
     daemon_threads = True
 
@@ -64,7 +65,8 @@ class _Passing(http.server.BaseHTTPRequestHandler):
         if callable(fault):
             fault()
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
-        upstream.request(self.command, self.path, body, dict(self.headers))
+        asked = {name: value for name, value in self.headers.items() if fault != "whole" or name.lower() != "range"}
+        upstream.request(self.command, self.path, body, asked)
         response = upstream.getresponse()
         data = response.read()
         headers = {

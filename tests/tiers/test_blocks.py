@@ -124,6 +124,19 @@ def test_a_server_without_ranges_gives_whole_files(tmp_path, web, local, request
     assert used(tmp_path) == (2 * BLOCK_BYTES if has_ranges else ROWS)
 
 
+def test_an_s3_server_without_ranges_gives_whole_files_and_goes_on_after_a_fault(tmp_path, s3, proxy, local):
+    mr.push(local.path, s3)
+    proxy.fault = lambda method, path: "whole"
+    here, there = mr.Blocks(local, length=LENGTH), mr.Blocks(mr.open_store(s3), length=LENGTH)
+    sample = int(samples_of_block(3)[0])
+    assert np.array_equal(there[sample]["x"], here[sample]["x"])
+    assert used(tmp_path) == ROWS
+    before = len(proxy.gets("tokens"))
+    proxy.fault = lambda method, path: "short" if len(proxy.gets("tokens")) == before + 1 else "whole"
+    mr.pull(s3, tmp_path / "copy")
+    assert len(proxy.gets("tokens")) == before + 3  # short, refused a part, whole
+
+
 def test_the_pace_is_that_of_the_downloads(monkeypatch):
     monkeypatch.undo()
     pace = Pace()

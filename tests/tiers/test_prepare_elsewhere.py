@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.cli import main
+from millrace.cli import main, run
 from millrace.errors import ConfigError, SourceError, StoreUnreachable
 from millrace.prepare import elsewhere
 from millrace.store.remote.objects import Objects
@@ -101,6 +103,39 @@ def test_a_run_that_was_stopped_continues_with_what_it_has(tmp_path, s3, proxy, 
     assert not proxy_gets(proxy, before, "/in/part")  # nor is any source fetched again
     assert mr.open_store(f"{s3}/store").fingerprint == report.fingerprint
     assert not list((cache / "prepare").glob("*"))
+
+
+def test_kill_9_in_the_middle_of_the_push_and_the_same_command_again(tmp_path, s3, proxy, cache):
+    write_sources(tmp_path / "in")
+    command = [sys.executable, "-m", "millrace", "prepare", "table", f"{tmp_path}/in/*.csv", "--entity", "entity"]
+    command += ["--time", "time", "--workers", "1", "--out"]
+    child = subprocess.Popen([*command, f"{s3}/store"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    puts = []
+
+    def killed(method, path):
+        puts.extend([path] if method == "PUT" and "/shards/" in path else [])
+        if len(puts) == 3:
+            child.kill()
+            child.wait()
+
+    proxy.fault = killed
+    assert child.wait(100) == -9
+    proxy.fault = lambda method, path: None
+    there = Objects(f"{s3}/store")
+    sent = there.listed("shards")
+    assert sent
+    assert there.describe("store.json") is None  # no store yet
+    before = len(proxy.requests)
+    assert run([*command[3:], f"{s3}/store"]) == 0
+    assert not list((cache / "prepare").glob("*"))
+    assert run([*command[3:], str(tmp_path / "local")]) == 0
+    names = sorted(path.relative_to(tmp_path / "local").as_posix() for path in (tmp_path / "local").rglob("*.*"))
+    assert sorted(there.listed("")) == names
+    for name in names:
+        if name != "provenance.json":  # it has the seconds
+            assert there.read(name, 1 << 20) == (tmp_path / "local" / name).read_bytes(), name
+    puts = [path.split("/store/")[1] for method, path in proxy.requests[before:] if method == "PUT"]
+    assert not set(sent) & set(puts)  # nothing is sent twice
 
 
 def proxy_gets(proxy, before: int, part: str) -> list[str]:
