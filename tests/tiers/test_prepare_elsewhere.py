@@ -210,4 +210,4 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, s3, monkeyp
     monkeypatch.setattr(elsewhere.shutil, "disk_usage", lambda folder: type("", (), {"free": full.f_bsize}))
     with pytest.raises(SystemExit):
         main(["prepare", "text", f"{s3}/in/", "--out", str(tmp_path / "out")])
-    assert "free space, or choose an --out on a larger disk" in capfd.readouterr().err
+    assert "free space there, or choose a larger disk for the store" in capfd.readouterr().err
