@@ -5,7 +5,8 @@
 threads: hot W1 (benchmarks/feed.py) over 1, 2, 4, 8, 16 threads, and as many threads that copy the same bytes.
 latency: one batch of 50 MB (8,192 x 128 x 12 float32) over threads; nothing is made ahead.
 busy:    W1 and W2 beside numpy in line: quiet, beside one and two processes that spin, and on one core. Each contestant
-         is a process of its own; they are measured in turn.
+         is a process of its own; they are measured in turn. Numpy gathers from one array in memory, in large pages, and
+         gives views; "own" gives x and y in arrays of their own, as a feed does. "ram" is a feed with tier="ram".
 No more threads than cores make batches of hot data, so figures beyond the cores of a machine repeat the last one.
 """
 
@@ -34,6 +35,7 @@ from benchmarks.handmade import WholeBatch, in_line
 
 THREADS = (1, 2, 4, 8, 16)
 BATCHES = {"W1": 512, "W2": 32}
+NUMPY = ("numpy", "own")
 SPIN = "while True: pass"
 PLACES: dict[str, tuple[int, str | None]] = {  # processes that spin; the cores of the contestant
     "quiet": (0, None), "one busy neighbour": (1, None), "two busy neighbours": (2, None), "one core": (0, "0"),
@@ -45,7 +47,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="per contestant and round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-save", action="store_true")
-    parser.add_argument("--contestant", nargs=2, help="a process of its own: ring or numpy, and the folder of stores")
+    parser.add_argument(
+        "--contestant", nargs=2, help="a process of its own: ring, ram, numpy or own, and the folder of stores"
+    )
     options = parser.parse_args()
     if options.contestant:
         return answer(options.contestant[0], Path(options.contestant[1]))
@@ -129,15 +133,16 @@ def latency(options: argparse.Namespace) -> dict[str, Any]:
 
 def answer(kind: str, folder: Path) -> None:
     """A contestant: for each line with a workload and seconds, its samples per second."""
-    feeds = {name: mr.Feed(view_of(name, folder), batch=batch, seed=7) for name, batch in BATCHES.items()}
+    tier = "ram" if kind == "ram" else None
+    feeds = {name: mr.Feed(view_of(name, folder), batch=batch, seed=7, tier=tier) for name, batch in BATCHES.items()}
     iterators = {
-        name: iter(feeds[name]) if kind == "ring" else in_line(WholeBatch(name, folder, batch, own=False))
+        name: in_line(WholeBatch(name, folder, batch, own=kind == "own")) if kind in NUMPY else iter(feeds[name])
         for name, batch in BATCHES.items()
     }
     for line in sys.stdin:
         name, seconds = line.split()
         found = rate(iterators[name], BATCHES[name], float(seconds))
-        report = feeds[name].report() if kind == "ring" else None
+        report = None if kind in NUMPY else feeds[name].report()
         print(found, report.made_in_line if report else 0, report.made_again if report else 0, flush=True)
 
 
@@ -161,26 +166,24 @@ def busy(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seconds = options.seconds
     for place, (num_spinning, cores) in PLACES.items():
-        ring, numpy = (Contestant(kind, folder, cores) for kind in ("ring", "numpy"))
+        contestants = {kind: Contestant(kind, folder, cores) for kind in ("ring", "ram", *NUMPY)}
         spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(num_spinning)]
         try:
             for name in BATCHES:
-                for contestant in (ring, numpy):
+                for contestant in contestants.values():
                     contestant.rate(name, 0.3)
-                contestants = {"ring": partial(ring.rate, name, seconds), "numpy": partial(numpy.rate, name, seconds)}
-                rounds = interleave(contestants, options.rounds)
-                ratio = statistics.median(a / b for a, b in zip(rounds["ring"], rounds["numpy"], strict=True))
-                here, again = ring.counted
+                measures = {kind: partial(one.rate, name, seconds) for kind, one in contestants.items()}
+                rounds = interleave(measures, options.rounds)
+                here, again = contestants["ring"].counted
                 print(f"  {name}, {place}: the loop made {here} batches itself, {again} of them again")
-                promise = verdict(f"{name}, {place}, times numpy in line", ratio, 1)
-                found[f"{name}, {place}"] = {
-                    "rounds": rounds,
-                    "made_here": here,
-                    "made_again": again,
-                    "promise": promise,
-                }
+                case: dict[str, Any] = {"rounds": rounds, "made_here": here, "made_again": again}
+                for kind, twin in (("ring", "numpy"), ("ring", "own"), ("ram", "numpy"), ("ram", "own")):
+                    ratio = statistics.median(a / b for a, b in zip(rounds[kind], rounds[twin], strict=True))
+                    what = f"{name}, {place}, {kind} times {'numpy' if twin == 'numpy' else 'numpy with arrays of its own'}"
+                    case[f"{kind}/{twin}"] = verdict(what, ratio, 1)
+                found[f"{name}, {place}"] = case
         finally:
-            for process in (*spinning, ring.process, numpy.process):
+            for process in (*spinning, *(one.process for one in contestants.values())):
                 process.kill()
                 process.wait()
     return found
