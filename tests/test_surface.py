@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import millrace
+from millrace.native import core
 
 ROOT = Path(millrace.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -146,3 +147,10 @@ def test_a_way_to_run_code_is_found(line):
 )
 def test_harmless_lines_are_not(line):
     assert dangers(line) == []
+
+
+@pytest.mark.needs_core
+def test_the_types_of_the_core_are_those_of_its_names():
+    tree = ast.parse((ROOT / "_core.pyi").read_text())
+    typed = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert typed == {name for name in dir(core) if not name.startswith("_")}

@@ -209,6 +209,7 @@ class Fuzz:
             "join_with_zeros": lambda: (core.join_with_zeros, (self.documents(),)),
             "copy_runs": lambda: (core.copy_runs, (np.arange(9, dtype="u1"), 1, np.array([0, 2, 4, 6]), np.zeros(4, "u2"), 2)),
             "pack": lambda: (core.pack, (np.array([0, 3, 9, 9, 40]), rng.choice((1, 7, 64)))),
+            "mark_documents": lambda: (core.mark_documents, self.marks()),
             "num_maps": lambda: (core.num_maps, ()),
             "Map": self.map,
             "Column": lambda: (rng.choice((self.column().give, self.column().missing)), (np.array([0, 4]), np.array([3, 9]))),
@@ -227,6 +228,11 @@ class Fuzz:
             "KnownHashes": lambda: (core.KnownHashes, (rng.choice((0, 9, 5000)),)),
             "KnownHashes.add": lambda: (core.KnownHashes().add, (np.arange(64, dtype="u1"),)),
         }  # fmt: skip
+
+    def marks(self):
+        counts, length = np.array([2, 0, 1]), self.rng.choice((4, 5))
+        sizes = tuple(np.zeros(3 * length, kind) for kind in ("i4", "i8", "?"))
+        return counts, np.array([1, 3, 4]), np.arange(3), np.array([True, False, True]), length, *sizes
 
     def image(self):
         sides = [self.rng.choice((1, 2, 5, 33)) for _ in range(4)]

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
+from millrace.native import core
 from millrace.view import packing
+from millrace.view.documents import mark_numpy
 from millrace.view.packing import pack, reference_pack
 
 lengths = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(lambda own: sum(own) > 0)
@@ -91,6 +93,26 @@ def test_the_core_packs_as_its_twin(lengths, length):
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     for one, other in zip(pack(offsets, length), reference_pack(offsets, length), strict=True):
         assert one.tolist() == other.tolist()
+
+
+@pytest.mark.needs_core
+@given(
+    blocks=st.lists(
+        st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2**40), st.booleans()), max_size=5), max_size=4
+    ),
+    padding=st.integers(0, 3),
+)
+def test_the_core_marks_as_its_twin(blocks, padding):
+    length = max([sum(piece[0] for piece in block) for block in blocks] + [1]) + padding
+    pieces = [piece for block in blocks for piece in block]
+    counts = np.array([len(block) for block in blocks], np.int64)
+    lengths, places = (np.array([piece[k] for piece in pieces], np.int64) for k in (0, 1))
+    is_last = np.array([piece[2] for piece in pieces], bool)
+    found = [[np.full((len(blocks), length), 7, kind) for kind in (np.int32, np.int64, np.bool_)] for _ in range(2)]
+    mark_numpy(counts, lengths, places, is_last, length, *found[0])
+    core.mark_documents(counts, lengths, places, is_last, length, *found[1])
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_log_normal_documents_fill_their_blocks():

@@ -1,4 +1,5 @@
-/* Packs documents into blocks: best fit, the longest first. Twin of `reference_pack` in view/packing.py.
+/* Packs documents into blocks: best fit, the longest first. Twin of `reference_pack` in view/packing.py. And marks the
+ * documents of blocks: twin of `mark_numpy` in view/documents.py.
  *
  * Blocks with the same free room lie in a list, the last one changed first. A tree of bits says which rooms have a block, so
  * that the smallest room that is large enough takes a few steps, whatever the number of documents. */
@@ -183,7 +184,66 @@ static PyObject *pack_documents(PyObject *module, PyObject *args) {
     return found;
 }
 
+typedef struct {
+    int32_t *document;
+    int64_t *place;
+    char *mask;
+} Marks;
+
+/* Marks one block, whose pieces lie one after the other from its begin; the rest is padding. -1: they do not fit. */
+static int mark_block(Marks to, int64_t length, int64_t count, const int64_t *lengths, const int64_t *places, const char *is_last) {
+    int64_t at = 0;
+    for (int64_t p = 0; p < count; at += lengths[p++]) {
+        int64_t own = lengths[p];
+        if (own < 1 || own > length - at) return -1;
+        for (int64_t k = 0; k < own; k++) to.document[at + k] = (int32_t)p;
+        for (int64_t k = 0; k < own; k++) to.place[at + k] = (int64_t)((uint64_t)places[p] + (uint64_t)k);
+        memset(to.mask + at, 1, (size_t)own);
+        if (is_last[p]) to.mask[at + own - 1] = 0;
+    }
+    for (int64_t k = at; k < length; k++) to.document[k] = -1;
+    memset(to.place + at, 0, (size_t)(length - at) * sizeof *to.place);
+    memset(to.mask + at, 0, (size_t)(length - at));
+    return 0;
+}
+
+static PyObject *mark_documents(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *given[3];
+    Py_buffer held[3], is_last, document, place, mask;
+    const int64_t *numbers[3];
+    int64_t sizes[3];
+    int num_held = 0, status = -1;
+    long long length;
+    if (!PyArg_ParseTuple(args, "OOOy*Lw*w*w*:mark_documents", &given[0], &given[1], &given[2], &is_last, &length, &document,
+                          &place, &mask))
+        return NULL;
+    while (num_held < 3 && (numbers[num_held] = core_int64s(given[num_held], &held[num_held], &sizes[num_held])) != NULL) num_held++;
+    int is_fit = num_held == 3 && length > 0 && length <= MAX_LENGTH && sizes[1] == sizes[2] && is_last.len == sizes[1] &&
+                 mask.len % length == 0 && mask.len / length == sizes[0] && document.len == 4 * mask.len &&
+                 place.len == 8 * mask.len && core_is_aligned(&document, 4) && core_is_aligned(&place, 8);
+    if (is_fit) {
+        Py_BEGIN_ALLOW_THREADS
+        int64_t first = 0;
+        status = 0;
+        for (int64_t block = 0; block < sizes[0] && !status; first += numbers[0][block++]) {
+            int64_t at = block * length, count = numbers[0][block];
+            Marks to = {(int32_t *)document.buf + at, (int64_t *)place.buf + at, (char *)mask.buf + at};
+            status = count < 0 || count > sizes[1] - first
+                         ? -1
+                         : mark_block(to, length, count, numbers[1] + first, numbers[2] + first, (const char *)is_last.buf + first);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    if (status && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "mark_documents: the pieces do not fit their blocks");
+    Py_buffer *all[] = {&is_last, &document, &place, &mask};
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) PyBuffer_Release(all[k]);
+    while (num_held) PyBuffer_Release(&held[--num_held]);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 PyMethodDef core_pack_functions[] = {
+    {"mark_documents", mark_documents, METH_VARARGS, "(counts, lengths, places, is_last, length, document, place, mask): writes the marks of blocks."},
     {"pack", pack_documents, METH_VARARGS, "pack(offsets, length): documents by block, and where each block begins."},
     {NULL, NULL, 0, NULL},
 };

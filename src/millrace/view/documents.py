@@ -8,7 +8,8 @@ import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.gather.gather import Allocate, Field
-from millrace.ragged import Array, Int64s, concatenated_ranges
+from millrace.native import core
+from millrace.ragged import Array, Int64s, as_int64s, concatenated_ranges
 from millrace.view.view import StoreLike, row_column
 
 MARKS: dict[str, np.dtype[Any]] = {
@@ -62,16 +63,23 @@ def mark_documents(
     Of each piece: its length, the place of its first token in its document, and whether y after it is another's.
     """
     marks = {name: allocate(name, shape, dtype) for name, dtype in MARKS.items()}
-    document, place, mask = (array.reshape(-1) for array in marks.values())
+    mark(as_int64s(counts), lengths, places, is_last, shape[1], *marks.values())
+    return marks
+
+
+def mark_numpy(counts: Int64s, lengths: Int64s, places: Int64s, is_last: Array, length: int, *marks: Array) -> None:
+    """Writes the document, place and mask of each token; the twin of the core's."""
+    document, place, mask = (array.reshape(-1) for array in marks)
     for array, value in ((document, -1), (place, 0), (mask, False)):
         array.fill(value)
     firsts = np.cumsum(counts) - counts
-    inside = np.cumsum(lengths) - lengths
-    blocks = np.repeat(np.arange(shape[0]) * shape[1] - inside[firsts], counts)
-    starts = inside + blocks
+    inside = np.concatenate(([0], np.cumsum(lengths)))
+    starts = inside[:-1] + np.repeat(np.arange(len(counts)) * length - inside[firsts], counts)
     cells = concatenated_ranges(starts, lengths)
     document[cells] = np.repeat(np.arange(len(lengths)) - np.repeat(firsts, counts), lengths)
     place[cells] = concatenated_ranges(places, lengths)
     mask[cells] = True
     mask[(starts + lengths - 1)[is_last]] = False
-    return marks
+
+
+mark = mark_numpy if core is None else core.mark_documents
