@@ -446,7 +446,7 @@ def test_a_transform_in_processes_is_resumed_exactly_and_may_go_on_in_threads(to
     from millrace.train.trainer import train
 
     def run_of(name, steps, **changes):
-        hidden = {"data__transform": "own_transforms:hide", "optimizer__schedule": "constant", **changes}
+        hidden = {"data__transform": "hiding:hide", "optimizer__schedule": "constant", **changes}
         train(config_of(tokens, train__max_steps=steps, **hidden), tmp_path / name)
         return losses(tmp_path / name)
 
