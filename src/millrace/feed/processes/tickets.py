@@ -94,10 +94,10 @@ def fatal(ticket: Ticket, line: Line, what: str) -> StageFailed:
         stage, row = HEAD.unpack_from(ticket.slot.array.data)
         stage = max(stage, 0)
     plan = line.plan(ticket.batch, ticket.batch + 1)
-    position, sample = line.end(ticket.batch), None
+    position, sample = line.first_position(ticket.batch), None
     named = f"samples {plan.samples[plan.samples >= 0][:4]}..."
-    if STAGES[stage] == "decode" and 0 <= row < len(plan.samples):
-        if plan.positions[row] >= 0:  # padding repeats the first sample of the global batch
+    if STAGES[stage] == "decode" and row >= 0:
+        if row < len(plan.samples) and plan.positions[row] >= 0:  # padding repeats the first sample of all ranks
             position = int(plan.positions[row])
         sample = int(line.order.samples(np.array([position]))[0])
         named = f"sample {sample}"
