@@ -110,7 +110,15 @@ def test_a_decode_that_takes_other_arguments_is_refused_at_once(feed_of):
 def test_a_rank_whose_bins_are_empty_gets_the_columns_without_rows(processes):
     """The last batch of a feed with a budget may have rows for other ranks alone; a stand-in says what the columns are."""
     view = mr.Records(mr.from_arrays({"x": np.arange(10)}, offsets=[0, 3, 5, 10]))
-    options = {"batch": 2, "max_rows": 20, "epochs": 1, "rank": 1, "world": 2, "device": "numpy", "processes": processes}
+    options = {
+        "batch": 2,
+        "max_rows": 20,
+        "epochs": 1,
+        "rank": 1,
+        "world": 2,
+        "device": "numpy",
+        "processes": processes,
+    }
     (batch,) = mr.Feed(view, decode=functions.decode, **options)
     assert (batch.rows.values.dtype, len(batch.rows), batch.u.shape, batch.g.shape) == (np.int64, 0, (0,), (0, 3))
     assert (batch.name, batch.bins.tolist()) == ([], [0, 0])

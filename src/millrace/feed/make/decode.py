@@ -70,7 +70,7 @@ class DecodeMake:
         marks = {name: getattr(given, name).copy() for name in MARKS}
         if hasattr(self._decode, "decode_batch"):
             return self._make_whole(batch, given, marks, self._decode)
-        if not len(given.positions):
+        if not len(marks["positions"]):
             return Batch(self._empty_columns(batch, marks), **marks)
         results = []
         for row, position in enumerate(marks["positions"]):

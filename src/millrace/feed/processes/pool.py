@@ -22,14 +22,13 @@ from millrace.errors import ConfigError, FeedError, rebuild_error
 from millrace.feed.line import Line
 from millrace.feed.processes import worker as protocol
 from millrace.feed.processes.job import Job, write_job
-from millrace.feed.processes.launch import ForkServer, Spawner, describe_end, no_signals
+from millrace.feed.processes.launch import ForkServer, Spawner, describe_end, no_signals, was_killed
 from millrace.feed.processes.shared_slots import SharedSlots
-from millrace.feed.processes.tickets import Member, Reply, Ticket, fatal
+from millrace.feed.processes.tickets import Ends, Member, Reply, Ticket
 from millrace.feed.processes.watch import Watch
 
-MAX_DEATHS = 3  # workers that one batch may cost
-MAX_LOSSES = 12  # the same with those that had not begun with it: all may be killed at once, and each have it in turn
 MAX_STARTS = 3  # processes in a row that end before they begin to work
+MAX_KILLED_STARTS = 12  # the same where they are killed
 MAX_TICKETS = 64  # in a worker's socket. More might fill it: both ends would wait for each other.
 POLL_S = 1.0
 SPIN_S = 1e-4  # before the loop sleeps: to be woken takes longer than a small batch does
@@ -45,7 +44,7 @@ class Pool:
         self.count, self.slots, self._method, self._process = count, slots, method, os.getpid()
         self._lock = threading.RLock()  # held while a message is handled; ``close`` may come from another thread
         self.is_closed = self.is_taken = False  # taken: an iterator uses it
-        self.num_deaths, self._num_starts, self._next_number = 0, 0, 0
+        self.ends, self._num_starts, self._next_number = Ends(), 0, 0
         self._members: dict[int, Member] = {}  # by descriptor
         self._waiting: deque[Ticket] = deque()  # for a worker
         self._line: tuple[int, Line, bytes] | None = None
@@ -185,7 +184,7 @@ class Pool:
 
     def _count_start(self, code: int | None) -> None:
         self._num_starts += 1
-        if self._num_starts > MAX_STARTS and not any(member.pid for member in self._members.values()):
+        if self._num_starts > _most_starts(code) and not any(member.pid for member in self._members.values()):
             raise FeedError(
                 f"worker processes end before they begin to work, {describe_end(code)}; lower workers=, and see whether "
                 "a new Python can import the transform"
@@ -236,23 +235,21 @@ class Pool:
         member.close()
         code = member.launcher.end(member.number)
         has_worked, is_refused = member.pid is not None, member.launcher is not self._launcher
-        self.num_deaths += has_worked
         if not has_worked and not is_refused and member.launcher.is_loaded:
             self._count_start(code)
-        if has_worked or is_refused or self._num_starts <= MAX_STARTS or not self._members:
+        if has_worked or is_refused or self._num_starts <= _most_starts(code) or not self._members:
             self._start()  # else the others go on alone
         current = -1 if self._line is None else self._line[0]
         tickets = [ticket for ticket in member.tickets if ticket.line == current]
         for ticket in member.tickets:
             ticket.slot.is_out = ticket.line == current
         replies = []
-        if has_worked and tickets and tickets[0] is member.tickets[0]:
-            first = tickets[0]
-            first.deaths, first.losses = first.deaths + first.is_begun, first.losses + 1
-            if first.deaths >= MAX_DEATHS or first.losses >= MAX_LOSSES or is_final:
-                assert self._line is not None
-                what = f"a worker process (pid {member.pid}) {why or f'ended {describe_end(code)}'}"
-                replies = [Reply(tickets.pop(0), b"", 0, 0.0, 0.0, 0.0, fatal(first, self._line[1], what))]
+        if has_worked and self._line is not None:
+            first = tickets[0] if tickets and tickets[0] is member.tickets[0] else None
+            what = f"a worker process (pid {member.pid}) {why or f'ended {describe_end(code)}'}"
+            error = self.ends.add(what, code, first, self._line[1], is_final)
+            if error is not None:
+                replies = [Reply(tickets.pop(0), b"", 0, 0.0, 0.0, 0.0, error)]
         self._waiting.extendleft(reversed(tickets))
         self._hand_out()
         return replies
@@ -321,6 +318,10 @@ def _starting(count: int) -> Iterator[None]:
         raise FeedError(
             f"{count} worker processes cannot be started ({error}); lower workers=, or raise ulimit -n and -u"
         ) from error
+
+
+def _most_starts(code: int | None) -> int:
+    return MAX_KILLED_STARTS if was_killed(code) else MAX_STARTS
 
 
 def _unloadable(described: dict[str, Any]) -> Exception:
