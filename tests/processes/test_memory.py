@@ -100,3 +100,42 @@ def test_a_job_is_mapped_and_what_is_written_into_it_stays_there():
     assert (two.view[0], data[0]) == (0, 0)
     assert (one.seed, one.transform) == (3, functions.same)
     assert len(pickle.dumps(functions.same)) < 100
+
+
+def sent(view):
+    """A view as workers get it."""
+    feed = mr.Feed(view, batch=4, device="numpy")
+    fd = write_job(Job.of(feed))
+    try:
+        return read_job(fd).view
+    finally:
+        os.close(fd)
+
+
+def test_tables_of_records_are_in_memory_once_for_all_workers(tmp_path):
+    """Where records begin in a store of many shards, how many windows each has, which samples a mask chose, a packing."""
+    lengths = np.random.default_rng(0).integers(0, 9, 3000)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    columns = {"tokens": mr.Column("int32"), "cuts": mr.Column("int64", (1,), per="record")}
+    cuts = mr.Cuts(("train", "val"))
+    with mr.StoreWriter(tmp_path / "store", columns=columns, cuts=cuts, shard_bytes=1 << 13) as writer:
+        for first in range(0, 3000, 100):
+            rows = slice(offsets[first], offsets[first + 100])
+            own = {"tokens": np.arange(offsets[-1])[rows], "cuts": lengths[first : first + 100, None] // 2}
+            writer.extend(own, offsets[first : first + 101] - offsets[first])
+    store = mr.open_store(tmp_path / "store")
+    assert store.num_shards > 1
+
+    windows = mr.Windows(store.split("val"), lookback=2, horizon=1)
+    whole, packed = mr.Records(store), mr.Packed(store, length=16)
+    half = mr.Subset(whole, np.arange(3000) % 2 == 0)
+    tables = {
+        windows: lambda view: [view._ends, view._starts],
+        packed: lambda view: [view._packing.documents, view._packing.offsets, view.store.offsets],
+        half: lambda view: [view.chosen.words, view.chosen.ranks, view.view.store.offsets],
+    }
+    for view, of in tables.items():
+        theirs = sent(view)
+        assert [table.flags.owndata for table in of(theirs)] == [False] * len(of(theirs))
+        samples = np.arange(0, len(view), 7)
+        assert np.array_equal(theirs.spans(samples).starts, view.spans(samples).starts)
