@@ -219,6 +219,8 @@ class Trainer:
         if not self._every(self.config.train.log_every) and not is_last:
             return
         loss, norm = self._losses.look(self.step, self._saved_step)[-1]
+        for end in self._judging.ends():
+            self._console.say(f"warning: {end}; the batch was made again")
         facts = self._pace.facts(self.step, self.precision.skipped if self.precision.scaler.is_enabled() else None)
         if (verdict := self._judging.stretch()) is not None:
             facts |= {"verdict": verdict.name, "remedy": verdict.remedy}
