@@ -1,11 +1,13 @@
 """Workers that die, stop, exit, hang or fork: their batches are made again, or the error names the sample. No hang."""
 
 import contextlib
+import itertools
 import os
 import random
 import re
 import signal
 import time
+import types
 
 import numpy as np
 import psutil
@@ -162,6 +164,24 @@ def test_what_is_seen_of_a_silent_worker(states, found, monkeypatch):
     findings = [silent.look(1, 1.0) for _ in states]
     assert findings[:-1] == [None] * (len(states) - 1)
     assert (findings[-1] and (findings[-1].text or "gone")) == found
+
+
+def test_a_silent_worker_is_looked_after_though_others_answer(feed_of, monkeypatch):
+    """Else a stopped one would be replaced only when all that others make ahead has come."""
+    feed = feed_of(functions.same)
+    iterator = iter(feed)
+    next(iterator)
+    ours = feed._pools[0]
+    clock, looks = itertools.count(ours._looked, pool.POLL_S / 2), []
+    monkeypatch.setattr(pool, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(
+        ours, "_poll", types.SimpleNamespace(poll=lambda wait_ms: [(-1, 0)])
+    )  # there is always something
+    monkeypatch.setattr(ours, "_look_after", lambda: looks.append(wait) or [])
+    for wait in (True, True, False, False, True, True):
+        ours.receive(wait)
+    monkeypatch.undo()
+    assert looks == [True, True]  # not in the first second, nor while the loop does not wait
 
 
 def kills(count, feed_of, whole_tree):

@@ -52,7 +52,7 @@ class Pool:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # workers wake us by it
         self._poll.register(self._bell, select.POLLIN)
         self._launcher: ForkServer | Spawner | None = None
-        self._launcher_watch = Watch()
+        self._launcher_watch, self._looked = Watch(), time.monotonic()
         try:
             protocol.check_not_loading()
             self._job_fd = write_job(job)
@@ -120,7 +120,10 @@ class Pool:
             member.send_tickets(*tickets)
 
     def receive(self, wait: bool) -> list[Reply]:
-        """What workers have answered; waits a moment if nothing came and ``wait`` says so."""
+        """What workers have answered; waits a moment if nothing came and ``wait`` says so.
+
+        While the loop waits, silent workers are looked after every second, however much comes from others.
+        """
         began = time.monotonic()
         ready = self._poll.poll(0)
         while not ready and wait and time.monotonic() < began + SPIN_S:
@@ -132,8 +135,7 @@ class Pool:
             if self.is_closed:
                 return []
             if not ready and wait:
-                # No more than we waited for: the whole machine may have been suspended.
-                return self._look_after(min(time.monotonic() - began, POLL_S))
+                return self._look_after()
             found = {fd for fd, _ in ready}
             control = getattr(self._launcher, "control", None)
             if control is not None and control.fileno() in found:
@@ -148,7 +150,7 @@ class Pool:
                 for reply in self._hear(member)
             ]
             self._hand_out()
-            return replies
+            return replies + self._look_after() if wait and began - self._looked >= POLL_S else replies
 
     def _hear_launcher(self, control: socket.socket) -> None:
         assert isinstance(self._launcher, ForkServer)
@@ -254,8 +256,11 @@ class Pool:
         self._hand_out()
         return replies
 
-    def _look_after(self, seconds: float) -> list[Reply]:
-        """Nobody answered for a second: has a worker ended unseen, is it stopped, or does it hang?"""
+    def _look_after(self) -> list[Reply]:
+        """Of those that have not answered for a second: has one ended unseen, is it stopped, or does it hang?"""
+        # No more than we wait for: the loop was elsewhere, or the whole machine was suspended.
+        now = time.monotonic()
+        seconds, self._looked = min(now - self._looked, POLL_S), now
         if isinstance(self._launcher, ForkServer):
             finding = self._launcher_watch.look(self._launcher.pid(0), 0.0)
             if finding is not None and finding.text is not None:
