@@ -28,7 +28,7 @@ from millrace.feed.processes.tickets import Ends, Member, Reply, Ticket
 from millrace.feed.processes.watch import Watch
 
 MAX_STARTS = 3  # processes in a row that end before they begin to work
-MAX_KILLED_STARTS = 12  # the same where they are killed
+MAX_KILLED_STARTS = 12  # for each worker: the same where they are killed, perhaps by somebody
 MAX_TICKETS = 64  # in a worker's socket. More might fill it: both ends would wait for each other.
 POLL_S = 1.0
 SPIN_S = 1e-4  # before the loop sleeps: to be woken takes longer than a small batch does
@@ -186,11 +186,14 @@ class Pool:
 
     def _count_start(self, code: int | None) -> None:
         self._num_starts += 1
-        if self._num_starts > _most_starts(code) and not any(member.pid for member in self._members.values()):
+        if self._num_starts > self._most_starts(code) and not any(member.pid for member in self._members.values()):
             raise FeedError(
                 f"worker processes end before they begin to work, {describe_end(code)}; lower workers=, and see whether "
                 "a new Python can import the transform"
             )
+
+    def _most_starts(self, code: int | None) -> int:
+        return MAX_KILLED_STARTS * self.count if was_killed(code) else MAX_STARTS
 
     def _hear(self, member: Member) -> Iterator[Reply]:
         """All messages of a worker that are there."""
@@ -239,7 +242,7 @@ class Pool:
         has_worked, is_refused = member.pid is not None, member.launcher is not self._launcher
         if not has_worked and not is_refused and member.launcher.is_loaded:
             self._count_start(code)
-        if has_worked or is_refused or self._num_starts <= _most_starts(code) or not self._members:
+        if has_worked or is_refused or self._num_starts <= self._most_starts(code) or not self._members:
             self._start()  # else the others go on alone
         current = -1 if self._line is None else self._line[0]
         tickets = [ticket for ticket in member.tickets if ticket.line == current]
@@ -323,10 +326,6 @@ def _starting(count: int) -> Iterator[None]:
         raise FeedError(
             f"{count} worker processes cannot be started ({error}); lower workers=, or raise ulimit -n and -u"
         ) from error
-
-
-def _most_starts(code: int | None) -> int:
-    return MAX_KILLED_STARTS if was_killed(code) else MAX_STARTS
 
 
 def _unloadable(described: dict[str, Any]) -> Exception:
