@@ -12,6 +12,7 @@ import worker_functions as functions
 
 import millrace as mr
 from millrace.feed.processes.job import Job, read_job, write_job
+from millrace.feed.processes.shared_slots import SharedSlots
 
 from .conftest import feed_processes
 
@@ -100,6 +101,42 @@ def test_a_job_is_mapped_and_what_is_written_into_it_stays_there():
     assert (two.view[0], data[0]) == (0, 0)
     assert (one.seed, one.transform) == (3, functions.same)
     assert len(pickle.dumps(functions.same)) < 100
+
+
+def test_one_large_batch_does_not_make_all_slots_large():
+    slots, usual, large = SharedSlots(keep=6), 1 << 16, 1 << 24
+    ours = [slots.take() for _ in range(6)]  # before the size of a batch is known
+    for slot in ours:
+        slots.grow(slot, usual)
+        slots.note(usual)
+    slots.grow(ours[0], large)
+    assert (slots.num_grown, ours[0].size) == (1, large + large // 4)
+    sizes = []
+    for _ in range(100):
+        for slot in ours:
+            slot.is_out = False
+        ours = [slots.take() for _ in range(6)]
+        for _ in ours:
+            slots.note(usual)
+        sizes.append(sum(slot.size for slot in ours))
+    slots.close()
+    assert max(sizes) <= 6 * 4 * usual + large + large // 4
+    assert sizes[-1] <= 6 * 8 * usual
+
+
+def test_slots_of_small_and_of_equal_batches_stay_where_they_are():
+    slots = SharedSlots(keep=2)
+    for num_bytes in (100, 300_000):
+        where = set()
+        for _ in range(500):
+            slot = slots.take()
+            if slot.size < num_bytes:
+                slots.grow(slot, num_bytes)
+            where.add(slot.offset)
+            slots.note(num_bytes)
+            slot.is_out = False
+        assert len(where) <= 2  # the first, and the one it grew to
+    slots.close()
 
 
 def sent(view):

@@ -231,6 +231,8 @@ class Pool:
             member.send_tickets(ticket)
             return []
         error = rebuild_error(json.loads(text)) if kind == protocol.FAILED else None
+        if error is None:
+            self.slots.note(num_bytes)
         return [Reply(ticket, text, num_bytes, make_s, function_s, rest_s, error)]
 
     def _bury(self, member: Member, why: str | None = None, *, is_final: bool = False) -> list[Reply]:
