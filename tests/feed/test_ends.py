@@ -151,7 +151,7 @@ def test_no_more_than_a_second_is_given_to_transforms_that_work_on(monkeypatch):
 def test_threads_that_sleep_for_ever_are_an_error(monkeypatch):
     """As worker processes that do: nobody knows whether the batch ever comes, and the loop would only wait."""
     monkeypatch.setattr(threads, "POLL_S", 0.05)
-    monkeypatch.setattr(watch, "HANG_S", 0.2)
+    monkeypatch.setattr(watch, "HANG_S", 1.0)
     awake = threading.Event()
 
     def sleeps(batch, rng):
@@ -163,7 +163,7 @@ def test_threads_that_sleep_for_ever_are_an_error(monkeypatch):
     iterator = iter(feed)
     try:
         next(iterator)
-        with pytest.raises(mr.StageFailed, match=r"used a core for 0 s, in the batch at position 8;") as caught:
+        with pytest.raises(mr.StageFailed, match=r"used a core for 1 s, in the batch at position 8;") as caught:
             next(iterator)
     finally:
         awake.set()
