@@ -38,7 +38,7 @@ from millrace.train.saver import Saver
 from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
 from millrace.train.signals import Signals, catch
-from millrace.train.start_checks import check_batch_memory, start_warnings
+from millrace.train.start_checks import check_batch_memory, check_columns, start_warnings
 from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
 
@@ -177,6 +177,7 @@ class Trainer:
                 with memory_for(f"for the batch of step {self.step}", "set a smaller train.batch", step=self.step):
                     with self._profile.stage("data wait"):
                         batch = next(batches)
+                    check_columns(batch, self.config)
                     with self._profile.stage("transfer"):
                         batch = self.precision.to_device(batch)
                 pace.wait_ends(batch, batches.behind_s)
