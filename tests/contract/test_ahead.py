@@ -79,7 +79,7 @@ def in_line(line, gate, depth, workers):
 
 
 def threads(line, gate, depth, workers):
-    return Threads(gated(line, gate), workers=workers, depth=depth, count=line.num_batches)
+    return Threads(gated(line, gate), line, workers=workers, depth=depth)
 
 
 class OwnQueue(Queued):

@@ -3,13 +3,16 @@
 Each script runs in an interpreter of its own; a hang is a failure by timeout.
 """
 
+import os
 import signal
+import threading
 
 import numpy as np
 import pytest
 
 import millrace as mr
 from millrace.feed.ahead import threads
+from millrace.feed.processes import watch
 
 pytestmark = [pytest.mark.own_process, pytest.mark.one_way]  # most are of transforms, which have threads of their own
 LIVE = """
@@ -137,11 +140,39 @@ def test_no_more_than_a_second_is_given_to_transforms_that_work_on(monkeypatch):
     """So Ctrl-C ends the program in that time, whatever the threads are doing."""
     waits = []
     monkeypatch.setattr(threads, "join", lambda some, timeout_s: waits.append((len(some), timeout_s)))
-    ahead = threads.Threads(Numbers(), workers=3, depth=3, count=None)
+    ahead = threads.Threads(Numbers(), feed_of().line(0, None), workers=3, depth=3)
     ahead.close()
     [(count, timeout_s)] = waits
     assert count == 3
     assert timeout_s < 1
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="only Linux says what a thread does")
+def test_threads_that_sleep_for_ever_are_an_error(monkeypatch):
+    """As worker processes that do: nobody knows whether the batch ever comes, and the loop would only wait."""
+    monkeypatch.setattr(threads, "POLL_S", 0.05)
+    monkeypatch.setattr(watch, "HANG_S", 1.0)
+    awake = threading.Event()
+
+    def sleeps(batch, rng):
+        if batch.positions[0] >= 8:
+            awake.wait()
+        return batch
+
+    feed = feed_of(sleeps, workers=2)
+    iterator = iter(feed)
+    try:
+        next(iterator)
+        with pytest.raises(mr.StageFailed, match=r"used a core for 1 s, in the batch at position 8;") as caught:
+            next(iterator)
+    finally:
+        awake.set()
+    assert (caught.value.position, feed.position) == (8, 8)
+
+
+def feed_of(transform=None, **options):
+    view = mr.Blocks(mr.from_arrays({"tokens": np.arange(401)}), length=1)
+    return mr.Feed(view, batch=8, device="numpy", transform=transform, order=mr.Sequential(400), **options)
 
 
 class Numbers:

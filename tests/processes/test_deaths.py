@@ -1,10 +1,13 @@
 """Workers that die, stop, exit, hang or fork: their batches are made again, or the error names the sample. No hang."""
 
 import contextlib
+import itertools
 import os
 import random
+import re
 import signal
 import time
+import types
 
 import numpy as np
 import psutil
@@ -12,14 +15,15 @@ import pytest
 import worker_functions as functions
 
 import millrace as mr
-from millrace.feed.processes import launch, pool, watch
+from millrace.feed.processes import launch, pool, tickets, watch
+from millrace.feed.processes.shared_slots import SharedSlot
 from millrace.testing import expect_no_leaks
 
 from .conftest import feed_processes
 
 METHODS = ["forkserver", "spawn"]
 pytestmark = pytest.mark.usefixtures("quick_looks")
-FATAL = r"a worker process \(pid \d+\) ended {end} during {stage} at position {position} \({what}.*3 times in all"
+FATAL = r"a worker process \(pid \d+\) ended {end} during {stage} at position {position} \({what}.*{times} times in all"
 
 
 @pytest.fixture
@@ -43,8 +47,11 @@ def where(feed, sample=13):
 def test_a_batch_whose_worker_dies_is_made_again(what, method, feed_of, contents, tmp_path):
     feed = feed_of(functions.Once(tmp_path / "once", what), epochs=2, processes=method)
     assert contents(feed) == contents(feed_of(functions.same, epochs=2, processes=False))
-    assert feed.report().deaths == 1
-    assert "1 worker processes ended and were replaced" in str(feed.report())
+    report, how = feed.report(), {"kill": "ended by signal SIGKILL", "stop": "was stopped by a signal"}[what]
+    assert (report.deaths, len(report.ends)) == (1, 1)
+    assert f"1 worker process ended and was replaced; its batch was made again:\n{report.ends[0]}" in str(report)
+    where_it_was = f"during transform at position {where(feed)[1]} "
+    assert re.fullmatch(rf"a worker process \(pid \d+\) {how}.* {where_it_was}\(samples \[.*\]\.\.\.\)", report.ends[0])
 
 
 def test_workers_that_all_die_at_once_cost_a_batch_one_attempt(feed_of, contents, tmp_path):
@@ -71,7 +78,7 @@ def test_a_batch_that_no_worker_survives_is_an_error_that_names_it(transform, en
     feed = feed_of(transform, epochs=1, processes=method)
     first = where(feed)[1]
     with pytest.raises(
-        mr.StageFailed, match=FATAL.format(end=end, stage="transform", position=first, what="samples")
+        mr.StageFailed, match=FATAL.format(end=end, stage="transform", position=first, what="samples", times=3)
     ) as caught:
         list(feed)
     assert (caught.value.stage, caught.value.position) == ("transform", first)
@@ -82,12 +89,31 @@ def test_a_batch_that_no_worker_survives_is_an_error_that_names_it(transform, en
 def test_the_poison_sample_of_a_decode_is_named(feed_of):
     feed = feed_of(decode=functions.decode_dies, epochs=1)
     position = where(feed)[0]
-    end = r"by signal SIGKILL; it may have run out of memory"
+    end = r"by signal SIGKILL \(kill -9, or out of memory\)"
     with pytest.raises(
-        mr.StageFailed, match=FATAL.format(end=end, stage="decode", position=position, what="sample 13")
+        mr.StageFailed, match=FATAL.format(end=end, stage="decode", position=position, what="sample 13", times=5)
     ) as caught:
         list(feed)
     assert (caught.value.stage, caught.value.position, caught.value.sample) == ("decode", position, 13)
+
+
+@pytest.mark.parametrize(
+    ("ends", "fatal_at"),
+    [
+        ([("a", 7)] * 5, 2),  # it exits
+        ([("a", -11), ("b", -11)] * 3, 4),
+        ([("a", -9)] * 8, 4),  # killed, and no other
+        ([("a", -9), ("b", -9)] + [("a", -9)] * 20, 12),  # somebody kills workers
+        ([("a", None), ("b", None)] + [("a", -9)] * 20, 12),
+        ([("a", -9), ("b", 7)] + [("a", -9)] * 8, 5),
+        ([("a", -9), ("b", -9), ("a", -9), ("a", 7)], 3),
+    ],
+)
+def test_how_often_the_worker_of_a_batch_may_end(ends, fatal_at, feed_of):
+    line, ours = feed_of(functions.same).line(0, None), tickets.Ends()
+    each = {name: tickets.Ticket(0, number, SharedSlot(number)) for number, name in enumerate("ab")}
+    found = [ours.add("it ended", code, each[name], line) for name, code in ends]
+    assert [error is not None for error in found[: fatal_at + 1]] == [False] * fatal_at + [True]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -140,6 +166,24 @@ def test_what_is_seen_of_a_silent_worker(states, found, monkeypatch):
     assert (findings[-1] and (findings[-1].text or "gone")) == found
 
 
+def test_a_silent_worker_is_looked_after_though_others_answer(feed_of, monkeypatch):
+    """Else a stopped one would be replaced only when all that others make ahead has come."""
+    feed = feed_of(functions.same)
+    iterator = iter(feed)
+    next(iterator)
+    ours = feed._pools[0]
+    clock, looks = itertools.count(ours._looked, pool.POLL_S / 2), []
+    monkeypatch.setattr(pool, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(
+        ours, "_poll", types.SimpleNamespace(poll=lambda wait_ms: [(-1, 0)])
+    )  # there is always something
+    monkeypatch.setattr(ours, "_look_after", lambda: looks.append(wait) or [])
+    for wait in (True, True, False, False, True, True):
+        ours.receive(wait)
+    monkeypatch.undo()
+    assert looks == [True, True]  # not in the first second, nor while the loop does not wait
+
+
 def kills(count, feed_of, whole_tree):
     """Reads a feed while a process of it is killed at random moments, so many times."""
     seed = int(os.environ.get("MILLRACE_SEED", random.SystemRandom().randrange(1 << 32)))
@@ -164,8 +208,10 @@ def kills(count, feed_of, whole_tree):
 @pytest.fixture
 def no_limit(monkeypatch):
     """Chance may kill the workers of one batch again and again."""
-    monkeypatch.setattr(pool, "MAX_DEATHS", 1000)
+    for name in ("MAX_DEATHS", "MAX_KILLS", "MAX_LOSSES"):
+        monkeypatch.setattr(tickets, name, 1000)
     monkeypatch.setattr(pool, "MAX_STARTS", 1000)
+    monkeypatch.setattr(pool, "MAX_KILLED_STARTS", 1000)
 
 
 @pytest.mark.usefixtures("no_limit")

@@ -104,3 +104,25 @@ def test_the_records_of_a_store_are_decoded(tmp_path, feed_of, contents):
 def test_a_decode_that_takes_other_arguments_is_refused_at_once(feed_of):
     with pytest.raises(mr.ConfigError, match=r"decode '<lambda>' takes \(record\); a decode takes \(record, rng\)"):
         feed_of(decode=lambda record: record)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_rank_whose_bins_are_empty_gets_the_columns_without_rows(processes):
+    """The last batch of a feed with a budget may have rows for other ranks alone; a stand-in says what the columns are."""
+    view = mr.Records(mr.from_arrays({"x": np.arange(10)}, offsets=[0, 3, 5, 10]))
+    options = {
+        "batch": 2,
+        "max_rows": 20,
+        "epochs": 1,
+        "rank": 1,
+        "world": 2,
+        "device": "numpy",
+        "processes": processes,
+    }
+    (batch,) = mr.Feed(view, decode=functions.decode, **options)
+    assert (batch.rows.values.dtype, len(batch.rows), batch.u.shape, batch.g.shape) == (np.int64, 0, (0,), (0, 3))
+    assert (batch.name, batch.bins.tolist()) == ([], [0, 0])
+    for name, error in {"decode": "decode raised", "transform": "the transform raised"}.items():
+        with pytest.raises(mr.StageFailed, match=f"{error} at position 0 .*ZeroDivisionError") as caught:
+            list(mr.Feed(view, **{name: functions.divides}, **options))
+        assert (caught.value.stage, caught.value.position) == (name, 0)

@@ -12,6 +12,7 @@ import worker_functions as functions
 
 import millrace as mr
 from millrace.feed.processes.job import Job, read_job, write_job
+from millrace.feed.processes.shared_slots import SharedSlots
 
 from .conftest import feed_processes
 
@@ -100,3 +101,78 @@ def test_a_job_is_mapped_and_what_is_written_into_it_stays_there():
     assert (two.view[0], data[0]) == (0, 0)
     assert (one.seed, one.transform) == (3, functions.same)
     assert len(pickle.dumps(functions.same)) < 100
+
+
+def test_one_large_batch_does_not_make_all_slots_large():
+    slots, usual, large = SharedSlots(keep=6), 1 << 16, 1 << 24
+    ours = [slots.take() for _ in range(6)]  # before the size of a batch is known
+    for slot in ours:
+        slots.grow(slot, usual)
+        slots.note(usual)
+    slots.grow(ours[0], large)
+    assert (slots.num_grown, ours[0].size) == (1, large + large // 4)
+    sizes = []
+    for _ in range(100):
+        for slot in ours:
+            slot.is_out = False
+        ours = [slots.take() for _ in range(6)]
+        for _ in ours:
+            slots.note(usual)
+        sizes.append(sum(slot.size for slot in ours))
+    slots.close()
+    assert max(sizes) <= 6 * 4 * usual + large + large // 4
+    assert sizes[-1] <= 6 * 8 * usual
+
+
+def test_slots_of_small_and_of_equal_batches_stay_where_they_are():
+    slots = SharedSlots(keep=2)
+    for num_bytes in (100, 300_000):
+        where = set()
+        for _ in range(500):
+            slot = slots.take()
+            if slot.size < num_bytes:
+                slots.grow(slot, num_bytes)
+            where.add(slot.offset)
+            slots.note(num_bytes)
+            slot.is_out = False
+        assert len(where) <= 2  # the first, and the one it grew to
+    slots.close()
+
+
+def sent(view):
+    """A view as workers get it."""
+    feed = mr.Feed(view, batch=4, device="numpy")
+    fd = write_job(Job.of(feed))
+    try:
+        return read_job(fd).view
+    finally:
+        os.close(fd)
+
+
+def test_tables_of_records_are_in_memory_once_for_all_workers(tmp_path):
+    """Where records begin in a store of many shards, how many windows each has, which samples a mask chose, a packing."""
+    lengths = np.random.default_rng(0).integers(0, 9, 3000)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    columns = {"tokens": mr.Column("int32"), "cuts": mr.Column("int64", (1,), per="record")}
+    cuts = mr.Cuts(("train", "val"))
+    with mr.StoreWriter(tmp_path / "store", columns=columns, cuts=cuts, shard_bytes=1 << 13) as writer:
+        for first in range(0, 3000, 100):
+            rows = slice(offsets[first], offsets[first + 100])
+            own = {"tokens": np.arange(offsets[-1])[rows], "cuts": lengths[first : first + 100, None] // 2}
+            writer.extend(own, offsets[first : first + 101] - offsets[first])
+    store = mr.open_store(tmp_path / "store")
+    assert store.num_shards > 1
+
+    windows = mr.Windows(store.split("val"), lookback=2, horizon=1)
+    whole, packed = mr.Records(store), mr.Packed(store, length=16)
+    half = mr.Subset(whole, np.arange(3000) % 2 == 0)
+    tables = {
+        windows: lambda view: [view._ends, view._starts],
+        packed: lambda view: [view._packing.documents, view._packing.offsets, view.store.offsets],
+        half: lambda view: [view.chosen.words, view.chosen.ranks, view.view.store.offsets],
+    }
+    for view, of in tables.items():
+        theirs = sent(view)
+        assert [table.flags.owndata for table in of(theirs)] == [False] * len(of(theirs))
+        samples = np.arange(0, len(view), 7)
+        assert np.array_equal(theirs.spans(samples).starts, view.spans(samples).starts)

@@ -93,6 +93,18 @@ def test_workers_that_end_before_they_begin_are_not_started_for_ever(method, fee
         next(iter(feed_of(ends_at_import.transform, processes=method)))
 
 
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_that_are_killed_before_they_begin_are_started_again(method, feed_of, tmp_path, monkeypatch):
+    """Somebody may do that; what ends by itself would always end."""
+    import ends_at_import
+
+    monkeypatch.setenv("ENDS_AT_IMPORT", str(tmp_path))
+    feed = feed_of(ends_at_import.transform, processes=method, epochs=1)
+    assert len(list(feed)) == 5
+    assert len(list(tmp_path.iterdir())) >= 4
+    assert feed.report().deaths == 0  # they had not worked
+
+
 @pytest.mark.parametrize(
     ("transform", "what"),
     [(functions.masked, "MaskedArray"), (functions.nested, "list of objects"), (functions.sets, "ndarray of objects")],

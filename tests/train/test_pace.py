@@ -78,6 +78,7 @@ class Counted:
 
     def __init__(self):
         self.batches = self.seconds = self.get_s = self.data_s = self.forward_s = 0.0
+        self.ends = ()
         self.device, self.others, self.config = torch.device("cpu"), (), parse_config(config())
 
     def step(self, count, get_s, other_s):
@@ -88,7 +89,8 @@ class Counted:
         )
 
     def report(self):
-        return Report("transform", 1, int(self.batches), 0, 0.0, self.get_s)
+        deaths, ends = len(self.ends), self.ends[-2:]
+        return Report("transform", 1, int(self.batches), 0, 0.0, self.get_s, deaths=deaths, ends=ends)
 
     def gather(self, own_s):
         return (own_s, *self.others)
@@ -106,6 +108,16 @@ def test_a_stretch_is_judged_by_itself_and_over_as_many_lines_as_it_takes():
         judging.stretch()
     assert judging.stretch().name == "compute-bound"
     assert judging.whole().name == "compute-bound"  # without the start
+
+
+def test_every_worker_that_ended_is_told_of_once():
+    run = Counted()
+    judging = Judging(run, run, run, run)
+    told = []
+    for ended in ((), ("a",), ("a",), ("a", "b"), ("a", "b", "c", "d", "e")):
+        run.ends = ended
+        told.append(judging.ends())
+    assert told == [(), ("a",), (), ("b",), ("d", "e")]  # a report has only the last ones
 
 
 def test_a_rank_that_is_slow_by_itself_is_named():

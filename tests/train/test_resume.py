@@ -453,11 +453,11 @@ def test_a_transform_in_processes_is_resumed_exactly_and_may_go_on_in_threads(to
     straight = run_of("straight", 8)
     assert straight != run_of("plain", 8, data__transform="")
     run_of("stopped", 4, data__processes=True, data__workers=2)
-    assert run_of("stopped", 8, data__processes=True, data__workers=1) == straight
+    assert run_of("stopped", 8, data__processes="auto", data__workers=1) == straight
     assert all(
         torch.equal(one, weights(tmp_path / "stopped")[name]) for name, one in weights(tmp_path / "straight").items()
     )
     with pytest.raises(mr.ConfigError, match=r"data\.transform"):
         run_of("stopped", 9, data__transform="")
-    with pytest.raises(mr.ConfigError, match=r"data\.processes = true is for data\.transform"):
+    with pytest.raises(mr.ConfigError, match=r"data\.processes is for data\.transform"):
         run_of("other", 1, data__transform="", data__processes=True)

@@ -75,9 +75,7 @@ class Composer:
             # Parcels that are ready or being made, on their way, and one in hand.
             final = ParcelMake(make, self._convert, gpu, slots=2 * ahead_by + 1)
         ahead: Ahead[Any] = (
-            Threads(final, workers=workers, depth=ahead_by, count=count)
-            if has_functions
-            else InLine(final, count=count)
+            Threads(final, line, workers=workers, depth=ahead_by) if has_functions else InLine(final, count=count)
         )
         place = Host(ahead, self._convert) if gpu is None else Parcels(ahead, gpu, depth=depth)
         return Stages("transform" if has_functions else "numpy", make, ahead, place)

@@ -162,7 +162,7 @@ class Iteration:
             made_again=counters.made_again, cores=counters.cores, pieces=counters.pieces,
             num_bytes=counters.num_bytes, is_cold=made.is_cold, past_cache=counters.past_cache, behind_s=placed.behind_s,
             transfer_s=placed.transfer_s,
-            deaths=counters.deaths, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
+            deaths=counters.deaths, ends=counters.ends, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
             tiers=tuple(filter(None, (store.describe_tier() for store in self.line.view.stores))), choice=self._feed.choice,
             hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes,

@@ -92,6 +92,10 @@ class Line:
         """The positions of one batch, over all ranks."""
         return np.arange(*self.span(batch), dtype=np.int64)
 
+    def first_position(self, batch: int) -> int:
+        """Where a batch begins, over all ranks: its first sample stands in where this rank has none."""
+        return int(self.positions_of(batch)[0])
+
     def read_positions(self, batch: int) -> Int64s:
         """The positions whose samples this rank reads for a batch; padding repeats the first sample of all ranks."""
         first, stop = self.span(batch)

@@ -37,6 +37,7 @@ class Report:
     behind_s: float | None = None  # the loop waited for a GPU that was busy with earlier steps
     transfer_s: float | None = None  # the loop waited for copies to a GPU that had nothing else to do
     deaths: int | None = None  # worker processes that ended, and were replaced
+    ends: tuple[str, ...] = ()  # how the last of them ended, and in which stage, at which position and samples
     outgrown: int | None = None  # batches that did not fit into their shared slot at first
     made_by_workers: int | None = None  # with a queue: batches that workers made
     made_here: int | None = None  # with a queue: batches that this process made, since no worker had
@@ -89,7 +90,12 @@ class Report:
             past = f"; {self.past_cache:,} samples were read past the page cache" if self.past_cache else ""
             lines.append(f"the data is cold: rows are requested ahead{past}")
         if self.deaths:
-            lines.append(f"{self.deaths} worker processes ended and were replaced; their batches were made again")
+            one = self.deaths == 1
+            lines.append(
+                f"{self.deaths} worker {'process' if one else 'processes'} ended and {'was' if one else 'were'} replaced; "
+                f"{'its batch was' if one else 'their batches were'} made again:"
+            )
+            lines.extend(self.ends)
         if self.outgrown:
             lines.append(f"{self.outgrown} batches were larger than their slot, and waited for a larger one")
         if self.made_by_workers is not None:

@@ -34,6 +34,7 @@ class Counters(NamedTuple):
     made_by_workers: int | None = None  # ahead: batches that came from workers through a queue
     refused: int | None = None  # ahead: payloads of a queue that were not what was asked for
     deaths: int | None = None  # ahead: worker processes that ended, and were replaced
+    ends: tuple[str, ...] = ()  # ahead: how the last of them ended
     outgrown: int | None = None  # ahead: batches that did not fit into their shared slot at first
     hit_rate: float | None = None  # place: the share of samples whose rows lay on the device
     held_bytes: int | None = None  # place: of the rows that lie there

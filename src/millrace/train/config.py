@@ -112,7 +112,7 @@ def _check_values(config: Config, name: str) -> None:
     for key, field in every_field():
         value, least, below = value_of(config, key), field.metadata["least"], field.metadata["below"]
         if field.metadata["choices"] and value not in field.metadata["choices"]:
-            raise ConfigError(f"{name}: {key} = {value!r}; expected one of {', '.join(field.metadata['choices'])}")
+            raise ConfigError(f"{name}: {key} = {value!r}; expected {expected(key)}")
         if least is not None and not value >= least:
             raise ConfigError(f"{name}: {key} = {value}; expected {least} or more")
         if below is not None and not value < below:
@@ -135,7 +135,7 @@ def _check_values(config: Config, name: str) -> None:
          f"model.width = {model.width} is not a multiple of model.heads = {model.heads}"),
         (model.document_mask and kind in FORECASTERS, f"model.document_mask is for gpt; leave it out for {kind}"),
         (data.processes and not data.transform,
-         "data.processes = true is for data.transform; name a function, or leave it out: batches without one need no Python"),
+         "data.processes is for data.transform; name a function, or leave it out: batches without one need no Python"),
         (data.pack and kind in FORECASTERS, f"data.pack is for text; leave it out for {kind}"),
         (train.recompute and kind == "lstm", "train.recompute is for gpt and transformer; leave it out for lstm"),
         (data.sources and (data.store or data.input),

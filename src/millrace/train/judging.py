@@ -25,6 +25,7 @@ class Judging:
         self._passes = PASSES if computes_here else 0
         self._readings: list[Interval] = []
         self._first: Interval | None = None  # after the start of the pipeline
+        self._deaths = 0
 
     def stretch(self) -> Verdict | None:
         """The verdict since the last log line; over as many lines as it takes to have enough batches.
@@ -46,6 +47,13 @@ class Judging:
         if before is None or now.batches - before.batches < LEAST_BATCHES:
             return judge(now)
         return judge(now - before)
+
+    def ends(self) -> tuple[str, ...]:
+        """How the last worker processes of this rank ended since it was asked before."""
+        report = self._feed.report()
+        deaths = 0 if report is None else report.deaths or 0
+        new, self._deaths = deaths - self._deaths, deaths
+        return () if report is None or new <= 0 else report.ends[-new:]
 
     def whole(self) -> Verdict | None:
         """The verdict on all steps up to the last log line, without the start where there are enough others."""

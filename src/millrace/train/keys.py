@@ -60,7 +60,7 @@ def expected(name: str) -> str:
 
 def _takes(field: dataclasses.Field[Any]) -> str:
     if field.metadata["choices"]:
-        *others, last = field.metadata["choices"]
+        *others, last = (choice if isinstance(choice, str) else toml(choice) for choice in field.metadata["choices"])
         return f"{', '.join(others)} or {last}"
     least = "" if field.metadata["least"] is None else f", {field.metadata['least']} or more"
     below = ", below 1" if field.metadata["below"] == 1 else ""  # other limits only catch mistakes

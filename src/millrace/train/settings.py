@@ -52,7 +52,11 @@ class Data:
     transform: str = key(
         "", "A function(batch, rng) as module:function, for training batches. Its random numbers follow the position."
     )
-    processes: bool = key(False, "Run `transform` in worker processes. Without it, threads do.")
+    processes: bool | str = key(
+        False,
+        "Whether worker processes run `transform`, and how they start. Without them, threads do. auto: by measuring.",
+        choices=(False, True, "auto", "forkserver", "spawn"),
+    )
     workers: int = key(
         0,
         "Threads or processes that make batches, on each rank. 0: by cores and bytes. `millrace bench --autotune` finds the best.",

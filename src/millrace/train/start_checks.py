@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from millrace import native
 from millrace.errors import ConfigError
 from millrace.feed.feed import Feed
 from millrace.store.store import Store
-from millrace.train.settings import Config, Data
+from millrace.train.settings import OWN_MODELS, Config, Data
 from millrace.view.blocks import Blocks
 from millrace.view.view import View
 from millrace.view.windows import Windows
@@ -66,3 +67,13 @@ def start_warnings(step: int, config: Config, samples: int) -> list[str]:
             f"{batch / samples:.0f} times; set train.batch to {samples:,} or less"
         )
     return warnings
+
+
+def check_columns(batch: Mapping[str, Any], config: Config) -> None:
+    """Refuses a batch without what the models here read: only a transform can have left that out."""
+    missing = [name for name in ("x", "y") if name not in batch]
+    if missing and config.model.kind in OWN_MODELS:
+        raise ConfigError(
+            f"data.transform = {config.data.transform!r} returned {', '.join(batch) or 'no column'}, and {config.model.kind} "
+            f"reads {missing[0]} too; return {{**batch, ...}} with what you change"
+        )

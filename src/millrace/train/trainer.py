@@ -38,7 +38,7 @@ from millrace.train.saver import Saver
 from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
 from millrace.train.signals import Signals, catch
-from millrace.train.start_checks import check_batch_memory, start_warnings
+from millrace.train.start_checks import check_batch_memory, check_columns, start_warnings
 from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
 
@@ -177,6 +177,7 @@ class Trainer:
                 with memory_for(f"for the batch of step {self.step}", "set a smaller train.batch", step=self.step):
                     with self._profile.stage("data wait"):
                         batch = next(batches)
+                    check_columns(batch, self.config)
                     with self._profile.stage("transfer"):
                         batch = self.precision.to_device(batch)
                 pace.wait_ends(batch, batches.behind_s)
@@ -219,6 +220,8 @@ class Trainer:
         if not self._every(self.config.train.log_every) and not is_last:
             return
         loss, norm = self._losses.look(self.step, self._saved_step)[-1]
+        for end in self._judging.ends():
+            self._console.say(f"warning: {end}; the batch was made again")
         facts = self._pace.facts(self.step, self.precision.skipped if self.precision.scaler.is_enabled() else None)
         if (verdict := self._judging.stretch()) is not None:
             facts |= {"verdict": verdict.name, "remedy": verdict.remedy}

@@ -6,7 +6,6 @@ A billion samples take 133 MB, where their numbers would take 8 GB. The C core f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -79,6 +78,3 @@ class Bitmap:
     def ids(self) -> Int64s:
         """The numbers of all chosen samples: 8 bytes for each."""
         return np.concatenate(list(self.chunks()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Bitmap, (self.packed, self.length)

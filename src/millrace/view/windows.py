@@ -98,7 +98,7 @@ class Windows(View):
         """Rows from the first of the lookback to the last of the horizon."""
         return self.lookback + self.lead + self.horizon
 
-    @cached_property
+    @property
     def _firsts(self) -> Int64s | int:
         """The first admissible start within each record."""
         if self.store.cuts is None:
@@ -108,7 +108,7 @@ class Windows(View):
         gap = 0 if is_first else self.store.time_cuts.gap
         return np.maximum(0, begins + (gap - self.lookback - self.lead))
 
-    @cached_property
+    @property
     def _counts(self) -> Int64s:
         """Windows in each record."""
         ends = self._lengths if self.store.cuts is None else self.store.cuts[1]
@@ -122,8 +122,9 @@ class Windows(View):
 
     @cached_property
     def _starts(self) -> Int64s:
-        """The first row of each record."""
-        return self.store.record_spans(self.fields[0].axis)[0]
+        """The first row of the first window of each record."""
+        starts, firsts = self.store.record_spans(self.fields[0].axis)[0], self._firsts
+        return starts if isinstance(firsts, int) else starts + firsts
 
     @property
     def _lengths(self) -> Int64s:
@@ -136,9 +137,8 @@ class Windows(View):
     def _record_and_start(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         wanted = self._checked(samples)
         records = np.searchsorted(self._ends, wanted, side="right")
-        inside = wanted - (self._ends[records] - self._counts[records])
-        firsts = self._firsts if isinstance(self._firsts, int) else self._firsts[records]
-        return records, self._starts[records] + firsts + inside * self.stride
+        inside = wanted - np.where(records > 0, self._ends[records - 1], 0)
+        return records, self._starts[records] + inside * self.stride
 
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
         starts = self._record_and_start(samples)[1]
@@ -152,7 +152,7 @@ class Windows(View):
         has_records = any(field.axis is None for field in self.fields)
         if type(self) is not Windows or (has_records and self.store.chosen is not None):
             return None
-        return [("locate", self, self._ends, self._starts + self._firsts, self.stride, self.span)]
+        return [("locate", self, self._ends, self._starts, self.stride, self.span)]
 
     def unused_rows(self) -> int:
         """Rows in no lookback and no horizon of their record; in a split by time, of the rows from its first lookback on."""

@@ -97,6 +97,10 @@ def decode_raises(record, rng):
     return record
 
 
+def divides(given, rng):
+    return 1 / 0
+
+
 def is_thirteen(batch):
     return 13 in batch.x
 

@@ -37,7 +37,7 @@ class Processes:
         self._arrivals: dict[int, Reply] = {}
         self._given = self._taken = self._num_ready = self._num_bytes = 0
         self._make_s = self._function_s = self._rest_s = 0.0
-        self._before = pool.num_deaths, pool.slots.num_grown  # in earlier passes
+        self._before = pool.ends.count, pool.slots.num_grown  # in earlier passes
         self._is_closed = self._is_broken = False
         pool.is_taken = True
         try:
@@ -128,11 +128,12 @@ class Processes:
 
     def report(self) -> Counters:
         """Counts what the loop has taken: batches that lie ready are not in it yet."""
-        deaths, grown = self._before
+        ends, (deaths, grown) = self._pool.ends, self._before
         return Counters(
             workers=self._pool.count, taken=self._taken, made_here=0, make_s=self._make_s, put_wait_s=self._rest_s,
             function_s=self._function_s,
-            mean_ready=self._num_ready / max(self._taken, 1), num_bytes=self._num_bytes, deaths=self._pool.num_deaths - deaths,
+            mean_ready=self._num_ready / max(self._taken, 1), num_bytes=self._num_bytes, deaths=ends.count - deaths,
+            ends=tuple(ends.last)[max(0, len(ends.last) - (ends.count - deaths)) :],
             outgrown=self._pool.slots.num_grown - grown,
         )  # fmt: skip
 

@@ -18,20 +18,25 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from millrace.errors import StageFailed
+from millrace.feed.line import Line
+from millrace.feed.processes import watch
 from millrace.feed.stages import Counters, Make
 
 Outcome: TypeAlias = tuple[Any, BaseException | None, float, float]  # batch, error, seconds to make it, rest before it
+POLL_S = 1.0  # a bounded wait, so that Ctrl-C is noticed everywhere
 JOIN_S = 0.8  # for all threads together: a transform that never returns must not delay Ctrl-C by a second
 
 
 class Threads:
-    """Batches made in ``workers`` threads, at most ``depth`` ahead of the consumer."""
+    """Batches of a line made in ``workers`` threads, at most ``depth`` ahead of the consumer."""
 
-    def __init__(self, make: Make[Any], *, workers: int, depth: int, count: int | None) -> None:
-        self._workers, self._depth = workers, depth
-        self._count = math.inf if count is None else count
+    def __init__(self, make: Make[Any], line: Line, *, workers: int, depth: int) -> None:
+        self._workers, self._depth, self._line = workers, depth, line
+        self._count = math.inf if line.num_batches is None else line.num_batches
         self._taken = self._num_ready = 0
         self._make_s = self._rest_s = 0.0
+        self._watches: list[watch.Watch] = []  # of the threads, while nothing comes
         shared = self._shared = _Shared()
         for batch in range(depth):
             self._request(batch)
@@ -58,12 +63,14 @@ class Threads:
             if shared.is_closed or batch >= self._count:
                 return None
             try:
-                arrival = shared.results.get(wait, 1.0)  # a bounded wait, so that Ctrl-C is noticed everywhere
+                arrival = shared.results.get(wait, POLL_S)
             except queue.Empty:
                 if not wait:
                     return None
+                self._look_after(batch)
             else:
                 shared.arrivals |= arrival
+                self._watches.clear()
         self._request(batch + self._depth)
         result, error, make_s, rest_s = outcome
         self._taken, self._make_s, self._rest_s = self._taken + 1, self._make_s + make_s, self._rest_s + rest_s
@@ -71,6 +78,20 @@ class Threads:
         if error is not None:
             raise error
         return result
+
+    def _look_after(self, batch: int) -> None:
+        """Nothing came for a while. If no thread does anything, this batch never comes."""
+        self._watches = self._watches or [watch.Watch() for _ in self._threads]
+        looks = [
+            own.look(f"self/task/{thread.native_id}", POLL_S)
+            for own, thread in zip(self._watches, self._threads, strict=True)
+        ]
+        if all(look is not None and look.is_final for look in looks):
+            position = self._line.first_position(batch)
+            raise StageFailed(
+                f"decode or transform neither returned nor used a core for {watch.HANG_S:.0f} s, in the batch at position "
+                f"{position}; look at what it waits for", position=position,
+            )  # fmt: skip
 
     def report(self) -> Counters:
         """Counts what the loop has taken: batches that lie ready are not in it yet."""

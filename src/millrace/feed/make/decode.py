@@ -70,13 +70,13 @@ class DecodeMake:
         marks = {name: getattr(given, name).copy() for name in MARKS}
         if hasattr(self._decode, "decode_batch"):
             return self._make_whole(batch, given, marks, self._decode)
+        if not len(marks["positions"]):
+            return Batch(self._empty_columns(batch, marks), **marks)
         results = []
         for row, position in enumerate(marks["positions"]):
-            if self._note is not None:
-                self._note("decode", row)
             record = {name: value[row] for name, value in dict.items(given)}
             try:
-                results.append(_checked(self._decode(record, RecordRng(self._seed, int(position)))))
+                results.append(self._decode_one(row, record, int(position)))
             except failures(self._note) as error:
                 raise self._failed(batch, marks, row, error) from error
         try:
@@ -84,6 +84,21 @@ class DecodeMake:
         except _Different as error:
             raise self._failed(batch, marks, error.row, error) from error
         return Batch(columns, **marks)
+
+    def _decode_one(self, row: int, record: dict[str, Any], position: int) -> Mapping[str, Any]:
+        if self._note is not None:
+            self._note("decode", row)
+        return _checked(self._decode(record, RecordRng(self._seed, position)))
+
+    def _empty_columns(self, batch: int, marks: dict[str, Any]) -> dict[str, Any]:
+        """Columns without rows, where all bins of this rank are empty: those of the first sample of the global batch."""
+        position = self._line.first_position(batch)
+        sample = int(self._line.order.samples(np.array([position]))[0])
+        try:
+            result = self._decode_one(0, self._line.view[sample], position)
+        except failures(self._note) as error:
+            raise self._failed(batch, marks, 0, error) from error
+        return {name: _join(name, [result[name]])[:0] for name in _names([result])}
 
     def _make_whole(self, batch: int, given: Batch, marks: dict[str, Any], decode: BatchDecode) -> Batch:
         row = 0
@@ -107,10 +122,9 @@ class DecodeMake:
         return Batch(columns, **marks)
 
     def _failed(self, batch: int, marks: dict[str, Any], row: int, error: BaseException) -> StageFailed:
-        position, sample = int(marks["positions"][row]), int(marks["samples"][row])
-        if position < 0:  # padding repeats the first sample of the global batch
-            position = self._line.end(batch)
-            sample = int(self._line.order.samples(np.array([position]))[0])
+        real = row < len(marks["positions"]) and marks["positions"][row] >= 0  # padding repeats the first sample
+        position = int(marks["positions"][row]) if real else self._line.first_position(batch)
+        sample = int(self._line.order.samples(np.array([position]))[0])
         kind = "ConfigError" if isinstance(error, _Different) else type(error).__name__
         return StageFailed(
             f"decode raised at position {position} (sample {sample}): {kind}: {error}",

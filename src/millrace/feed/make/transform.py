@@ -35,9 +35,10 @@ class TransformMake:
             result = self._transform(given, Rng(self._seed, marks.positions))
             _check_result(result, marks.size)
         except failures(self._note) as error:
-            # A share of padding alone holds the first sample of the global batch.
             positions, samples, _ = marks.arrays()
-            first = int(positions[0]) if positions[0] >= 0 else self._line.end(batch)
+            # A share of padding alone holds the first sample of the global batch; one of empty bins holds none.
+            real = len(positions) > 0 and positions[0] >= 0
+            first = int(positions[0]) if real else self._line.first_position(batch)
             cause = f"{type(error).__name__}: {error}"
             raise StageFailed(
                 f"the transform raised at position {first} (samples {samples[:4]}...): {cause}",

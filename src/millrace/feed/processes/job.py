@@ -1,7 +1,7 @@
 """Job: what worker processes need of a feed, in an anonymous memory file that all of them map.
 
 It holds one pickle, which only goes to processes that we start ourselves, and the arrays of it beside the pickle. So
-a store in memory, the ids of a subset or a table of a transform are in memory once for all workers.
+a store in memory, the ids of a subset, where records begin or a table of a transform are in memory once for all workers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import sys
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from millrace.errors import ConfigError
 from millrace.feed.line import Line
 from millrace.order.orders import Order
+from millrace.store.store import Store
+from millrace.view.compose import leaves
 from millrace.view.view import View
 
 if TYPE_CHECKING:
@@ -41,6 +45,8 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, feed: Feed) -> Job:
+        for leaf in leaves(feed.view):
+            _compute_tables(leaf)
         return cls(feed.view, feed.order, feed.seed, feed.decode, feed.transform, feed.line(0, None))
 
 
@@ -48,7 +54,7 @@ def write_job(job: Job) -> int:
     """The descriptor of a new memory file with the job. The caller closes it."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(tuple(job))
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(tuple(job))
     data = stream.getbuffer()
     parts = [memoryview(_main_module(bytes(data))), data, *(buffer.raw() for buffer in buffers)]
     table = b"".join(_LENGTHS.pack(number) for number in (len(parts), *(len(part) for part in parts)))
@@ -62,6 +68,35 @@ def write_job(job: Job) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _compute_tables(leaf: View) -> None:
+    """What batches of a view need of each record, so that it goes along: in each worker it would be memory of its own."""
+    plan = leaf.plan()
+    if plan is None or plan[-1][0] != "stride":
+        for axis in {field.axis for field in leaf.fields if field.axis is not None}:
+            leaf.store.whole.axis_offsets(axis)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles views and stores with the tables that they have computed, and arrays of a file's map beside the pickle."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.memmap):
+            return value.view(np.ndarray).__reduce_ex__(5)
+        if not isinstance(value, (View, Store)):
+            return NotImplemented
+        function, arguments, state = (*value.__reduce_ex__(5), None)[:3]
+        if isinstance(value, Store):
+            state = {"_offsets": _own_arrays(vars(value).get("_offsets", {}))}
+        elif isinstance(state, dict):
+            state = state | _own_arrays(vars(value))
+        return function, arguments, state
+
+
+def _own_arrays(values: dict[str, Any]) -> dict[str, Any]:
+    """Those that are no part of another one, such as of a file's map."""
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray) and value.base is None}
 
 
 def read_job(fd: int) -> Job:

@@ -132,12 +132,17 @@ def no_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def was_killed(code: int | None) -> bool:
+    """Rather than that it crashed or ended by itself; also if nobody knows."""
+    return code in (None, -signal.SIGKILL, -signal.SIGTERM)
+
+
 def describe_end(code: int | None) -> str:
     if code is None:
         return "for an unknown reason"
     if code >= 0:
         return f"with exit code {code}"
-    hint = "; it may have run out of memory" if code == -signal.SIGKILL else ""
+    hint = " (kill -9, or out of memory)" if code == -signal.SIGKILL else ""
     with contextlib.suppress(ValueError):
         return f"by signal {signal.Signals(-code).name}{hint}"
     return f"by signal {-code}"

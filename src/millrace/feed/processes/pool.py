@@ -22,14 +22,13 @@ from millrace.errors import ConfigError, FeedError, rebuild_error
 from millrace.feed.line import Line
 from millrace.feed.processes import worker as protocol
 from millrace.feed.processes.job import Job, write_job
-from millrace.feed.processes.launch import ForkServer, Spawner, describe_end, no_signals
+from millrace.feed.processes.launch import ForkServer, Spawner, describe_end, no_signals, was_killed
 from millrace.feed.processes.shared_slots import SharedSlots
-from millrace.feed.processes.tickets import Member, Reply, Ticket, fatal
+from millrace.feed.processes.tickets import Ends, Member, Reply, Ticket
 from millrace.feed.processes.watch import Watch
 
-MAX_DEATHS = 3  # workers that one batch may cost
-MAX_LOSSES = 12  # the same with those that had not begun with it: all may be killed at once, and each have it in turn
 MAX_STARTS = 3  # processes in a row that end before they begin to work
+MAX_KILLED_STARTS = 12  # for each worker: the same where they are killed, perhaps by somebody
 MAX_TICKETS = 64  # in a worker's socket. More might fill it: both ends would wait for each other.
 POLL_S = 1.0
 SPIN_S = 1e-4  # before the loop sleeps: to be woken takes longer than a small batch does
@@ -45,7 +44,7 @@ class Pool:
         self.count, self.slots, self._method, self._process = count, slots, method, os.getpid()
         self._lock = threading.RLock()  # held while a message is handled; ``close`` may come from another thread
         self.is_closed = self.is_taken = False  # taken: an iterator uses it
-        self.num_deaths, self._num_starts, self._next_number = 0, 0, 0
+        self.ends, self._num_starts, self._next_number = Ends(), 0, 0
         self._members: dict[int, Member] = {}  # by descriptor
         self._waiting: deque[Ticket] = deque()  # for a worker
         self._line: tuple[int, Line, bytes] | None = None
@@ -53,7 +52,7 @@ class Pool:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # workers wake us by it
         self._poll.register(self._bell, select.POLLIN)
         self._launcher: ForkServer | Spawner | None = None
-        self._launcher_watch = Watch()
+        self._launcher_watch, self._looked = Watch(), time.monotonic()
         try:
             protocol.check_not_loading()
             self._job_fd = write_job(job)
@@ -121,7 +120,10 @@ class Pool:
             member.send_tickets(*tickets)
 
     def receive(self, wait: bool) -> list[Reply]:
-        """What workers have answered; waits a moment if nothing came and ``wait`` says so."""
+        """What workers have answered; waits a moment if nothing came and ``wait`` says so.
+
+        While the loop waits, silent workers are looked after every second, however much comes from others.
+        """
         began = time.monotonic()
         ready = self._poll.poll(0)
         while not ready and wait and time.monotonic() < began + SPIN_S:
@@ -133,8 +135,7 @@ class Pool:
             if self.is_closed:
                 return []
             if not ready and wait:
-                # No more than we waited for: the whole machine may have been suspended.
-                return self._look_after(min(time.monotonic() - began, POLL_S))
+                return self._look_after()
             found = {fd for fd, _ in ready}
             control = getattr(self._launcher, "control", None)
             if control is not None and control.fileno() in found:
@@ -149,7 +150,7 @@ class Pool:
                 for reply in self._hear(member)
             ]
             self._hand_out()
-            return replies
+            return replies + self._look_after() if wait and began - self._looked >= POLL_S else replies
 
     def _hear_launcher(self, control: socket.socket) -> None:
         assert isinstance(self._launcher, ForkServer)
@@ -185,11 +186,14 @@ class Pool:
 
     def _count_start(self, code: int | None) -> None:
         self._num_starts += 1
-        if self._num_starts > MAX_STARTS and not any(member.pid for member in self._members.values()):
+        if self._num_starts > self._most_starts(code) and not any(member.pid for member in self._members.values()):
             raise FeedError(
                 f"worker processes end before they begin to work, {describe_end(code)}; lower workers=, and see whether "
                 "a new Python can import the transform"
             )
+
+    def _most_starts(self, code: int | None) -> int:
+        return MAX_KILLED_STARTS * self.count if was_killed(code) else MAX_STARTS
 
     def _hear(self, member: Member) -> Iterator[Reply]:
         """All messages of a worker that are there."""
@@ -227,6 +231,8 @@ class Pool:
             member.send_tickets(ticket)
             return []
         error = rebuild_error(json.loads(text)) if kind == protocol.FAILED else None
+        if error is None:
+            self.slots.note(num_bytes)
         return [Reply(ticket, text, num_bytes, make_s, function_s, rest_s, error)]
 
     def _bury(self, member: Member, why: str | None = None, *, is_final: bool = False) -> list[Reply]:
@@ -236,29 +242,30 @@ class Pool:
         member.close()
         code = member.launcher.end(member.number)
         has_worked, is_refused = member.pid is not None, member.launcher is not self._launcher
-        self.num_deaths += has_worked
         if not has_worked and not is_refused and member.launcher.is_loaded:
             self._count_start(code)
-        if has_worked or is_refused or self._num_starts <= MAX_STARTS or not self._members:
+        if has_worked or is_refused or self._num_starts <= self._most_starts(code) or not self._members:
             self._start()  # else the others go on alone
         current = -1 if self._line is None else self._line[0]
         tickets = [ticket for ticket in member.tickets if ticket.line == current]
         for ticket in member.tickets:
             ticket.slot.is_out = ticket.line == current
         replies = []
-        if has_worked and tickets and tickets[0] is member.tickets[0]:
-            first = tickets[0]
-            first.deaths, first.losses = first.deaths + first.is_begun, first.losses + 1
-            if first.deaths >= MAX_DEATHS or first.losses >= MAX_LOSSES or is_final:
-                assert self._line is not None
-                what = f"a worker process (pid {member.pid}) {why or f'ended {describe_end(code)}'}"
-                replies = [Reply(tickets.pop(0), b"", 0, 0.0, 0.0, 0.0, fatal(first, self._line[1], what))]
+        if has_worked and self._line is not None:
+            first = tickets[0] if tickets and tickets[0] is member.tickets[0] else None
+            what = f"a worker process (pid {member.pid}) {why or f'ended {describe_end(code)}'}"
+            error = self.ends.add(what, code, first, self._line[1], is_final)
+            if error is not None:
+                replies = [Reply(tickets.pop(0), b"", 0, 0.0, 0.0, 0.0, error)]
         self._waiting.extendleft(reversed(tickets))
         self._hand_out()
         return replies
 
-    def _look_after(self, seconds: float) -> list[Reply]:
-        """Nobody answered for a second: has a worker ended unseen, is it stopped, or does it hang?"""
+    def _look_after(self) -> list[Reply]:
+        """Of those that have not answered for a second: has one ended unseen, is it stopped, or does it hang?"""
+        # No more than we wait for: the loop was elsewhere, or the whole machine was suspended.
+        now = time.monotonic()
+        seconds, self._looked = min(now - self._looked, POLL_S), now
         if isinstance(self._launcher, ForkServer):
             finding = self._launcher_watch.look(self._launcher.pid(0), 0.0)
             if finding is not None and finding.text is not None:

@@ -20,6 +20,8 @@ from millrace.ragged import Array
 
 PAGE = mmap.PAGESIZE
 MADV_REMOVE = 9  # frees the pages of the file, not only of this map
+MAX_STEP = 4  # times the usual size, by which one larger batch changes that: it may be the only one
+MAX_SPARE = 8  # times the usual size: what a slot may have and keep
 
 
 class SharedSlot:
@@ -45,7 +47,7 @@ _IDLE = _idle_count()
 
 
 class SharedSlots:
-    """Slots that grow with the batches. Of those that nobody holds, at most ``keep`` stay allocated.
+    """Slots that grow and shrink with the batches. Of those that nobody holds, at most ``keep`` stay allocated.
 
     ``gpu`` registers their memory, so that a batch is copied to the device as it lies there.
     """
@@ -53,7 +55,7 @@ class SharedSlots:
     def __init__(self, keep: int, gpu: Any = None) -> None:
         self.fd = os.memfd_create("millrace-slots", os.MFD_CLOEXEC)
         self.keep, self._gpu, self._end = keep, gpu, 0
-        self._most = PAGE  # until the size of a batch is known
+        self._usual, self._is_known = PAGE, False  # the size that slots get; a page until a batch is known
         self._slots: dict[int, SharedSlot] = {}
         self.num_grown = 0  # batches that did not fit in their slot
 
@@ -64,8 +66,8 @@ class SharedSlots:
                 self._free(slot)
                 del self._slots[slot.number]
         slot = next((slot for slot in self._slots.values() if slot.is_idle), None) or self._new()
-        if slot.size < self._most:
-            self._allocate(slot, self._most)
+        if not self._usual <= slot.size <= MAX_SPARE * self._usual:
+            self._allocate(slot, self._usual)
         slot.is_out = True
         return slot
 
@@ -75,12 +77,17 @@ class SharedSlots:
         return slot
 
     def grow(self, slot: SharedSlot, num_bytes: int) -> None:
-        """Makes room for a batch that did not fit; later slots are as large."""
+        """Makes room for a batch that did not fit; later slots are larger too."""
         if slot.size > PAGE:
             self.num_grown += 1
             num_bytes += num_bytes // 4  # ragged batches grow: the next one will be about as large
-        self._most = max(self._most, num_bytes)
-        self._allocate(slot, self._most)
+        self._usual = max(self._usual, min(num_bytes, MAX_STEP * self._usual) if self._is_known else num_bytes)
+        self._allocate(slot, max(self._usual, num_bytes))
+
+    def note(self, num_bytes: int) -> None:
+        """A batch of this size came: the usual size falls slowly, so that a large one does not take memory for ever."""
+        self._usual -= max(0, self._usual - max(num_bytes, PAGE)) // 64
+        self._is_known = True
 
     def _allocate(self, slot: SharedSlot, num_bytes: int) -> None:
         self._free(slot)

@@ -1,4 +1,4 @@
-"""Ticket, Reply and Member: what the pool knows of the batches under way, and of the workers that make them."""
+"""What the pool knows of the batches under way, of the workers that make them, and of how workers ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import numpy as np
 from millrace.errors import StageFailed
 from millrace.feed.line import Line
 from millrace.feed.processes import worker as protocol
-from millrace.feed.processes.launch import ForkServer, Spawner
+from millrace.feed.processes.launch import ForkServer, Spawner, was_killed
 from millrace.feed.processes.packing import HEAD, STAGES
 from millrace.feed.processes.shared_slots import SharedSlot
 from millrace.feed.processes.watch import Finding, Watch
 
+MAX_DEATHS = 3  # workers that may crash or exit while they make one batch
+MAX_KILLS = 5  # workers that may be killed meanwhile: for want of memory, or by somebody
+MAX_LOSSES = 12  # the same where others are killed too, or with those that had not begun: all may be killed at once
+MAX_TOLD = 5  # ends that a report describes
 UNBEGUN = -1  # instead of a stage: no worker has begun to write into this slot
 
 
@@ -87,23 +91,58 @@ class Member:
         return self.watch.look(self.pid or self.launcher.pid(self.number), seconds)
 
 
-def fatal(ticket: Ticket, line: Line, what: str) -> StageFailed:
-    """The error for a batch that no worker survives, with the sample where that is known."""
-    stage, row = 0, -1
-    if ticket.slot.array is not None:
-        stage, row = HEAD.unpack_from(ticket.slot.array.data)
-        stage = max(stage, 0)
-    plan = line.plan(ticket.batch, ticket.batch + 1)
-    position, sample = line.end(ticket.batch), None
-    named = f"samples {plan.samples[plan.samples >= 0][:4]}..."
-    if STAGES[stage] == "decode" and 0 <= row < len(plan.samples):
-        if plan.positions[row] >= 0:  # padding repeats the first sample of the global batch
-            position = int(plan.positions[row])
-        sample = int(line.order.samples(np.array([position]))[0])
-        named = f"sample {sample}"
-    times = f", {ticket.deaths} times in all" if ticket.deaths > 1 else ""
-    return StageFailed(
-        f"{what} during {STAGES[stage]} at position {position} ({named}){times}; look at these samples, and at the memory "
-        "that the workers need",
-        stage=STAGES[stage], position=position, sample=sample,
-    )  # fmt: skip
+class Work(NamedTuple):
+    """What a worker was doing when it ended."""
+
+    stage: str
+    position: int
+    sample: int | None  # that it was decoding
+    text: str
+
+    @classmethod
+    def of(cls, ticket: Ticket, line: Line) -> Work:
+        stage, row = "gather", -1
+        if ticket.slot.array is not None:
+            number, row = HEAD.unpack_from(ticket.slot.array.data)
+            stage = STAGES[number] if 0 <= number < len(STAGES) else stage
+        positions = line.read_positions(ticket.batch)
+        position = int(positions[0]) if len(positions) else line.first_position(ticket.batch)
+        sample, named = None, f"samples {line.order.samples(positions[:4])}..."
+        if stage == "decode" and row >= 0:
+            position = int(positions[row]) if row < len(positions) else position
+            sample = int(line.order.samples(np.array([position]))[0])
+            named = f"sample {sample}"
+        return cls(stage, position, sample, f"during {stage} at position {position} ({named})")
+
+
+class Ends:
+    """How workers ended, and which batches that is blamed on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: deque[str] = deque(maxlen=MAX_TOLD)
+        self._killed: set[tuple[int, int]] = set()  # batches whose worker was killed
+
+    def add(
+        self, what: str, code: int | None, ticket: Ticket | None, line: Line, is_final: bool = False
+    ) -> StageFailed | None:
+        """One more; ``ticket`` is what the worker had to make. The error, if that batch is not to be made again."""
+        self.count += 1
+        if ticket is None:
+            self.last.append(what)
+            return None
+        work, is_killed = Work.of(ticket, line), was_killed(code)
+        self.last.append(f"{what} {work.text}" if ticket.is_begun else what)
+        ticket.losses += 1
+        if ticket.is_begun:
+            ticket.deaths += 1
+            if is_killed:
+                self._killed.add((ticket.line, ticket.batch))
+        most = MAX_DEATHS if not is_killed else MAX_KILLS if len(self._killed) == 1 else MAX_LOSSES
+        if ticket.deaths < most and ticket.losses < MAX_LOSSES and not is_final:
+            return None
+        times = f", {ticket.deaths} times in all" if ticket.deaths > 1 else ""
+        return StageFailed(
+            f"{what} {work.text}{times}; look at these samples, and at the memory that the workers need",
+            stage=work.stage, position=work.position, sample=work.sample,
+        )  # fmt: skip

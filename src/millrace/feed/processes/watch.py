@@ -1,4 +1,4 @@
-"""Watch: what the system says of a worker process that has been silent for a while."""
+"""Watch: what the system says of a worker process or thread that has been silent for a while."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Finding(NamedTuple):
 
 
 class Watch:
-    """Looks at one process again and again, as long as nothing comes from it."""
+    """Looks at one process (or "self/task/" and a thread) again and again, as long as nothing comes from it."""
 
     def __init__(self) -> None:
         self._state, self._ticks, self.quiet_s = "", -1, 0.0
 
-    def look(self, pid: int, seconds: float) -> Finding | None:
+    def look(self, pid: int | str, seconds: float) -> Finding | None:
         """``seconds`` have passed since the last look. None: it works, or may still do so."""
         before, ticks = self._state, self._ticks
         self._state, self._ticks = _state_and_ticks(pid)
@@ -36,7 +36,7 @@ class Watch:
         return None
 
 
-def _state_and_ticks(pid: int) -> tuple[str, int]:
+def _state_and_ticks(pid: int | str) -> tuple[str, int]:
     """The letter of /proc for what a process does, "" if it is gone, and the time that it has used."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rsplit(b")", 1)[-1].split()
