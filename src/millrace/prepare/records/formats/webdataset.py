@@ -16,6 +16,7 @@ from millrace.prepare.files import printable
 from millrace.prepare.inflate import COMPRESSED, InflatedFile, max_bytes
 from millrace.prepare.records.formats import images
 from millrace.prepare.records.formats.format import CHUNK_BYTES, Chunk, Format, Outline, Reading, Source
+from millrace.prepare.records.formats.members import fitted, stored
 from millrace.prepare.records.formats.npy import read_array
 from millrace.prepare.records.formats.tar_members import members
 from millrace.prepare.records.options import RecordOptions
@@ -128,6 +129,8 @@ def _column(name: str, data: bytes, options: RecordOptions, source: Source) -> C
         return Column("string", per="record")
     if kind == "npy":
         array = read_array(io.BytesIO(data), f"{source.path!r}, .{name}")
+        if array.dtype.kind in "SU":
+            raise SourceError(f"{source.path!r}: members .{name} are texts; write them as .txt", source=source.path)
         return Column(array.dtype, per="record") if not array.ndim else Column(array.dtype, array.shape[1:], axis=name)
     if kind in IMAGES and options.decode is not None:
         return Column("uint8", (options.decode, options.decode, 3), per="record")
@@ -160,9 +163,10 @@ def _chunk(samples: list[tuple[str, dict[str, bytes]]], source: Source, reading:
         else:
             edges = offsets_of(np.array([len(text) for text in texts], np.int64))
             columns[name] = np.frombuffer(b"".join(texts), np.uint8)
-            if kind in IMAGES and reading.options.decode is not None:
-                columns[name] = images.decode_all(columns[name], edges, are_good, reading.options.decode, keys, reading)
-                edges = None
+            options = reading.options
+            if kind in IMAGES and (options.decode is not None or options.check):
+                pixels = images.decode_all(columns[name], edges, are_good, options.decode, keys, reading)
+                columns[name], edges = (columns[name], edges) if options.decode is None else (pixels, None)
         if edges is not None:
             offsets[name] = edges
     whole = Chunk(columns, offsets, len(samples), lambda k: f"sample {keys[k]!r}")
@@ -190,15 +194,19 @@ def _arrays(
 ) -> tuple[Array, Any]:
     """Members that are .npy files as one array, and the rows of each."""
     found = []
+    fitting = stored(name, column, reading.options)
     for k, text in enumerate(texts):
         empty = np.zeros((0, *column.shape) if column.axis else (), column.storage)
         try:
             array = read_array(io.BytesIO(text), f".{name}")
+            if array.dtype.kind in "SU":
+                raise SourceError(f".{name} is a text; the first samples have {column.dtype}")
             if array.shape[column.axis is not None :] != column.shape or (column.axis is not None and not array.ndim):
                 raise SourceError(
                     f".{name} has the shape {array.shape}; the first samples have {column.shape} per {column.per}"
                 )
-        except SourceError as error:
+            array = fitted(array, fitting)
+        except (SourceError, ConfigError) as error:
             if are_good[k]:
                 reading.refuse(source.path, f"sample {keys[k]!r}", str(error))
             are_good[k], array = False, empty
