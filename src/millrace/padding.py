@@ -11,6 +11,30 @@ from millrace.native import core
 _PADDED = 2  # the kind of field, numbered as in core.h
 
 
+def fits(value: Any, values: Any) -> bool:
+    """Whether whole numbers hold a value: those of 16 bits hold no 70,000, and none hold NaN or 0.5. Floats hold any."""
+    bounds = _bounds(values)
+    try:
+        return bounds is None or (int(value) == value and bounds[0] <= value <= bounds[1])
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _bounds(values: Any) -> tuple[int, int] | None:
+    """The least and the largest whole number of a type; None of floats."""
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "biu":
+            return None
+        limits: Any = None if values.dtype.kind == "b" else np.iinfo(values.dtype)
+    else:
+        import torch
+
+        if values.is_floating_point() or values.is_complex():
+            return None
+        limits = None if values.dtype == torch.bool else torch.iinfo(values.dtype)
+    return (0, 1) if limits is None else (int(limits.min), int(limits.max))
+
+
 def padded(values: Any, offsets: Any, value: Any, length: int | None) -> Any:
     """(items, length, ...) of ``values[offsets[i]:offsets[i + 1]]``, with ``value`` behind the last row of each."""
     lengths = offsets[1:] - offsets[:-1]

@@ -195,7 +195,7 @@ def test_what_is_no_condition_is_refused(events, condition, message):
 
 def test_conditions_that_would_mean_something_else_are_refused(events):
     for name in ("label", "not label", "n_hits and good", "weight == True"):
-        with pytest.raises(mr.ConfigError, match="is a number; compare it: .* > 0"):
+        with pytest.raises(mr.ConfigError, match=r"is a number; compare it: .* > 0"):
             events.where(name)
     chosen = events.where("label == 1")
     with pytest.raises(mr.ConfigError, match="cannot be read"):
