@@ -1,9 +1,11 @@
 """Files laid out in rarer ways: what they hold is taken as it is meant, or refused; never otherwise, and never left out
 in silence."""
 
+import io
 import json
 import os
 import struct
+import tarfile
 
 import h5py
 import numpy as np
@@ -336,3 +338,23 @@ def test_lists_and_dicts_of_litdata_are_stored_as_json(prepare, tmp_path):
     ):
         with pytest.raises(mr.SourceError, match=r"chunk-0-0.bin': a list or dict cannot be read"):
             prepare(write_nested(tmp_path / "in", [data]))
+
+
+def test_images_of_a_tar_file_are_one_column_whatever_their_ending(prepare, tmp_path):
+    given = [["jpg", "png"], ["png", "jpg", "webp"], ["png"]]
+    for number, endings in enumerate(given):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            for k, ending in enumerate(endings):
+                for name in (f"{k}.{ending}", f"{k}.mask.png"):
+                    data = f"{number} {name}".encode()
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    store, _ = prepare([tmp_path / f"{number}.tar" for number in range(3)])
+    assert list(store.layout.columns) == ["jpg", "mask.png", "key"]
+    found = [(bytes(record["jpg"]), bytes(record["mask.png"])) for record in mr.Records(store)]
+    assert found == [
+        (f"{number} {k}.{ending}".encode(), f"{number} {k}.mask.png".encode())
+        for number, endings in enumerate(given)
+        for k, ending in enumerate(endings)
+    ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ NUMBERS = ("cls", "cls2", "index", "inx", "id")
 TEXTS = ("txt", "text", "transcript", "json", "html", "caption")
 PICKLES = ("pyd", "pkl", "pickle", "pth", "pt")
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff")
+T = TypeVar("T")
 Sample = tuple[str, dict[str, bytes], str | None]  # key, bytes by ending, and what is wrong with it
 
 
@@ -48,7 +49,7 @@ class WebDataset(Format):
                     first = first or f"sample {printable(key)!r}: {problem}"
                     continue
                 count += 1
-                for name, data in parts.items():
+                for name, data in _images_as(columns, parts).items():
                     if options.columns is not None and name not in options.columns:
                         continue
                     columns.setdefault(name, _column(name, data, options, source))
@@ -58,10 +59,23 @@ class WebDataset(Format):
             return Outline({}, [])
         return Outline({**columns, "key": Column("string", per="record")}, [(0, -1, source.size)])
 
+    def align(self, outlines: Sequence[Outline]) -> list[Outline]:
+        """A file that begins with a PNG may have JPEG too: the columns of images are called as in the first file."""
+        first = outlines[0].columns
+        found = []
+        for outline in outlines:
+            columns = {
+                name: first[name] if name not in outline.columns else column
+                for name, column in _images_as(first, outline.columns).items()
+            }
+            found.append(outline._replace(columns=columns))
+        return found
+
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         waiting, num_bytes = list[tuple[str, dict[str, bytes]]](), 0
         with _opened(source, reading.options) as file:
-            for key, parts, problem in _samples(file, source, reading.options):
+            for key, given, problem in _samples(file, source, reading.options):
+                parts = _images_as(reading.wanted, given)
                 misfit = problem or _misfit(parts, reading)
                 if misfit is not None:
                     reading.refuse(source.path, f"sample {printable(key)!r}", misfit)
@@ -107,6 +121,19 @@ def _samples(file: IO[bytes], source: Source, options: RecordOptions) -> Iterato
         parts[column] = data
     if key is not None:
         yield key, parts, problem
+
+
+def _images_as(known: Mapping[str, Any], parts: Mapping[str, T]) -> dict[str, T]:
+    """Images of one name are one column, whatever their ending: that of the first is its name."""
+
+    def column_of(name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        if name in known or kind not in IMAGES:
+            return name
+        same = (f"{stem}.{other}".lstrip(".") for other in IMAGES)
+        return next((own for own in same if own in known and own not in parts), name)
+
+    return {column_of(name): part for name, part in parts.items()}
 
 
 def _key(name: str) -> tuple[str, str]:

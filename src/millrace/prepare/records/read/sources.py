@@ -53,6 +53,9 @@ def survey(paths: Sequence[str], exclude: Sequence[str], context: Context, optio
         raise SourceError(f"no record is in {empty[0]!r} or any other file; give files with records", source=empty[0])
     if empty:
         notes.append(f"{empty[0]!r}{f' and {len(empty) - 1:,} more' if len(empty) > 1 else ''}: no record is in it")
+    align = getattr(kind, "align", None)
+    if align is not None:
+        used = list(zip([source for source, _ in used], align([outline for _, outline in used]), strict=True))
     notes += next((outline.notes for _, outline in used if outline.notes), ())  # other files are alike
     schema, shared = build_schema(used, options, is_loose=kind.is_loose)
     details = [outline.detail for _, outline in used]
