@@ -123,6 +123,12 @@ def test_numbers_of_json_are_not_rounded(prepare, tmp_path):
     path.write_text(json.dumps({"id": 1}) + "\n" + json.dumps({"id": (1 << 64) - 1}))
     store, _ = prepare(path)
     assert store.columns["id"][:].tolist() == [1, (1 << 64) - 1]
+    other = tmp_path / "b.jsonl"
+    other.write_text('{"id": 2}')
+    with pytest.raises(mr.SourceError, match=r"'id' is int64 .* and uint64 .*cast="):
+        prepare([path, other])
+    store, _ = prepare([other, path], cast={"id": "uint64"})
+    assert store.columns["id"][:].tolist() == [2, 1, (1 << 64) - 1]
     with pytest.raises(mr.ConfigError, match="numbers below 0 and from 2\\^63, which no integer type holds"):
         prepare([{"id": -1}, {"id": 1 << 63}])
 

@@ -156,8 +156,11 @@ def _bad() -> tuple[type[BaseException], ...]:
 
 def _said(error: BaseException) -> str:
     said = str(error).partition("\n")[0]
-    is_fraction = "JSON to int64" in said
-    return f"{said}; the first lines have whole numbers there, --cast NAME=float64 takes both" if is_fraction else said
+    if "JSON to int64" not in said:
+        return said
+    is_whole = said.rpartition(":")[2].strip().isdecimal()
+    remedy = "--cast NAME=uint64 takes larger ones" if is_whole else "--cast NAME=float64 takes both"
+    return f"{said}; the first lines have whole numbers there, {remedy}"
 
 
 def _line_start(data: bytes, record: int) -> int:
@@ -220,8 +223,8 @@ def _storable(table: Any, lines: Sequence[bytes], options: RecordOptions) -> Any
             return pyarrow.list_(plain(name, kind.value_type))
         if types.is_struct(kind):
             return pyarrow.struct([(field.name, plain(f"{name}.{field.name}", field.type)) for field in kind])
-        is_float = options.cast.get(options.rename.get(name, name), "").startswith(("float", "bfloat"))
-        return pyarrow.float64() if is_float and types.is_integer(kind) else kind
+        cast = options.cast.get(options.rename.get(name, name), "") if types.is_integer(kind) else ""
+        return pyarrow.float64() if "float" in cast else pyarrow.uint64() if "uint64" in cast else kind
 
     schema = pyarrow.schema([(field.name, plain(field.name, field.type)) for field in table.schema])
     for k, name in enumerate(schema.names):  # Arrow takes whole numbers from 2^63 for floats, and so would round them
