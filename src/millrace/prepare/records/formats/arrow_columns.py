@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.records.formats.format import SAMPLE, Chunk, Reading, Source, need, unreadable
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
@@ -21,11 +21,12 @@ def arrow(what: str = "this format") -> Any:
 @contextmanager
 def arrow_errors(source: Source, what: str) -> Iterator[None]:
     """Names the file in what Arrow raises."""
+    problems = (arrow().ArrowException, OSError)  # named before: a reader may be closed as Python ends
     try:
         yield
     except MillraceError:
         raise
-    except (arrow().ArrowException, OSError) as error:
+    except problems as error:
         raise unreadable(source, what, error) from error
 
 
@@ -159,6 +160,11 @@ class BatchReader:
             if any(known == name or known.startswith(f"{name}.") for known in self._wanted):
                 self._take(name, array, _Level(None, None))
         columns = {name: array for name, array in self._columns.items() if name in self._wanted}
+        if lost := [name for name in self._wanted if name not in columns]:
+            raise SourceError(
+                f"{source!r}, {where(0)}: column {lost[0]!r} is not here, though the file says so; copy it again",
+                source=source,
+            )
         chunk = Chunk(columns, self._offsets, batch.num_rows, where)
         if not self._problems:
             return chunk

@@ -77,9 +77,10 @@ def _named(
     batches: Iterator[Any], file: Any, groups: Sequence[int], names: Sequence[str], source: Source
 ) -> Iterator[Any]:
     """Batches, with the file, the row group and the column in errors that come while they are read."""
+    problems = (arrow().ArrowException, OSError)  # named before: a reader may be closed as Python ends
     try:
         yield from batches
-    except (arrow().ArrowException, OSError) as error:
+    except problems as error:
         places = ((group, name) for group in groups for name in names)
         found = next((place for place in places if _is_damaged(file, *place)), None)
         where = "" if found is None else f" in row group {found[0]}, column {found[1]!r}"
