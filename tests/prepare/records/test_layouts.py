@@ -53,6 +53,11 @@ LISTS = [[], [], ROWS[:5].tolist()]
             {"hits_x": ROWS[:5], "hits_offsets": [0, 2, 5], "n_jets": [4, 1]}, {},
             {"hits_x": [[0, 1], [2, 3, 4]], "n_jets": [4, 1]},
         ),
+        (
+            {"hits_x": ROWS[:5], "hits_offsets": [0, 2, 5], "n_jets": [2, 1]},
+            {},
+            {"hits_x": [[0, 1], [2, 3, 4]], "n_jets": [2, 1]},
+        ),
     ],
 )  # fmt: skip
 def test_hdf5_rows_belong_to_the_records_that_are_meant(prepare, plain, tmp_path, datasets, options, expected):

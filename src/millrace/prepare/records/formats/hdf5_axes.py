@@ -104,9 +104,11 @@ def _guessed(found: Mapping[str, Any]) -> dict[str, Axis]:
         if offsets is not None and axis not in axes:
             axes[axis] = Axis(axis, name, offsets)
             are_named[axis] = int(offsets[-1]) in members
-    # A number of each record, n_jets, may add up to the rows of hits by chance.
+    # A number of each record, n_jets, may add up to the rows of hits, or to their offsets, by chance.
     taken = {one.num_rows for one in axes.values() if are_named[one.name]}
-    return {axis: one for axis, one in axes.items() if are_named[axis] or one.num_rows not in taken}
+    places = {one.dataset for one in axes.values()}
+    free = {len(one) for name, one in found.items() if one.shape and name not in places} - taken
+    return {axis: one for axis, one in axes.items() if are_named[axis] or one.num_rows in free}
 
 
 def _stems(axis: str, dataset: str) -> Iterator[str]:
