@@ -180,7 +180,7 @@ def _column(memory: Array, part: Any, view: Callable[[Array, Part], Any], offset
         rows, edges = part
         if edges.begin not in offsets:
             offsets[edges.begin] = view(memory, edges)
-        return Ragged.trusted(view(memory, rows), offsets[edges.begin])
+        return Ragged.trusted(_column(memory, rows, view, offsets), offsets[edges.begin])
     return _items(memory, part) if part.kind in ITEMS else view(memory, part)
 
 
