@@ -369,3 +369,22 @@ def test_images_of_a_tar_file_are_one_column_whatever_their_ending(prepare, tmp_
         for number, endings in enumerate(given)
         for k, ending in enumerate(endings)
     ]
+
+
+def test_columns_that_feeds_refuse_are_told_of(prepare, tmp_path):
+    from millrace.feed.batch import Batch, check_names
+    from millrace.prepare.records.read.schema import OF_BATCHES
+
+    own = {name for name in dir(Batch) if not name.startswith("_")}
+    assert own <= OF_BATCHES
+    for name in OF_BATCHES:
+        with pytest.raises(mr.ConfigError, match="a name of Batch itself"):
+            check_names([name])
+    _, report = prepare([{"items": 1, "x": 2}])
+    assert any('rename={"items": "NAME"} gives it another' in note for note in report.notes)
+    _, report = prepare([{"items": 1, "x": 2}], rename={"items": "objects"})
+    assert not report.notes
+    np.save(tmp_path / "a.npy", np.arange(3))
+    store, _ = prepare(tmp_path / "a.npy")
+    (batch,) = mr.Feed(mr.Records(store), batch=1, epochs=1)
+    assert batch.array.values.tolist() == [0, 1, 2]

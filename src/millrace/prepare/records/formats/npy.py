@@ -23,7 +23,7 @@ from millrace.prepare.records.options import RecordOptions
 from millrace.ragged import Array
 from millrace.store.layout import Column, dtype_name
 
-VALUES = "values"  # the column of a .npy file
+ARRAY = "array"  # the column of a .npy file
 
 
 class NumpyFiles(Format):
@@ -125,7 +125,7 @@ def _arrays(path: str, size: int, options: RecordOptions) -> Iterator[Iterator[t
     try:
         if not path.lower().endswith(".npz"):
             with open(path, "rb") as file:
-                yield iter([(VALUES, file)])
+                yield iter([(ARRAY, file)])
             return
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()

@@ -14,6 +14,8 @@ from millrace.ragged import Array, Int64s
 from millrace.store.layout import PRIMARY_AXIS, Column, Layout
 from millrace.store.values import Normaliser
 
+# A batch is a dict with these attributes too, so that no column of a feed may have their names.
+OF_BATCHES = {*dir(dict), "positions", "samples", "valid", "num_samples", "micro", "to", "pin_memory"}
 Found = Sequence[tuple[Source, Outline]]
 
 
@@ -123,6 +125,11 @@ def build_schema(found: Found, options: RecordOptions, *, is_loose: bool) -> tup
         f"{', '.join(members)} share the axis {axis!r}: they are equally long in the first records; if not in all, give --axis own"
         for axis, members in shared.items()
         if is_guessed and len({merged_axis for merged_axis, own in kept.items() if own == axis}) > 1
+    ]
+    notes += [
+        f"column {name!r} has a name of batches, and feeds refuse it; --rename {source}=NAME gives it another"
+        for source, name in names.items()
+        if name in OF_BATCHES
     ]
     return Schema(names, wanted, columns, kept, is_guessed), notes
 
