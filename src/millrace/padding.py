@@ -21,18 +21,15 @@ def fits(value: Any, values: Any) -> bool:
 
 
 def _bounds(values: Any) -> tuple[int, int] | None:
-    """The least and the largest whole number of a type; None of floats."""
+    """The least and the largest whole number of a type; None of floats, and of truths, which any number is."""
     if isinstance(values, np.ndarray):
-        if values.dtype.kind not in "biu":
-            return None
-        limits: Any = None if values.dtype.kind == "b" else np.iinfo(values.dtype)
+        limits: Any = np.iinfo(values.dtype) if values.dtype.kind in "iu" else None
     else:
         import torch
 
-        if values.is_floating_point() or values.is_complex():
-            return None
-        limits = None if values.dtype == torch.bool else torch.iinfo(values.dtype)
-    return (0, 1) if limits is None else (int(limits.min), int(limits.max))
+        is_whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+        limits = torch.iinfo(values.dtype) if is_whole else None
+    return None if limits is None else (int(limits.min), int(limits.max))
 
 
 def padded(values: Any, offsets: Any, value: Any, length: int | None) -> Any:
