@@ -99,7 +99,7 @@ class _Reader:
 
     def _refuse(self, node: ast.AST) -> ConfigError:
         part = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
-        return ConfigError(f"{self._what} {self._text!r}: {part!r} is not understood; {HELP}")
+        return ConfigError(f"{self._what} {self._text[:200]!r}: {part[:200]!r} is not understood; {HELP}")
 
     def read(self, node: ast.expr, negated: bool = False) -> Condition:
         if isinstance(node, ast.BoolOp):

@@ -11,6 +11,27 @@ from millrace.native import core
 _PADDED = 2  # the kind of field, numbered as in core.h
 
 
+def fits(value: Any, values: Any) -> bool:
+    """Whether whole numbers hold a value: those of 16 bits hold no 70,000, and none hold NaN or 0.5. Floats hold any."""
+    bounds = _bounds(values)
+    try:
+        return bounds is None or (int(value) == value and bounds[0] <= value <= bounds[1])
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _bounds(values: Any) -> tuple[int, int] | None:
+    """The least and the largest whole number of a type; None of floats, and of truths, which any number is."""
+    if isinstance(values, np.ndarray):
+        limits: Any = np.iinfo(values.dtype) if values.dtype.kind in "iu" else None
+    else:
+        import torch
+
+        is_whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+        limits = torch.iinfo(values.dtype) if is_whole else None
+    return None if limits is None else (int(limits.min), int(limits.max))
+
+
 def padded(values: Any, offsets: Any, value: Any, length: int | None) -> Any:
     """(items, length, ...) of ``values[offsets[i]:offsets[i + 1]]``, with ``value`` behind the last row of each."""
     lengths = offsets[1:] - offsets[:-1]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError
-from millrace.padding import cropped, item_of_rows, padded
+from millrace.padding import cropped, fits, item_of_rows, padded
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -175,6 +175,8 @@ class Ragged:
         """
         if length is not None and as_integer("length", length) < 0:
             raise ConfigError(f"length={length}; expected 0 or more rows")
+        if not fits(value, self.values):
+            raise ConfigError(f"value={value!r}; expected what {self.values.dtype} holds: convert the values first")
         return padded(self.values, self.offsets, value, length)
 
     def crop(self, length: int, at: Any = 0.0) -> Ragged:
@@ -188,7 +190,21 @@ class Ragged:
         """
         if as_integer("length", length) < 0:
             raise ConfigError(f"length={length}; expected 0 or more rows")
+        self._check_places(at)
         return Ragged.trusted(*cropped(self.values, self.offsets, length, at))
+
+    def _check_places(self, at: Any) -> None:
+        """Refuses places that are no shares. Those on a GPU are not waited for."""
+        if getattr(at, "is_cuda", False):
+            return
+        try:
+            shares = np.asarray(at, np.float64)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"at={at!r}; expected a number from 0 to 1, or one for each item") from error
+        if shares.shape not in ((), (len(self),)) or not np.all((shares >= 0) & (shares <= 1)):
+            raise ConfigError(
+                f"at={at!r}; expected a number from 0 (the first rows) to 1 (the last), or one for each of {len(self):,} items"
+            )
 
 
 def shared(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

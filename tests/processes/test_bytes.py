@@ -8,6 +8,8 @@ import worker_functions as functions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import millrace as mr
+
 OPTIONS = {"plain": {}, "transform": {"transform": functions.noisy}, "decode": {"decode": functions.decode},
            "both": {"transform": functions.shifted, "decode": functions.decode},
            "columns": {"transform": functions.columns}}  # fmt: skip
@@ -102,3 +104,17 @@ def test_the_state_at_every_step_continues_the_same(feed_of, contents):
         assert other.state_dict() == states[step]
         assert contents(other) == expected[step:]
         other.close()
+
+
+@pytest.mark.parametrize("device", ["numpy", "cpu"])
+def test_columns_of_one_axis_share_their_offsets(tmp_path, device):
+    axes = {"x": "hits", "y": "hits", "p": "tracks"}
+    with mr.StoreWriter(tmp_path / "store", columns={n: mr.Column("int64", axis=a) for n, a in axes.items()}) as writer:
+        for k in range(12):
+            writer.append({"x": range(k), "y": range(k), "p": range(2)})
+    view = mr.Records(mr.open_store(tmp_path / "store"))
+    with mr.Feed(view, batch=4, epochs=1, workers=1, processes=True, device=device) as feed:
+        for batch in feed:
+            assert batch.x.offsets is batch.y.offsets
+            assert batch.p.offsets.tolist() == [0, 2, 4, 6, 8]
+            assert all(batch.y[row].tolist() == list(range(k)) for row, k in enumerate(batch.samples))

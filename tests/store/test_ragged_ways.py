@@ -1,5 +1,7 @@
 """Ways out of a Ragged: padded, cropped, nested tensors, batch vectors, awkward arrays; on numpy and torch."""
 
+import math
+
 import awkward
 import numpy as np
 import pytest
@@ -54,6 +56,19 @@ def on_torch(tensors, value, length):
 def test_a_length_that_cannot_be_is_a_plain_error(length):
     with pytest.raises(mr.ConfigError, match="length="):
         mr.Ragged(np.arange(5), np.array([0, 4, 5])).pad(length=length)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint8"])
+def test_padding_and_places_that_cannot_be_are_refused(dtype):
+    ragged = mr.Ragged(np.ones(5, dtype), np.array([0, 4, 5]))
+    for own in (ragged, ragged.to("cpu")):
+        for value in (70_000, 0.5, math.nan, "a", -40_000):
+            with pytest.raises(mr.ConfigError, match=f"value={value!r}; expected what .*{dtype} holds"):
+                own.pad(value=value)
+        assert own.pad(value=True).sum() == 8
+        for at in (-1, 1.5, math.nan, "x", [0.5], [[0.5, 0.5]]):
+            with pytest.raises(mr.ConfigError, match="expected a number from 0"):
+                own.crop(2, at)
 
 
 def test_padding_strided_bfloat16_and_values_of_a_model():

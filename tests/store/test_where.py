@@ -191,3 +191,25 @@ def test_blocks_and_offsets_have_no_meaning_there():
 def test_what_is_no_condition_is_refused(events, condition, message):
     with pytest.raises(mr.ConfigError, match=message):
         events.where(condition)
+
+
+def test_conditions_that_would_mean_something_else_are_refused(events):
+    for name in ("label", "not label", "n_hits and good", "weight == True"):
+        with pytest.raises(mr.ConfigError, match=r"is a number; compare it: .* > 0"):
+            events.where(name)
+    chosen = events.where("label == 1")
+    with pytest.raises(mr.ConfigError, match="cannot be read"):
+        chosen.where("good) or (label == 2")  # brackets that would close those around it
+    assert chosen.where("good # a remark").num_records == sum(k % 4 == 1 and k % 3 == 0 for k in range(COUNT))
+
+
+def test_values_beyond_a_float_column(tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns={"x": mr.Column("float16", per="record")}) as writer:
+        for value in (1.0, -2.0, math.nan, math.inf):
+            writer.append({"x": value})
+    store = mr.open_store(tmp_path / "store")
+    for text, expected in (
+        ("x < 70000", [0, 1]), ("x > -70000", [0, 1, 3]), ("x == 70000", []), ("x != 70000", [0, 1, 3]),
+        ("x in (1, 70000)", [0]), (f"x > -1{'0' * 400}", [0, 1, 3]), ("x < 1e999", [0, 1]),
+    ):  # fmt: skip
+        assert store.where(text).chosen.tolist() == expected, text

@@ -218,7 +218,10 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"a batch has column {name!r}; names are strings")
         if name in (*MARKS, "_marks", "_span") or hasattr(Batch, name):
-            raise ConfigError(f"a batch cannot have a column named {name!r}, a name of Batch itself; rename the column")
+            raise ConfigError(
+                f"a batch cannot have a column named {name!r}, a name of Batch itself; rename the column where "
+                "it is made, or leave it out: Records(store, columns=[...])"
+            )
 
 
 def check_rename(rename: Mapping[str, str], names: list[str] | None) -> None:

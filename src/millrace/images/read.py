@@ -49,7 +49,8 @@ def module_of(library: str) -> Any:
             importlib.import_module("torch").ops.image.decode_jpeg  # noqa: B018
         return found
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise ConfigError(f"images need {library}, which is not installed; pip install 'millrace[images]'") from error
+        package = "torchvision" if library == "torchvision" else "'millrace[images]'"
+        raise ConfigError(f"images need {library}, which is not installed; pip install {package}") from error
 
 
 def fastest() -> str:

@@ -167,7 +167,10 @@ class Layout:
                 raise ConfigError(f"column name {name!r} is taken by the offsets files; choose another")
         lowered = [name.lower() for name in self.columns]
         if len(set(lowered)) != len(lowered):
-            raise ConfigError("two columns differ only in case; some file systems cannot hold both")
+            twice = [name for name in self.columns if lowered.count(name.lower()) > 1]
+            raise ConfigError(
+                f"columns {twice[0]!r} and {twice[1]!r} differ only in case; some file systems cannot hold both"
+            )
         if not self.columns:
             raise ConfigError("no column; a store needs at least one")
         # Where all columns are per record, records have no rows.

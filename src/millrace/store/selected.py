@@ -6,6 +6,8 @@ that name, or on the axis of the row column of that name. A record column of the
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -124,7 +126,9 @@ def select(store: Store, text: str) -> Store:
     if not isinstance(text, str):
         raise ConfigError(f"where({text!r}); expected a condition as text: store.where('label == 3')")
     before = store.condition
-    condition = parse(text if before is None else f"({before}) and ({text})")
+    condition = parse(text)  # on its own: its brackets are not those around it
+    if before is not None:
+        condition = parse(f"({before}) and ({condition})")
     sources = {name: _Source(store.whole, name, text) for name in sorted(names(condition))}
     _check(condition, sources, text)
     found = []
@@ -143,9 +147,10 @@ class _Source:
         known = [column for column, own in declared.items() if own.axis is None and not own.shape]
         axes = {f"n_{axis}": axis for axis in store.layout.row_axes}
         axes |= {f"n_{column}": own.axis for column, own in declared.items() if own.axis is not None}
-        self.is_text, self._lengths, self._column = False, None, None
+        self.is_text, self.is_bool, self._lengths, self._column = False, False, None, None
         if name in known:
             self._column = store.columns[name]
+            self.is_bool = declared[name].dtype == "bool"
             self.is_text = declared[name].dtype in ("string", "dictionary")
         elif name in axes:
             starts, stops = store.record_spans(axes[name])
@@ -162,7 +167,7 @@ class _Source:
 
 
 def _check(condition: Condition, sources: Mapping[str, _Source], text: str) -> None:
-    """Refuses to compare numbers with text."""
+    """Refuses to compare numbers with text, and with true and false: ``n_hits`` alone would mean one hit."""
     if isinstance(condition, Joined):
         for part in condition.parts:
             _check(part, sources, text)
@@ -173,6 +178,8 @@ def _check(condition: Condition, sources: Mapping[str, _Source], text: str) -> N
         if is_text != sources[condition.column].is_text:
             kinds = ("a number", "text") if is_text else ("text", "a number")
             raise ConfigError(f"where {text!r}: {condition.column} is {kinds[0]}, compared with {other!s}, {kinds[1]}")
+        if isinstance(other, bool) and not sources[condition.column].is_bool:
+            raise ConfigError(f"where {text!r}: {condition.column} is a number; compare it: {condition.column} > 0")
 
 
 def _holds(condition: Condition, arrays: Mapping[str, Array]) -> Array:
@@ -186,6 +193,9 @@ def _holds(condition: Condition, arrays: Mapping[str, Array]) -> Array:
         each = [Compare(condition.column, sign, item) for item in value]
         return join.reduce([_holds(part, arrays) for part in each])  # type: ignore[no-any-return]
     right = arrays[value.column] if isinstance(value, Name) else value
+    if left.dtype.kind == "f" and not isinstance(value, Name) and abs(value) > float(np.finfo(left.dtype).max):
+        is_larger = abs(value) > sys.float_info.max  # than any float; numpy refuses such an int
+        left, right = left.astype(np.float64), (math.inf if value > 0 else -math.inf) if is_larger else value
     found = np.asarray(_COMPARE[condition.sign](left, right), bool)
     if condition.sign == "!=":  # NaN differs from every number, and is missing
         for side in (left, right):

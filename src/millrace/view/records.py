@@ -53,6 +53,7 @@ class Records(View):
             raise ConfigError(f"cut={cut!r}; expected one of {', '.join(CUTS)}")
         if pad is None and (mask or cut != "allow"):
             raise ConfigError("mask and cut are about padding; give pad= too")
+        columns = (columns,) if isinstance(columns, str) else columns
         if columns is not None and not len(columns):
             raise ConfigError("columns=[] asks for nothing; leave it out for every column")
         names = list(store.layout.columns if columns is None else columns)

@@ -332,7 +332,7 @@ def test_numpy_files_are_a_record_each(prepare, tmp_path, plain):
             assert record["label"] == arrays["label"].item()
         assert record["key"] == f"{path.parent.name}/{path.stem}"
     np.save(tmp_path / "one.npy", np.arange(4, dtype=">i2"))
-    assert plain(prepare(tmp_path / "one.npy")[0]) == [{"values": [0, 1, 2, 3], "key": "one"}]
+    assert plain(prepare(tmp_path / "one.npy")[0]) == [{"array": [0, 1, 2, 3], "key": "one"}]
 
 
 LANCE = """

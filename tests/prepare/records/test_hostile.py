@@ -385,3 +385,17 @@ def test_a_zip_with_the_size_of_another_is_refused(prepare, tmp_path):
         archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 60000))
     with pytest.raises(mr.SourceError, match=r"b\.npz': it is no readable"):
         prepare(tmp_path / "b.npz")
+
+
+def test_parquet_that_describes_a_column_in_two_ways_is_refused(prepare, tmp_path):
+    """Of the two copies of its metadata one is damaged."""
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    features = {"info": {"features": {"image": {"_type": "Image"}}}}
+    schema = pa.schema([("image", kind)], {"huggingface": json.dumps(features)})
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": pa.array([{"bytes": b"x", "path": "p"}], kind)}, schema=schema), path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"_type": "Image"', b'"_type": "Imbge"'))
+    assert path.read_bytes() != data
+    with pytest.raises(mr.SourceError, match=r"a.parquet', row 0: column 'image' is not here"):
+        prepare(path)

@@ -60,6 +60,7 @@ def columns(batch, rng):
         "text": np.array([f"é{k}" for k in range(n)]), "bytes": np.array([b"ab"] * n), "step": batch.x[::1, ::-1],
         "objects": np.array([["a", None]] * n, object), "list": [1.5, "a", None, True] * (n // 4), "pair": tuple(range(n)),
         "ragged": mr.Ragged(np.arange(n), np.arange(n + 1)),
+        "words": mr.Ragged(np.array([f"é{k}" for k in range(n)], object), np.arange(n + 1)),
     }  # fmt: skip
 
 

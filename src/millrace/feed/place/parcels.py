@@ -24,7 +24,7 @@ from millrace.feed.place.device import GROUP_BYTES, MAX_GROUP, DeviceMemory
 from millrace.feed.place.host import Convert
 from millrace.feed.processes.packing import Layout, Part, array_view, num_bytes, tensor_dtype
 from millrace.feed.stages import Ahead, Counters, Make, closed_error
-from millrace.ragged import Array, Ragged
+from millrace.ragged import Array, Ragged, shared
 
 SOON = 0.1  # of the time until a copy is done: copies that follow each other begin so soon
 
@@ -58,7 +58,8 @@ class Parcel:
         """The batch, in the memory of the device that it was copied to."""
         there = self._there(target.memory)
         if not self.is_alike:
-            columns = {name: v.map(there) if isinstance(v, Ragged) else there(v) for name, v in self.columns.items()}
+            once = shared(there)
+            columns = {name: v.map(once) if isinstance(v, Ragged) else there(v) for name, v in self.columns.items()}
         else:
             if target.plan is not self.columns:
                 target.lay_out(self.columns, [(name, there(extent)) for name, extent in self.columns.items()])
@@ -133,7 +134,8 @@ class ParcelMake:
             end += aligned(num_bytes)
             return tensors[-1][0]
 
-        columns = {name: v.map(extent) if isinstance(v, Ragged) else extent(v) for name, v in dict.items(batch)}
+        once = shared(extent)  # the offsets of an axis are packed once
+        columns = {name: v.map(once) if isinstance(v, Ragged) else extent(v) for name, v in dict.items(batch)}
         with self._slots.take() as slot:
             memory = slot.array("batch", (max(end, 1),), np.dtype(np.uint8))
         target = torch.from_numpy(memory)

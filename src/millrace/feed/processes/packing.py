@@ -62,6 +62,7 @@ class Packed:
             self._arrays += dict.values(batch)
             return
         self._begins, self._end = [HEAD_BYTES], HEAD_BYTES + aligned(len(marks.memory))
+        self._offsets: dict[int, Any] = {}  # by object: columns of one axis share theirs
         columns = {name: self._describe(name, value) for name, value in dict.items(batch)}
         text = _text(marks.size, tuple(columns.items()))
         if len(text) > MAX_TEXT:
@@ -85,7 +86,10 @@ class Packed:
 
     def _describe(self, name: str, value: Any) -> Any:
         if isinstance(value, Ragged):
-            return self._describe(name, value.values), self._describe(name, value.offsets)
+            rows, key = self._describe(name, value.values), id(value.offsets)
+            if key not in self._offsets:
+                self._offsets[key] = self._describe(name, value.offsets)
+            return rows, self._offsets[key]
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
             return self._describe_items(name, value)
         kind = "array"
@@ -162,16 +166,21 @@ class Layout:
 
     def columns(self, memory: Array, view: Callable[[Array, Part], Any]) -> dict[str, Any]:
         """Every column, by ``view`` of each of its parts that is numbers."""
-        return {name: _column(memory, part, view) for name, part in self._columns.items()}
+        offsets: dict[int, Any] = {}
+        return {name: _column(memory, part, view, offsets) for name, part in self._columns.items()}
 
     def batch(self, memory: Array) -> Batch:
         """The batch in a slot, as views of it."""
         return Batch(self.columns(memory, array_view), marks=self.marks(memory))
 
 
-def _column(memory: Array, part: Any, view: Callable[[Array, Part], Any]) -> Any:
+def _column(memory: Array, part: Any, view: Callable[[Array, Part], Any], offsets: dict[int, Any]) -> Any:
+    """``offsets`` are those that columns before it have, by their place."""
     if isinstance(part, list):
-        return Ragged.trusted(*(_column(memory, own, view) for own in part))
+        rows, edges = part
+        if edges.begin not in offsets:
+            offsets[edges.begin] = view(memory, edges)
+        return Ragged.trusted(_column(memory, rows, view, offsets), offsets[edges.begin])
     return _items(memory, part) if part.kind in ITEMS else view(memory, part)
 
 

@@ -18,6 +18,8 @@ READING = (
 )
 # An append must have the same.
 FIXED = ("format", "columns", "rename", "cast", "axis", "key", "decode", "tree", "offsets", "filter", "val", "test")
+IMAGES = ("imagefolder", "webdataset")
+ONLY = {"decode": IMAGES, "check": IMAGES, "tree": ("root",), "offsets": ("hdf5",)}  # option -> formats that look at it
 OWN = "own"  # as ``axis``: every list has an axis of its own
 
 
@@ -66,6 +68,14 @@ class RecordOptions(msgspec.Struct, frozen=True, kw_only=True):
         for path in (self.val_list, self.test_list):
             if path is not None:
                 read_keys(path)
+
+    def check_format(self, name: str) -> None:
+        """Refuses options that this format would not look at."""
+        for option, formats in ONLY.items():
+            if getattr(self, option) and name not in formats:
+                raise ConfigError(
+                    f"--{option} is for {' and '.join(formats)}, and these records are {name}; leave it out"
+                )
 
     @property
     def has_split(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.records.formats.format import SAMPLE, Chunk, Reading, Source, need, unreadable
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column
@@ -21,11 +21,12 @@ def arrow(what: str = "this format") -> Any:
 @contextmanager
 def arrow_errors(source: Source, what: str) -> Iterator[None]:
     """Names the file in what Arrow raises."""
+    problems = (arrow().ArrowException, OSError)  # named before: a reader may be closed as Python ends
     try:
         yield
     except MillraceError:
         raise
-    except (arrow().ArrowException, OSError) as error:
+    except problems as error:
         raise unreadable(source, what, error) from error
 
 
@@ -33,38 +34,44 @@ def asked_schema(schema: Any, asked: Sequence[str] | None) -> Any:
     """The columns of a table that were asked for, also by the name of a column within one."""
     if asked is None:
         return schema
-    names = [name for name in schema.names if any(own == name or own.startswith(f"{name}.") for own in asked)]
-    return arrow().schema([schema.field(name) for name in names], schema.metadata)
+    fields = [field for field in schema if any(own == field.name or own.startswith(f"{field.name}.") for own in asked)]
+    return arrow().schema(fields, schema.metadata)
 
 
 def _compute() -> Any:
     return need("pyarrow.compute", "table", "this format")
 
 
-def outline_columns(schema: Any) -> dict[str, Column]:
+def outline_columns(schema: Any, asked: Sequence[str] | None = None) -> dict[str, Column]:
     """The columns that a table has here. A list is a run of rows; a list of fixed size is one item."""
     columns: dict[str, Column] = {}
     for field in schema:
-        _outline(field.name, field.type, None, columns)
+        mine: dict[str, Column] = {}
+        _outline(field.name, field.type, None, mine, asked)
+        if twice := sorted(mine.keys() & columns.keys()):
+            raise ConfigError(f"two columns are called {twice[0]!r}; give them different names in the source")
+        columns |= mine
     return columns
 
 
-def _outline(name: str, kind: Any, axis: str | None, columns: dict[str, Column]) -> None:
+def _outline(name: str, kind: Any, axis: str | None, columns: dict[str, Column], asked: Sequence[str] | None) -> None:
     types = arrow().types
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_struct(kind):
         for field in kind:
-            _outline(f"{name}.{field.name}", field.type, axis, columns)
+            _outline(f"{name}.{field.name}", field.type, axis, columns, asked)
+    elif asked is not None and not any(f"{name}.".startswith(f"{own}.") or own.startswith(f"{name}.") for own in asked):
+        return  # it may be of any type
     elif _is_list(kind) and axis is None:
-        _outline(name, kind.value_type, name, columns)
+        _outline(name, kind.value_type, name, columns, asked)
     elif _is_list(kind) and dtype_of(kind.value_type) is not None:  # a list of lists: their lengths, and all values
         columns[f"{name}.lengths"] = Column("int64", axis=axis)
         columns[name] = Column(str(dtype_of(kind.value_type)), axis=f"{name}.values")
     elif types.is_fixed_size_list(kind) or types.is_fixed_size_binary(kind):
         dtype, shape = _fixed(kind)
         if dtype is None:
-            raise _unsupported(name, kind)
+            raise _unsupported(name, kind, axis)
         columns[name] = Column(dtype, shape, per="record") if axis is None else Column(dtype, shape, axis=axis)
     elif _is_text(kind) and axis is None:
         columns[name] = Column("string", per="record")
@@ -73,13 +80,14 @@ def _outline(name: str, kind: Any, axis: str | None, columns: dict[str, Column])
     elif (dtype := dtype_of(kind)) is not None:
         columns[name] = Column(dtype, per="record") if axis is None else Column(dtype, axis=axis)
     else:
-        raise _unsupported(name, kind)
+        raise _unsupported(name, kind, axis)
 
 
-def _unsupported(name: str, kind: Any) -> ConfigError:
+def _unsupported(name: str, kind: Any, axis: str | None) -> ConfigError:
+    what = f"{kind}, which cannot be stored" if axis is None else f"a list of {kind}, and lists hold numbers alone"
     return ConfigError(
-        f"column {name!r} is {kind}, which cannot be stored; take numbers, texts, bytes, lists or structs of them, and leave "
-        "it out with --columns"
+        f"column {name!r} is {what}; take numbers, texts, bytes, lists of numbers or structs of them, and leave it out with "
+        "--columns"
     )
 
 
@@ -103,7 +111,8 @@ def _fixed(kind: Any) -> tuple[str | None, tuple[int, ...]]:
 
 def _is_list(kind: Any) -> bool:
     types = arrow().types
-    return bool(types.is_list(kind) or types.is_large_list(kind))
+    known = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
+    return any(is_kind(kind) for is_kind in known)
 
 
 def _is_text(kind: Any) -> bool:
@@ -150,7 +159,13 @@ class BatchReader:
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
             if any(known == name or known.startswith(f"{name}.") for known in self._wanted):
                 self._take(name, array, _Level(None, None))
-        chunk = Chunk(self._columns, self._offsets, batch.num_rows, where)
+        columns = {name: array for name, array in self._columns.items() if name in self._wanted}
+        if lost := [name for name in self._wanted if name not in columns]:
+            raise SourceError(
+                f"{source!r}, {where(0)}: column {lost[0]!r} is not here, though the file says so; copy it again",
+                source=source,
+            )
+        chunk = Chunk(columns, self._offsets, batch.num_rows, where)
         if not self._problems:
             return chunk
         for record, problem in sorted(self._problems.items()):
@@ -168,8 +183,9 @@ class BatchReader:
             self._refuse_nulls(name, array, level)
         if pa.types.is_struct(kind):
             for k, field in enumerate(kind):
-                if any(known.startswith(f"{name}.{field.name}") for known in self._wanted):
-                    self._take(f"{name}.{field.name}", array.flatten()[k], level)
+                own = f"{name}.{field.name}"
+                if any(f"{known}.".startswith(f"{own}.") for known in self._wanted):
+                    self._take(own, array.flatten()[k], level)
         elif _is_list(kind) and level.axis is None:
             offsets = _list_offsets(array)
             self._offsets[name] = offsets
@@ -191,26 +207,26 @@ class BatchReader:
         return None
 
     def _fixed_items(self, name: str, array: Any, level: _Level) -> Array:
-        pa, (dtype, shape) = arrow(), _fixed(array.type)
+        """Lists of one size. A null has a place among the values; its record is refused, but for a float, which is NaN."""
+        pa, (_, shape) = arrow(), _fixed(array.type)
         count = len(array)
-        if array.null_count:  # flatten leaves nulls out: take each list by its place instead
-            filled = np.zeros((count, *shape), np.dtype(str(dtype)))
-            valid = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-            filled[valid] = self._fixed_items(name, array.drop_null(), level)
-            return filled
         if pa.types.is_fixed_size_binary(array.type):
-            start = array.offset * array.type.byte_width
-            data = np.frombuffer(array.buffers()[1], np.uint8)[start : start + count * array.type.byte_width]
-            return data.reshape(count, *shape)
-        inside = array
+            width, data = array.type.byte_width, array.buffers()[1]
+            found = np.zeros(count * width, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+            start = 0 if data is None else array.offset * width
+            return found[start : start + count * width].reshape(count, *shape)
+        inside, size = array, 1
         while pa.types.is_fixed_size_list(inside.type):
-            inside = inside.flatten()
-        if inside.null_count and not pa.types.is_floating(inside.type):
-            self._problems |= dict.fromkeys(range(count), f"column {name!r} holds a null")
+            each = inside.type.list_size
+            inside = inside.values.slice(inside.offset * each, len(inside) * each)
+            size *= each
+            if inside.null_count and not pa.types.is_floating(inside.type):
+                self._refuse_nulls(name, inside, level, size)
         return _numbers(inside).reshape(count, *shape)
 
-    def _refuse_nulls(self, name: str, array: Any, level: _Level) -> None:
-        places = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+    def _refuse_nulls(self, name: str, array: Any, level: _Level, size: int = 1) -> None:
+        """``size`` values are one item of the level."""
+        places = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // size
         for record in np.unique(level.records(places)).tolist():
             self._problems.setdefault(record, f"column {name!r} is null or missing")
 

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from millrace.errors import ConfigError, SourceError
 from millrace.prepare.records.formats.arrow_columns import (
     arrow,
     arrow_errors,
@@ -19,6 +22,7 @@ from millrace.prepare.records.formats.arrow_columns import (
 )  # fmt: skip
 from millrace.prepare.records.formats.format import SAMPLE, Chunk, Format, Outline, Reading, Source, need, unreadable
 from millrace.prepare.records.options import RecordOptions
+from millrace.prepare.runs import offsets_of
 
 MAGIC = b"ARROW1"
 FEATURES = b"huggingface"  # the key of the metadata that names classes
@@ -38,7 +42,14 @@ class ArrowFiles(Format):
             known.setdefault(folder := os.path.dirname(file.location), _saved(folder, file))
         used = [file for file in files if _is_saved(file, known[os.path.dirname(file.location)])]
         left = [file.path for file in files if file not in used]
-        return used, [f"{left[0]!r} left out: state.json beside it does not name it"] if left else []
+        notes = [f"{left[0]!r} left out: state.json beside it does not name it"] if left else []
+        for folder, names in known.items():
+            if missing := sorted(name for name in names or () if not os.path.exists(os.path.join(folder, name))):
+                note = f"{missing[0]!r}, which state.json in {folder!r} names, is missing"
+                if options.on_error == "stop":
+                    raise SourceError(f"{note}; copy it too, or go on with --on-error skip", source=folder)
+                notes.append(note)
+        return used, notes
 
     def table(self, source: Source) -> Any:
         """The bytes of the table, as a file of Arrow."""
@@ -55,8 +66,8 @@ class ArrowFiles(Format):
             # A stream is read from its start: it is one piece.
             pieces = [(k, k + 1, size) for k in range(count)] if whole else []
             lengths = {} if head is None else free_lengths(head)
-        schema = asked_schema(plain_media(schema), options.columns)
-        return Outline(outline_columns(schema), pieces, lengths, class_labels(schema))
+        schema = asked_schema(plain_schema(schema), options.columns)
+        return Outline(outline_columns(schema, options.columns), pieces, lengths, class_labels(schema))
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         with _opened(source, self.table) as reader:
@@ -133,22 +144,79 @@ def _media(schema: Any) -> list[str]:
     ]
 
 
-def plain_media(schema: Any) -> Any:
-    """The schema with the bytes of images and recordings in their place."""
-    pyarrow, media = arrow(), _media(schema)
-    fields = [pyarrow.field(field.name, pyarrow.binary()) if field.name in media else field for field in schema]
-    return pyarrow.schema(fields, schema.metadata)
+def _shapes(schema: Any) -> dict[str, list[int | None]]:
+    """Columns of arrays, Array2D to Array5D, whose first size may be open."""
+    found = {name: one.get("shape") for name, one in _features(schema).items() if "Array" in str(one.get("_type"))}
+    return {name: shape for name, shape in found.items() if isinstance(shape, list) and all(shape[1:])}
+
+
+def plain_schema(schema: Any) -> Any:
+    """The schema with the bytes of images and recordings in their place, and arrays as lists of fixed size."""
+    pyarrow, media, shapes = arrow(), _media(schema), _shapes(schema)
+
+    def plain(field: Any) -> Any:
+        if field.name in media:
+            return pyarrow.field(field.name, pyarrow.binary())
+        if field.name not in shapes:
+            return field
+        kind = getattr(field.type, "storage_type", field.type)
+        for _ in shapes[field.name]:
+            kind = kind.value_type
+        for size in reversed(shapes[field.name]):
+            kind = pyarrow.list_(kind, -1 if size is None else size)
+        return pyarrow.field(field.name, kind)
+
+    return pyarrow.schema([plain(field) for field in schema], schema.metadata)
 
 
 def plain_batch(batch: Any) -> Any:
-    pyarrow, media = arrow(), _media(batch.schema)
-    if not media:
+    """A batch with the columns of ``plain_schema``."""
+    schema = batch.schema
+    media, shapes = _media(schema), _shapes(schema)
+    if not media and not shapes:
         return batch
+
+    def plain(name: str, array: Any) -> Any:
+        return _bytes_of(name, array) if name in media else _fixed_array(name, array, shapes[name])
+
+    known = {*media, *shapes}
     arrays = [
-        array.flatten()[array.type.get_field_index("bytes")] if name in media else array
-        for name, array in zip(batch.schema.names, batch.columns, strict=True)
+        plain(name, array) if name in known else array for name, array in zip(schema.names, batch.columns, strict=True)
     ]
-    return pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+    return arrow().RecordBatch.from_arrays(arrays, names=schema.names)
+
+
+def _bytes_of(name: str, array: Any) -> Any:
+    """The bytes of images; where there are only paths of files, these are not read."""
+    fields = dict(zip(array.type.names, array.flatten(), strict=True))
+    found, paths = fields["bytes"], fields.get("path")
+    if found.null_count and paths is not None and len(paths.filter(found.is_null()).drop_null()):
+        raise ConfigError(
+            f"column {name!r} holds paths of files without their bytes, and paths in data are not followed; give the files as an "
+            "image folder, or embed them: datasets.table.embed_table_storage"
+        )
+    return found
+
+
+def _fixed_array(name: str, array: Any, shape: Sequence[int | None]) -> Any:
+    """Lists in lists of a known shape as lists of fixed size; where the first size is open, a list of those."""
+    pyarrow, compute = arrow(), need("pyarrow.compute", "table", "this format")
+    items, places, counts = getattr(array, "storage", array), None, None
+    if items.null_count:
+        is_valid = items.is_valid().to_numpy(zero_copy_only=False)
+        places = pyarrow.array(np.cumsum(is_valid) - 1, mask=~is_valid)
+        items = items.drop_null()
+    for size in shape:
+        lengths = compute.list_value_length(items).to_numpy(zero_copy_only=False)
+        if items.null_count or (size is not None and np.any(lengths != size)):
+            raise ConfigError(f"column {name!r} holds an array that is not {tuple(shape)}; leave it out with --columns")
+        counts = lengths if size is None else counts
+        items = items.flatten()
+    for size in reversed([size for size in shape if size is not None]):
+        items = pyarrow.FixedSizeListArray.from_arrays(items, size)
+    if counts is not None:
+        items = pyarrow.LargeListArray.from_arrays(offsets_of(counts.astype(np.int64)), items)
+    return items if places is None else items.take(places)
 
 
 def class_labels(schema: Any) -> dict[str, Sequence[str]]:

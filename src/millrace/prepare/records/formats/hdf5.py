@@ -5,8 +5,7 @@ Nothing outside the file is ever opened: external links, external storage and vi
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,24 +25,11 @@ from millrace.prepare.records.formats.format import (
     need,
     unreadable,
 )
+from millrace.prepare.records.formats.hdf5_axes import MAX_RECORDS, Axis, axes_of, axis_of
 from millrace.prepare.records.options import RecordOptions
 from millrace.prepare.runs import offsets_of
 from millrace.ragged import Array, Int64s
 from millrace.store.layout import Column, dtype_name
-
-# The names by which datasets of offsets or counts are guessed: hits_offsets, hits/counts, n_hits.
-GUESSED = re.compile(
-    r"(?P<axis>.*?)[._-]?(?:offsets?|counts?|lengths?|cu_seqlens|indptr|row_splits)|n_?(?P<named>[A-Za-z].*)"
-)
-MAX_RECORDS = 1 << 40
-
-
-class Axis(NamedTuple):
-    """Where the rows of each record are."""
-
-    name: str
-    dataset: str
-    offsets: Int64s
 
 
 class Layout5(NamedTuple):
@@ -53,6 +39,7 @@ class Layout5(NamedTuple):
     columns: dict[str, Column]
     axes: dict[str, Axis]
     num_records: int
+    single: tuple[str, ...]  # datasets of one value, which belong to no record
 
 
 class Hdf5(Format):
@@ -85,7 +72,9 @@ class Hdf5(Format):
                 if column.axis == name and name not in layout.axes:  # a dataset of arrays
                     head = layout.datasets[name][0][: min(SAMPLE, count)]
                     lengths[name] = np.array([len(item) for item in head], np.int64)
-        return Outline(layout.columns, pieces, lengths)
+        single = [name for name in layout.single if options.columns is None]
+        notes = (f"{source.path!r}: {', '.join(single)} left out: one value, not one per record",) if single else ()
+        return Outline(layout.columns, pieces, lengths, notes=notes)
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         with _opened(source) as file:
@@ -152,14 +141,21 @@ def _opened(source: Source) -> Iterator[Any]:
 
 
 def _layout(file: Any, source: Source, options: RecordOptions) -> Layout5:
-    found = dict(_datasets(file, source))
-    axes = _axes(found, options, source)
-    names = {axis.dataset for axis in axes.values()}
-    num_records = next((len(axis.offsets) - 1 for axis in axes.values()), -1)
-    for axis in axes.values():
-        if len(axis.offsets) - 1 != num_records:
+    found: dict[str, Any] = {}
+    for name, dataset in _datasets(file, source):
+        if name in found:
             raise SourceError(
-                f"{source.path!r}: {axis.dataset!r} makes {len(axis.offsets) - 1:,} records, another axis {num_records:,}; "
+                f"{source.path!r}: {dataset.name!r} and {found[name].name!r} are both called {name!r} here; rename one of them",
+                source=source.path,
+            )
+        found[name] = dataset
+    axes = axes_of(found, options, source)
+    names = {axis.dataset for axis in axes.values()}
+    num_records = next((axis.num_records for axis in axes.values()), -1)
+    for axis in axes.values():
+        if axis.num_records != num_records:
+            raise SourceError(
+                f"{source.path!r}: {axis.dataset!r} makes {axis.num_records:,} records, another axis {num_records:,}; "
                 "give --offsets AXIS=DATASET for axes of the same records",
                 source=source.path,
             )
@@ -170,14 +166,15 @@ def _layout(file: Any, source: Source, options: RecordOptions) -> Layout5:
             continue
         if num_records < 0:
             num_records = len(dataset)
-        own_axis = _axis_of(name, dataset, axes, num_records, source)
+        own_axis = axis_of(name, len(dataset), axes, num_records, options, source)
         for field, dtype in _fields(dataset):
             own = name if field is None else f"{name}.{field}"
             datasets[own] = dataset, field
             columns[own] = _column(own, dtype, dataset.shape[1:], own_axis, source)
     if num_records > MAX_RECORDS:
         raise SourceError(f"{source.path!r} claims {num_records:,} records; that cannot be", source=source.path)
-    return Layout5(datasets, columns, axes, max(num_records, 0))
+    single = tuple(name for name, dataset in found.items() if not dataset.shape)
+    return Layout5(datasets, columns, axes, max(num_records, 0), single)
 
 
 def _is_asked(name: str, options: RecordOptions) -> bool:
@@ -238,71 +235,3 @@ def _column(name: str, dtype: Any, tail: tuple[int, ...], axis: str | None, sour
             "--columns",
             source=source.path,
         ) from error
-
-
-def _axes(found: Mapping[str, Any], options: RecordOptions, source: Source) -> dict[str, Axis]:
-    """The axes that were given, or that names of datasets show."""
-    given = dict(options.offsets)
-    for axis, name in given.items():
-        if name not in found:
-            raise ConfigError(
-                f"--offsets {axis}={name}: {source.path!r} has no such dataset; there are {', '.join(found)}"
-            )
-    if not given:
-        for name, dataset in found.items():
-            match = GUESSED.fullmatch(name.rpartition(".")[2])
-            if match and dataset.dtype.kind in "iu" and len(dataset.shape) == 1:
-                parent = name.rpartition(".")[0].rpartition(".")[2]
-                given.setdefault(match["axis"] or match["named"] or parent or "rows", name)
-    lengths = {len(dataset) for dataset in found.values() if dataset.shape}
-    axes = {}
-    for axis, name in given.items():
-        others = lengths if name in options.offsets.values() else lengths - {len(found[name])}
-        offsets = _as_offsets(found[name], others, is_given=axis in options.offsets)
-        if offsets is not None:
-            axes[axis] = Axis(axis, name, offsets)
-        elif axis in options.offsets:
-            raise SourceError(
-                f"{source.path!r}: {name!r} fits no dataset as offsets (from 0 to its rows), counts (whose sum is its rows) or the "
-                "record number of each row; name another with --offsets",
-                source=source.path,
-            )
-    return axes
-
-
-def _as_offsets(dataset: Any, lengths: set[int], *, is_given: bool) -> Int64s | None:
-    """Offsets from offsets, from counts, or from the record number of every row; None where they fit no dataset."""
-    if len(dataset.shape) != 1 or dataset.dtype.kind not in "iu" or len(dataset) > MAX_RECORDS:
-        return None
-    values: Int64s = dataset[:].astype(np.int64)
-    is_rising = bool(np.all(values[1:] >= values[:-1])) if len(values) else True
-    if (
-        len(values)
-        and values[0] == 0
-        and is_rising
-        and int(values[-1]) in lengths
-        and len(values) - 1 != int(values[-1])
-    ):
-        return values
-    if len(values) and values.min() >= 0 and int(values.sum()) in lengths:
-        return offsets_of(values)
-    if is_given and len(values) and is_rising and values[0] >= 0 and values[-1] < MAX_RECORDS:
-        counts = np.bincount(values) if values[-1] < 1 << 32 else None
-        return None if counts is None else offsets_of(counts.astype(np.int64))
-    return None
-
-
-def _axis_of(name: str, dataset: Any, axes: Mapping[str, Axis], num_records: int, source: Source) -> str | None:
-    """The axis whose rows a dataset has; None where it has an item per record."""
-    rows = len(dataset)
-    fitting = [axis.name for axis in axes.values() if int(axis.offsets[-1]) == rows]
-    if rows == num_records and not any(name.startswith(axis) for axis in fitting):
-        return None
-    if not fitting:
-        known = "".join(f", {int(axis.offsets[-1]):,} (rows of {axis.name})" for axis in axes.values())
-        raise SourceError(
-            f"{source.path!r}: dataset {name!r} has {rows:,} items; expected {num_records:,} (records){known}; "
-            "say where its records begin with --offsets AXIS=DATASET, or leave it out with --columns",
-            source=source.path,
-        )
-    return next((axis for axis in fitting if name.startswith(axis)), fitting[0])

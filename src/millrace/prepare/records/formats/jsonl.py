@@ -5,6 +5,7 @@ The types come from the first lines of every file. A line that does not fit is f
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ class JsonLines(Format):
             return Outline({}, [])
         lines = head.splitlines(keepends=True)
         table = _first_table(source, lines, options)
-        schema = _storable(table.schema)
+        schema = _storable(table, lines, options)
         if options.columns is not None:
             asked = [
                 name
@@ -61,7 +62,9 @@ class JsonLines(Format):
             edges = [k * source.size // count for k in range(count + 1)]
             pieces = [(a, b, b - a) for a, b in pairwise(edges)]
         batch = table.combine_chunks().to_batches()[0]
-        return Outline(outline_columns(schema), pieces, free_lengths(batch), {}, schema.serialize().to_pybytes())
+        return Outline(
+            outline_columns(schema, options.columns), pieces, free_lengths(batch), {}, schema.serialize().to_pybytes()
+        )
 
     def unify(self, details: Sequence[bytes]) -> bytes:
         """One schema for all files: what is null or empty in one has the type of another."""
@@ -152,7 +155,12 @@ def _bad() -> tuple[type[BaseException], ...]:
 
 
 def _said(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+    said = str(error).partition("\n")[0]
+    if "JSON to int64" not in said:
+        return said
+    is_whole = said.rpartition(":")[2].strip().isdecimal()
+    remedy = "--cast NAME=uint64 takes larger ones" if is_whole else "--cast NAME=float64 takes both"
+    return f"{said}; the first lines have whole numbers there, {remedy}"
 
 
 def _line_start(data: bytes, record: int) -> int:
@@ -201,20 +209,32 @@ def _first_table(source: Source, lines: Sequence[bytes], options: RecordOptions)
     return tables[0]
 
 
-def _storable(schema: Any) -> Any:
+def _storable(table: Any, lines: Sequence[bytes], options: RecordOptions) -> Any:
     """Types as JSON has them: Arrow takes some texts for times; what is null or empty in all lines is a float."""
     pyarrow = arrow()
+    types = pyarrow.types
 
-    def plain(kind: Any) -> Any:
-        types = pyarrow.types
+    def plain(name: str, kind: Any) -> Any:
         if types.is_temporal(kind):
             return pyarrow.string()
         if types.is_null(kind):
             return pyarrow.float64()
         if types.is_list(kind):
-            return pyarrow.list_(plain(kind.value_type))
+            return pyarrow.list_(plain(name, kind.value_type))
         if types.is_struct(kind):
-            return pyarrow.struct([(field.name, plain(field.type)) for field in kind])
-        return kind
+            return pyarrow.struct([(field.name, plain(f"{name}.{field.name}", field.type)) for field in kind])
+        cast = options.cast.get(options.rename.get(name, name), "") if types.is_integer(kind) else ""
+        return pyarrow.float64() if "float" in cast else pyarrow.uint64() if "uint64" in cast else kind
 
-    return pyarrow.schema([(field.name, plain(field.type)) for field in schema])
+    schema = pyarrow.schema([(field.name, plain(field.name, field.type)) for field in table.schema])
+    for k, name in enumerate(schema.names):  # Arrow takes whole numbers from 2^63 for floats, and so would round them
+        values = table.column(k)
+        if (
+            types.is_floating(values.type)
+            and (need("pyarrow.compute", "table", "JSON lines").max(values).as_py() or 0) >= 1 << 63
+        ):
+            wide = schema.set(k, pyarrow.field(name, pyarrow.uint64()))
+            with contextlib.suppress(*_bad()):
+                _parse(b"".join(lines), wide, is_strict=False)
+                schema = wide
+    return schema

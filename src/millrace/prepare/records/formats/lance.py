@@ -26,6 +26,8 @@ class Lance(Format):
         """The tables that the data files belong to."""
         groups: dict[str, list[Source]] = {}
         for file in files:
+            if os.path.basename(os.path.dirname(file.location)) != "data":
+                continue  # of an index
             groups.setdefault(os.path.dirname(os.path.dirname(file.location)), []).append(file)
         found = []
         for table, mine in groups.items():
@@ -62,7 +64,7 @@ class Lance(Format):
         num_pieces = min(count, max(1, -(-total // options.part_bytes)))
         edges = [k * count // num_pieces for k in range(num_pieces + 1)]
         pieces = [(a, b, max(1, total * (b - a) // count)) for a, b in pairwise(edges)]
-        return Outline(outline_columns(head.schema), pieces, free_lengths(head))
+        return Outline(outline_columns(head.schema, options.columns), pieces, free_lengths(head))
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         table = _open(source)

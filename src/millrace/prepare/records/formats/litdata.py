@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from millrace.errors import ConfigError
 from millrace.prepare.records.formats.arrow_columns import arrow
 from millrace.prepare.records.formats.arrow_files import ArrowFiles
 from millrace.prepare.records.formats.format import SAMPLE, Chunk, Format, Outline, Reading, Source
+from millrace.prepare.records.formats.litdata_json import as_json
 from millrace.prepare.records.formats.packed import (
     Packed,
     array_of,
     arrays_of,
     damaged,
+    in_order,
     lengths_of,
     not_in_index,
     packed_chunk,
@@ -32,7 +34,7 @@ from millrace.ragged import Array
 from millrace.store.layout import Column
 
 NUMBERS = {"int": "int64", "float": "float64", "bool": "bool"}
-TEXTS = ("str", "string", "text", "json")
+TEXTS = ("str", "string", "text")
 BYTES = ("bytes", "jpeg", "image", "audio", "video", "pdf", "tifffile", "file")
 NUMPY = ("<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 NUMPY_CODES = dict(enumerate(NUMPY)) | {13: "?"}
@@ -62,6 +64,10 @@ class LitData(Format):
     name = "litdata"
     endings = (".bin",)
     expected = "LitData chunks, with their index.json"
+
+    def sources(self, files: Sequence[Source], options: RecordOptions) -> tuple[list[Source], list[str]]:
+        """The chunks in the order of their index: by name chunk-0-10 would come before chunk-0-2."""
+        return in_order(files, lambda index: [[str(chunk["filename"])] for chunk in index["chunks"]], options)
 
     def outline(self, source: Source, options: RecordOptions) -> Outline:
         packed, compression = _chunk_form(source, options)
@@ -181,6 +187,8 @@ def _packed(name: str, kind: str, source: Source, is_asked: bool) -> Packed:
         return Packed(Column(NUMBERS[base], per="record"), None)
     if base in TEXTS:
         return Packed(Column("string", per="record"), None)
+    if base == "json":
+        return Packed(Column("string", per="record"), None, as_json)
     if base in BYTES or not is_asked:
         return Packed(Column("uint8", axis=name), None)
     if base == "pickle":

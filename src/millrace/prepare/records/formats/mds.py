@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millrace.errors import ConfigError
@@ -12,6 +12,7 @@ from millrace.prepare.records.formats.packed import (
     Packed,
     array_of,
     arrays_of,
+    in_order,
     lengths_of,
     not_in_index,
     packed_chunk,
@@ -48,8 +49,12 @@ class Mds(Format):
     """Shards of MosaicML streaming."""
 
     name = "mds"
-    endings = (".mds", ".mds.zstd", ".mds.zst", ".mds.gz")
+    endings = (".mds", ".mds.zstd", ".mds.zst", ".mds.gz", ".mds.bz2", ".mds.br", ".mds.snappy")
     expected = "MDS shards, with their index.json"
+
+    def sources(self, files: Sequence[Source], options: RecordOptions) -> tuple[list[Source], list[str]]:
+        """The shards in the order of their index."""
+        return in_order(files, _shard_names, options)
 
     def outline(self, source: Source, options: RecordOptions) -> Outline:
         packed, compression, count = _shard(source, options)
@@ -66,6 +71,11 @@ class Mds(Format):
         with arrays_of(source):
             chunk = packed_chunk(data, packed, reading.wanted, source)
         yield chunk
+
+
+def _shard_names(index: dict[str, Any]) -> list[list[str]]:
+    forms = [[shard.get(key) for key in ("raw_data", "zip_data")] for shard in index.get("shards", ())]
+    return [[str(form["basename"]) for form in both if form] for both in forms]
 
 
 def _shard(source: Source, options: RecordOptions) -> tuple[dict[str, Packed], str | None, int]:

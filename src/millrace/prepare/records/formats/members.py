@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from millrace.errors import ConfigError, SourceError
+from millrace.errors import ConfigError
 from millrace.prepare.records.formats.format import CHUNK_BYTES, Chunk, Source
+from millrace.prepare.records.options import RecordOptions, parse_dtype
 from millrace.prepare.runs import offsets_of
 from millrace.ragged import Array
 from millrace.store.layout import Column
@@ -41,35 +43,51 @@ def top_folder(file: Source) -> str:
     return path
 
 
-def record_chunks(records: Iterable[Any], wanted: Mapping[str, Column], source: str) -> Iterator[Chunk]:
-    """Dicts as chunks of about ``CHUNK_BYTES``; one that does not fit is refused."""
-    parts: dict[str, list[Array]] = {name: [] for name in wanted}
-    first = num_bytes = 0
-    number = -1
-    for number, record in enumerate(records):
-        num_bytes += _add(parts, record, wanted, source, number)
-        if num_bytes >= CHUNK_BYTES:
-            yield _joined(parts, wanted, first)
-            parts, first, num_bytes = {name: [] for name in wanted}, number + 1, 0
-    if number >= first:
-        yield _joined(parts, wanted, first)
-
-
-def _add(
-    parts: Mapping[str, list[Array]], record: Mapping[str, Any], wanted: Mapping[str, Column], source: str, number: int
-) -> int:
+def record_chunks(
+    records: Iterable[tuple[str, Mapping[str, Any]]],
+    wanted: Mapping[str, Column],
+    options: RecordOptions,
+    refuse: Callable[[str, str], None],
+) -> Iterator[Chunk]:
+    """Dicts, each with its place, as chunks of about ``CHUNK_BYTES``. One that does not fit goes to ``refuse``."""
+    wanted = {name: stored(name, column, options) for name, column in wanted.items()}
+    waiting: list[dict[str, Array]] = []
+    places: list[str] = []
     num_bytes = 0
+    for place, record in records:
+        try:
+            waiting.append(_arrays(record, wanted, is_strict=options.columns is None))
+        except ConfigError as error:
+            refuse(place, str(error))
+            continue
+        places.append(place)
+        num_bytes += sum(array.nbytes for array in waiting[-1].values())
+        if num_bytes >= CHUNK_BYTES:
+            yield _joined(waiting, wanted, places)
+            waiting, places, num_bytes = [], [], 0
+    if waiting:
+        yield _joined(waiting, wanted, places)
+
+
+def stored(name: str, column: Column, options: RecordOptions) -> Column:
+    """The column with the type that ``--cast`` gives it: that says which values fit."""
+    dtype = options.cast.get(options.rename.get(name, name))
+    return column if dtype is None else replace(column, dtype=parse_dtype(dtype, name)[0])
+
+
+def _arrays(record: Mapping[str, Any], wanted: Mapping[str, Column], *, is_strict: bool) -> dict[str, Array]:
+    found = {}
     for name, column in wanted.items():
         if name not in record:
-            problem = f"it has no {name!r}; every record needs a value for each column"
-            raise SourceError(f"{source}, record {number}: {problem}", source=source)
+            raise ConfigError(f"it has no {name!r}; every record needs a value for each column")
         try:
-            array = _as_array(record[name], column)
-        except (ConfigError, TypeError, ValueError, UnicodeEncodeError) as error:
-            raise SourceError(f"{source}, record {number}: column {name!r}: {error}", source=source) from error
-        parts[name].append(array)
-        num_bytes += array.nbytes
-    return num_bytes
+            found[name] = _as_array(record[name], column)
+        except (TypeError, ValueError) as error:  # also ConfigError and what texts raise
+            raise ConfigError(f"column {name!r}: {error}") from error
+    extra = [name for name in record if name not in wanted] if is_strict else ()
+    if extra:
+        raise ConfigError(f"it has {extra[0]!r}, which the first record lacks; choose columns with --columns")
+    return found
 
 
 def _as_array(value: Any, column: Column) -> Array:
@@ -85,18 +103,30 @@ def _as_array(value: Any, column: Column) -> Array:
     if array.dtype.kind not in "biuf" or array.shape[column.per == "row" :] != column.shape:
         what = f"{array.dtype} of shape {array.shape}"
         raise ConfigError(f"it is {what}; the first record has {column.dtype} with {column.shape} per {column.per}")
+    return fitted(array, column)
+
+
+def fitted(array: Array, column: Column) -> Array:
+    """Numbers of a kind that the column holds: neighbours of another kind would become floats with them."""
+    kind = "f" if "float" in column.dtype else column.storage.kind
+    width = {"b": 0, "u": 1, "i": 1, "f": 2}
+    if width[array.dtype.kind] > width[kind]:
+        raise ConfigError(f"it is {array.dtype}, and {column.dtype} is stored; --cast NAME=TYPE stores another type")
+    if kind in "ui" and array.dtype.kind in "ui" and array.dtype != column.storage:
+        limits = np.iinfo(column.storage)
+        if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+            raise ConfigError(f"it holds {array.min()} to {array.max()}, which {column.dtype} does not")
+        return array.astype(column.storage)
     return array
 
 
-def _joined(parts: Mapping[str, list[Array]], wanted: Mapping[str, Column], first: int) -> Chunk:
+def _joined(records: Sequence[Mapping[str, Array]], wanted: Mapping[str, Column], places: Sequence[str]) -> Chunk:
     columns, offsets = {}, {}
-    count = len(next(iter(parts.values())))
-    for name, arrays in parts.items():
-        column = wanted[name]
+    for name, column in wanted.items():
+        arrays = [record[name] for record in records]
         if column.per == "record" and column.dtype != "string":
             columns[name] = np.stack(arrays)
             continue
         columns[name] = np.concatenate(arrays)
         offsets[column.axis or name] = offsets_of(np.array([len(array) for array in arrays], np.int64))
-    where: Callable[[int], str] = lambda k: f"record {first + k}"  # noqa: E731
-    return Chunk(columns, offsets, count, where)
+    return Chunk(columns, offsets, len(records), lambda k: places[k])

@@ -23,7 +23,7 @@ from millrace.prepare.records.options import RecordOptions
 from millrace.ragged import Array
 from millrace.store.layout import Column, dtype_name
 
-VALUES = "values"  # the column of a .npy file
+ARRAY = "array"  # the column of a .npy file
 
 
 class NumpyFiles(Format):
@@ -43,16 +43,24 @@ class NumpyFiles(Format):
         """The arrays of all files, from their headers; a file that differs is refused by name."""
         columns: dict[str, Column] = {}
         lengths: dict[str, list[int]] = {}
+        first = ""
         for number, path in enumerate(source.members):
-            mine = {}
-            for name, (dtype, shape) in _headers(path, source.sizes[number], options).items():
-                if options.columns is None or name in options.columns:
-                    mine[name] = Column(dtype, per="record") if not shape else Column(dtype, shape[1:], axis=name)
-                    if shape and number < SAMPLE:
-                        lengths.setdefault(name, []).append(shape[0])
-            if number and mine != columns:
-                _differ(mine, columns, printable(path), printable(source.members[0]), options)
-            columns = columns or mine
+            try:
+                headers = _headers(path, source.sizes[number], options)
+                mine = {name: _column(name, *header) for name, header in headers.items()}
+                if first and mine != columns:
+                    _differ(mine, columns, printable(path), first, options)
+            except SourceError:
+                if options.on_error == "stop":
+                    raise
+                continue  # it is refused when it is read
+            if not first:
+                first, columns = printable(path), mine
+            for name, (_, shape) in headers.items():
+                if shape and number < SAMPLE:
+                    lengths.setdefault(name, []).append(shape[0])
+        if not first:
+            raise SourceError(f"none of the files in {source.path!r} can be read as records", source=source.path)
         if "key" not in columns:
             columns = {**columns, "key": Column("string", per="record")}
         ends = np.cumsum([size + FILE_BYTES for size in source.sizes])
@@ -66,10 +74,19 @@ class NumpyFiles(Format):
         return msgspec.structs.replace(source, **mine)
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
-        yield from record_chunks(_records(source, reading), reading.wanted, source.path)
+        yield from record_chunks(
+            _records(source, reading),
+            reading.wanted,
+            reading.options,
+            lambda place, problem: reading.refuse(place, "", problem),
+        )
 
 
-def _records(source: Source, reading: Reading) -> Iterator[dict[str, Any]]:
+def _column(name: str, dtype: str, shape: tuple[int, ...]) -> Column:
+    return Column(dtype, shape[1:], axis=name) if shape else Column(dtype, per="record")
+
+
+def _records(source: Source, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, size, key in zip(source.members, source.sizes, source.keys, strict=True):
         try:
             record = _load(path, size, reading.options, reading.wanted)
@@ -79,7 +96,7 @@ def _records(source: Source, reading: Reading) -> Iterator[dict[str, Any]]:
         if "key" in reading.wanted:
             record.setdefault("key", key.rpartition(".")[0])
         alive(bytes=size, records=1)
-        yield record
+        yield printable(path), record
 
 
 def _differ(
@@ -92,11 +109,11 @@ def _differ(
             raise SourceError(
                 f"{lacking!r} has no array {name!r}, which {having!r} has; choose with --columns", source=path
             )
-        is_cast = options.rename.get(name, name) in options.cast and (a.shape, a.axis) == (b.shape, b.axis)
-        if a != b and not is_cast:
+        is_alike = (a.shape, a.axis) == (b.shape, b.axis)
+        if a != b and not (is_alike and options.rename.get(name, name) in options.cast):
             raise SourceError(
                 f"array {name!r} is {a.dtype} with {a.shape} per {a.per} in {path!r} and {b.dtype} with {b.shape} per {b.per} in "
-                f"{one!r}; give --cast {name}={b.dtype}, or leave it out",
+                f"{one!r}; {f'give --cast {name}={b.dtype}, or ' if is_alike else ''}leave it out with --columns",
                 source=path,
             )
 
@@ -108,7 +125,7 @@ def _arrays(path: str, size: int, options: RecordOptions) -> Iterator[Iterator[t
     try:
         if not path.lower().endswith(".npz"):
             with open(path, "rb") as file:
-                yield iter([(VALUES, file)])
+                yield iter([(ARRAY, file)])
             return
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
@@ -138,30 +155,40 @@ def _header(file: IO[bytes], what: str) -> tuple[str, tuple[int, ...]]:
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
-    return _dtype(dtype, what), shape
+    return _dtype(dtype, shape, what), shape
 
 
-def _dtype(dtype: Any, what: str) -> str:
+def _dtype(dtype: Any, shape: tuple[int, ...], what: str) -> str:
     if dtype.hasobject:
         raise SourceError(f"{what} holds objects, which are pickles and are never loaded; leave it out with --columns")
+    if dtype.kind in "SU" and shape:
+        raise SourceError(
+            f"{what} is a list of texts; a record holds one text in a column: leave it out with --columns"
+        )
+    if dtype.kind in "SU":
+        return "string"
     try:
         return dtype_name(dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype)
     except ConfigError as error:
-        raise SourceError(f"{what}: {error}") from error
+        raise SourceError(f"{what}: {error}; leave it out with --columns") from error
 
 
 def _load(path: str, size: int, options: RecordOptions, wanted: Mapping[str, Column]) -> dict[str, Any]:
     with _arrays(path, size, options) as arrays:
-        return {
-            name: read_array(file, f"{printable(path)!r}: array {name!r}") for name, file in arrays if name in wanted
-        }
+        found: dict[str, Any] = {}
+        for name, file in arrays:
+            if name in wanted:
+                array = read_array(file, f"{printable(path)!r}: array {name!r}")
+                array = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+                found[name] = str(array) if array.dtype.kind == "U" else array
+        return found
 
 
 def read_array(file: IO[bytes], what: str) -> Array:
-    """One .npy stream; objects are refused."""
+    """One .npy stream of numbers, or of one text; objects are refused."""
     try:
         array: Array = npy.read_array(file, allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise SourceError(f"{what} is no readable .npy: {error}") from error
-    dtype = _dtype(array.dtype, what)
-    return array.astype(np.dtype(dtype), copy=False)
+    dtype = _dtype(array.dtype, array.shape, what)
+    return array if dtype == "string" else array.astype(np.dtype(dtype), copy=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -59,6 +59,34 @@ def reading_index(source: Source) -> Iterator[None]:
         raise SourceError(
             f"{source.path!r}: the index.json beside it is damaged: {error!r}; copy it again", source=source.path
         ) from error
+
+
+def in_order(
+    files: Sequence[Source], names_of: Callable[[dict[str, Any]], Sequence[Sequence[str]]], options: RecordOptions
+) -> tuple[list[Source], list[str]]:
+    """The files of each folder in the order of its index, and notes. ``names_of`` gives what one chunk may be called.
+
+    Of a chunk that is there twice, as packed and unpacked shards are in a cache, the first name is taken.
+    """
+    folders: dict[str, list[Source]] = {}
+    for file in files:
+        folders.setdefault(os.path.dirname(file.location), []).append(file)
+    found, notes = list[Source](), list[str]()
+    for folder, mine in folders.items():
+        with reading_index(mine[0]):
+            chunks = [[os.path.basename(name) for name in names] for names in names_of(read_index(mine[0]))]
+        by_name = {os.path.basename(file.location): file for file in mine}
+        for names in chunks:
+            used = [by_name.pop(name) for name in names if name in by_name]
+            found += used[:1]
+            if names and not used and not any(os.path.exists(os.path.join(folder, name)) for name in names):
+                note = f"{names[0]!r}, which the index.json beside {mine[0].path!r} names, is missing"
+                if options.on_error == "stop":
+                    raise SourceError(f"{note}; copy it too, or go on with --on-error skip", source=mine[0].path)
+                notes.append(note)
+            notes += [f"{file.path!r} left out: {used[0].path!r} is the same shard" for file in used[1:]]
+        found += by_name.values()  # refused by name when they are opened
+    return found, notes
 
 
 def not_in_index(source: Source) -> SourceError:
@@ -159,7 +187,7 @@ def lengths_of(
     found = {}
     for name, column in columns.items():
         one = packed[name]
-        if one.header is not None:
+        if one.header is not None and column.axis is not None:
             firsts = zip(edges[name][0][:most].tolist(), edges[name][1][:most].tolist(), strict=True)
             found[name] = np.array([len(one.header(data[a:b], column)) for a, b in firsts], np.int64)
         elif column.axis is not None and column.dtype != "uint8":

@@ -18,7 +18,7 @@ from millrace.prepare.records.formats.arrow_columns import (
     outline_columns,
     top_names,
 )  # fmt: skip
-from millrace.prepare.records.formats.arrow_files import class_labels, plain_batch, plain_media
+from millrace.prepare.records.formats.arrow_files import class_labels, plain_batch, plain_schema
 from millrace.prepare.records.formats.format import (
     CHUNK_BYTES,
     SAMPLE,
@@ -54,12 +54,12 @@ class Parquet(Format):
                         source=source.path,
                     )
             pieces = [(k, k + 1, group.total_byte_size) for k, group in enumerate(groups) if group.num_rows]
-            schema = plain_media(asked_schema(schema, options.columns))
+            schema = plain_schema(asked_schema(schema, options.columns))
             lists = [field.name for field in schema if "list" in str(field.type)]
             batches = file.iter_batches(SAMPLE, columns=lists) if pieces and lists else iter(())
             head = next(_named(batches, file, range(len(groups)), lists, source), None)
             lengths = {} if head is None else free_lengths(head)
-        return Outline(outline_columns(schema), pieces, lengths, class_labels(schema))
+        return Outline(outline_columns(schema, options.columns), pieces, lengths, class_labels(schema))
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         with _opened(source) as file:
@@ -77,9 +77,10 @@ def _named(
     batches: Iterator[Any], file: Any, groups: Sequence[int], names: Sequence[str], source: Source
 ) -> Iterator[Any]:
     """Batches, with the file, the row group and the column in errors that come while they are read."""
+    problems = (arrow().ArrowException, OSError)  # named before: a reader may be closed as Python ends
     try:
         yield from batches
-    except (arrow().ArrowException, OSError) as error:
+    except problems as error:
         places = ((group, name) for group in groups for name in names)
         found = next((place for place in places if _is_damaged(file, *place)), None)
         where = "" if found is None else f" in row group {found[0]}, column {found[1]!r}"

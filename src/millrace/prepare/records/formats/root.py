@@ -49,7 +49,9 @@ class Root(Format):
                     source=source.path,
                 )
             axes = _counted(tree, names)
-            columns = {name: _on(column, axes) for name, column in outline_columns(head.schema).items()}
+            columns = {
+                name: _on(column, axes) for name, column in outline_columns(head.schema, options.columns).items()
+            }
             num_pieces = min(count, max(1, -(-max(source.size, total) // options.part_bytes)))
             edges = _edges(tree, count, num_pieces)
             pieces = [(a, b, max(1, source.size * (b - a) // count)) for a, b in pairwise(edges)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from millrace.prepare.files import printable
 from millrace.prepare.inflate import COMPRESSED, InflatedFile, max_bytes
 from millrace.prepare.records.formats import images
 from millrace.prepare.records.formats.format import CHUNK_BYTES, Chunk, Format, Outline, Reading, Source
+from millrace.prepare.records.formats.members import fitted, stored
 from millrace.prepare.records.formats.npy import read_array
 from millrace.prepare.records.formats.tar_members import members
 from millrace.prepare.records.options import RecordOptions
@@ -28,6 +29,7 @@ NUMBERS = ("cls", "cls2", "index", "inx", "id")
 TEXTS = ("txt", "text", "transcript", "json", "html", "caption")
 PICKLES = ("pyd", "pkl", "pickle", "pth", "pt")
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff")
+T = TypeVar("T")
 Sample = tuple[str, dict[str, bytes], str | None]  # key, bytes by ending, and what is wrong with it
 
 
@@ -47,7 +49,7 @@ class WebDataset(Format):
                     first = first or f"sample {printable(key)!r}: {problem}"
                     continue
                 count += 1
-                for name, data in parts.items():
+                for name, data in _images_as(columns, parts).items():
                     if options.columns is not None and name not in options.columns:
                         continue
                     columns.setdefault(name, _column(name, data, options, source))
@@ -57,10 +59,23 @@ class WebDataset(Format):
             return Outline({}, [])
         return Outline({**columns, "key": Column("string", per="record")}, [(0, -1, source.size)])
 
+    def align(self, outlines: Sequence[Outline]) -> list[Outline]:
+        """A file that begins with a PNG may have JPEG too: the columns of images are called as in the first file."""
+        first = outlines[0].columns
+        found = []
+        for outline in outlines:
+            columns = {
+                name: first[name] if name not in outline.columns else column
+                for name, column in _images_as(first, outline.columns).items()
+            }
+            found.append(outline._replace(columns=columns))
+        return found
+
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         waiting, num_bytes = list[tuple[str, dict[str, bytes]]](), 0
         with _opened(source, reading.options) as file:
-            for key, parts, problem in _samples(file, source, reading.options):
+            for key, given, problem in _samples(file, source, reading.options):
+                parts = _images_as(reading.wanted, given)
                 misfit = problem or _misfit(parts, reading)
                 if misfit is not None:
                     reading.refuse(source.path, f"sample {printable(key)!r}", misfit)
@@ -108,6 +123,19 @@ def _samples(file: IO[bytes], source: Source, options: RecordOptions) -> Iterato
         yield key, parts, problem
 
 
+def _images_as(known: Mapping[str, Any], parts: Mapping[str, T]) -> dict[str, T]:
+    """Images of one name are one column, whatever their ending: that of the first is its name."""
+
+    def column_of(name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        if name in known or kind not in IMAGES:
+            return name
+        same = (f"{stem}.{other}".lstrip(".") for other in IMAGES)
+        return next((own for own in same if own in known and own not in parts), name)
+
+    return {column_of(name): part for name, part in parts.items()}
+
+
 def _key(name: str) -> tuple[str, str]:
     """``a/b.seg.png`` -> ``a/b`` and ``seg.png``."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
@@ -128,6 +156,8 @@ def _column(name: str, data: bytes, options: RecordOptions, source: Source) -> C
         return Column("string", per="record")
     if kind == "npy":
         array = read_array(io.BytesIO(data), f"{source.path!r}, .{name}")
+        if array.dtype.kind in "SU":
+            raise SourceError(f"{source.path!r}: members .{name} are texts; write them as .txt", source=source.path)
         return Column(array.dtype, per="record") if not array.ndim else Column(array.dtype, array.shape[1:], axis=name)
     if kind in IMAGES and options.decode is not None:
         return Column("uint8", (options.decode, options.decode, 3), per="record")
@@ -160,9 +190,10 @@ def _chunk(samples: list[tuple[str, dict[str, bytes]]], source: Source, reading:
         else:
             edges = offsets_of(np.array([len(text) for text in texts], np.int64))
             columns[name] = np.frombuffer(b"".join(texts), np.uint8)
-            if kind in IMAGES and reading.options.decode is not None:
-                columns[name] = images.decode_all(columns[name], edges, are_good, reading.options.decode, keys, reading)
-                edges = None
+            options = reading.options
+            if kind in IMAGES and (options.decode is not None or options.check):
+                pixels = images.decode_all(columns[name], edges, are_good, options.decode, keys, reading)
+                columns[name], edges = (columns[name], edges) if options.decode is None else (pixels, None)
         if edges is not None:
             offsets[name] = edges
     whole = Chunk(columns, offsets, len(samples), lambda k: f"sample {keys[k]!r}")
@@ -190,15 +221,19 @@ def _arrays(
 ) -> tuple[Array, Any]:
     """Members that are .npy files as one array, and the rows of each."""
     found = []
+    fitting = stored(name, column, reading.options)
     for k, text in enumerate(texts):
         empty = np.zeros((0, *column.shape) if column.axis else (), column.storage)
         try:
             array = read_array(io.BytesIO(text), f".{name}")
+            if array.dtype.kind in "SU":
+                raise SourceError(f".{name} is a text; the first samples have {column.dtype}")
             if array.shape[column.axis is not None :] != column.shape or (column.axis is not None and not array.ndim):
                 raise SourceError(
                     f".{name} has the shape {array.shape}; the first samples have {column.shape} per {column.per}"
                 )
-        except SourceError as error:
+            array = fitted(array, fitting)
+        except (SourceError, ConfigError) as error:
             if are_good[k]:
                 reading.refuse(source.path, f"sample {keys[k]!r}", str(error))
             are_good[k], array = False, empty

@@ -170,8 +170,7 @@ class PartMaker:
         if self.options.on_error == "stop":
             raise SourceError(f"{where}: {problem}; fix it, or go on with --on-error skip", source=source)
         self._dropped[UNREADABLE] += 1
-        line = {"source": source, "place": place, "reason": problem}
-        self._files.spill(QUARANTINE).write_bytes(json.dumps(line).encode() + b"\n")
+        self._files.spill(QUARANTINE).write_bytes(quarantine_line(source, place, problem))
 
     def _filtered(self, chunk: Chunk, source: str) -> Chunk:
         """The records that the user's function keeps."""
@@ -188,6 +187,10 @@ class PartMaker:
             alive()
         self._dropped[FILTERED] += int((~kept).sum())
         return chunk.take(kept, columns)
+
+
+def quarantine_line(source: str, place: str, problem: str) -> bytes:
+    return json.dumps({"source": source, "place": place, "reason": problem}).encode() + b"\n"
 
 
 def as_record(chunk: Chunk, columns: Mapping[str, Column]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from millrace.ragged import Array, Int64s
 from millrace.store.layout import PRIMARY_AXIS, Column, Layout
 from millrace.store.values import Normaliser
 
+# A batch is a dict with these attributes too, so that no column of a feed may have their names.
+OF_BATCHES = {*dir(dict), "positions", "samples", "valid", "num_samples", "micro", "to", "pin_memory"}
 Found = Sequence[tuple[Source, Outline]]
 
 
@@ -107,7 +109,14 @@ def build_schema(found: Found, options: RecordOptions, *, is_loose: bool) -> tup
         name: column if column.axis is None else _on_axis(column, axes[column.axis]) for name, column in columns.items()
     }
     kept = {axis: own for axis, own in axes.items() if own in {column.axis for column in columns.values()}}
-    Layout(columns)  # refuses names that cannot be stored
+    try:
+        Layout(columns)
+    except ConfigError as error:
+        if not columns:
+            raise
+        raise ConfigError(
+            f"{error}; --rename OLD=NEW gives a column another name, --axis NAME=COLUMNS an axis"
+        ) from error
     shared: dict[str, list[str]] = {}
     for name, column in columns.items():
         if column.axis is not None:
@@ -116,6 +125,11 @@ def build_schema(found: Found, options: RecordOptions, *, is_loose: bool) -> tup
         f"{', '.join(members)} share the axis {axis!r}: they are equally long in the first records; if not in all, give --axis own"
         for axis, members in shared.items()
         if is_guessed and len({merged_axis for merged_axis, own in kept.items() if own == axis}) > 1
+    ]
+    notes += [
+        f"column {name!r} has a name of batches, and feeds refuse it; --rename {source}=NAME gives it another"
+        for source, name in names.items()
+        if name in OF_BATCHES
     ]
     return Schema(names, wanted, columns, kept, is_guessed), notes
 
@@ -227,8 +241,13 @@ def _share_axes(
     is_single = len(set(named.values())) == 1 and not isinstance(options.axis, dict)
     if is_single:
         return dict.fromkeys(own, PRIMARY_AXIS), is_guessed
-    # A free axis is called like its column, also where that gets another name.
-    return {axis: names.get(target, target) for axis, target in named.items()}, is_guessed
+    return {axis: _stored_axis(target, names) for axis, target in named.items()}, is_guessed
+
+
+def _stored_axis(axis: str, names: Mapping[str, str]) -> str:
+    """A free axis is called like its column, also where that gets another name."""
+    column = axis.removesuffix(".values")  # of lists in lists
+    return names.get(axis) or names.get(column, column) + axis[len(column) :]
 
 
 def _are_equal(found: Found, axis: str, other: str) -> bool:

@@ -44,6 +44,7 @@ class Survey(NamedTuple):
 def survey(paths: Sequence[str], exclude: Sequence[str], context: Context, options: RecordOptions) -> Survey:
     """Finds files and compares what they hold: a column of another type is refused before any work."""
     kind, files, notes = _find(paths, exclude, context, options)
+    options.check_format(kind.name)
     sources, more = kind.sources(files, options)
     outlines = [(source, _outline(kind, source, options)) for source in sources]
     empty = [source.path for source, outline in outlines if not outline.pieces]
@@ -52,6 +53,10 @@ def survey(paths: Sequence[str], exclude: Sequence[str], context: Context, optio
         raise SourceError(f"no record is in {empty[0]!r} or any other file; give files with records", source=empty[0])
     if empty:
         notes.append(f"{empty[0]!r}{f' and {len(empty) - 1:,} more' if len(empty) > 1 else ''}: no record is in it")
+    align = getattr(kind, "align", None)
+    if align is not None:
+        used = list(zip([source for source, _ in used], align([outline for _, outline in used]), strict=True))
+    notes += next((outline.notes for _, outline in used if outline.notes), ())  # other files are alike
     schema, shared = build_schema(used, options, is_loose=kind.is_loose)
     details = [outline.detail for _, outline in used]
     unify = getattr(kind, "unify", None)
@@ -73,6 +78,8 @@ def _find(
     endings = None if asked is None else asked.endings
 
     def is_known(path: str) -> bool:
+        if any(f".lance{os.sep}{own}{os.sep}" in path for own in ("_deletions", "_indices")):
+            return False  # belongs to a table
         return by_ending(path) is not None if endings is None else path.lower().endswith(endings)
 
     expected = asked.expected if asked is not None else f"records: {', '.join(FORMATS)}"
