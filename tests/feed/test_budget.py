@@ -278,7 +278,24 @@ def test_log_normal_records_fill_bins_and_balance_ranks(monkeypatch):
     assert real / padded > 0.95
 
 
+def test_blocks_of_several_documents_are_bounded_also_in_a_mixture():
+    lengths = [5, 5, 4, 2]
+    tokens = mr.from_arrays({"tokens": np.arange(16, dtype=np.uint16)}, np.concatenate(([0], np.cumsum(lengths))))
+    packed = mr.Packed(tokens, length=6)  # blocks of 5, 5 and 6 tokens
+    for view in (packed, mr.Mixture([(packed, 1), (packed, 2)])):
+        with pytest.raises(mr.ConfigError, match="max_rows=5 is less than the 6 rows of sample 2"):
+            feed_of(view, max_rows=5, epochs=None)
+        with feed_of(view, max_rows=11, epochs=None, batch=4) as feed:
+            batch = next(iter(feed))
+        found = view[batch.samples]
+        assert all(np.array_equal(batch[name], found[name]) for name in found)
+        for begin, end in pairwise(batch.bins):
+            assert 0 < (found["document"][begin:end] >= 0).sum() <= 11
+
+
 def test_what_cannot_be_bounded_is_refused():
+    with pytest.raises(mr.ConfigError, match="max_rows=0; expected 1 or more"):
+        feed_of(view_of([0, 0]), max_rows=0)
     view = view_of([3, 50, 7])
     with pytest.raises(mr.ConfigError, match="the 50 rows of sample 1"):
         feed_of(view)

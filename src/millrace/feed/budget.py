@@ -20,6 +20,7 @@ from millrace.feed.line import Line, Plan
 from millrace.lazy import cached_property
 from millrace.order.orders import MAX_POSITION, Order, by_stream
 from millrace.ragged import Array, Int64s, as_integer
+from millrace.view.compose import is_even
 from millrace.view.view import View
 
 WINDOW = 1 << 16  # positions that are cut into bins together
@@ -41,6 +42,8 @@ class Budget:
 
     def __init__(self, view: View, order: Order, max_rows: int) -> None:
         self.view, self.order, self.max_rows = view, order, as_integer("max_rows", max_rows)
+        if self.max_rows < 1:
+            raise ConfigError(f"max_rows={max_rows}; expected 1 or more rows")
         longest, sample = _longest(view)
         if self.max_rows < longest:
             raise ConfigError(
@@ -115,7 +118,7 @@ class Budget:
 
 def _longest(view: View) -> tuple[int, int]:
     """The most rows of a sample, and which sample that is."""
-    if all(own.axis is None or own.length is not None for own in view.fields):
+    if is_even(view):
         return int(view.spans([0]).lengths[0]), 0
     best = (0, 0)
     for first in range(0, len(view), CHUNK):

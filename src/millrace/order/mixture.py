@@ -221,8 +221,10 @@ def as_parts(weights: Sequence[float]) -> tuple[int, ...]:
     (43691, 21845)
     """
     values = np.asarray(weights, np.float64)
-    if not np.all(np.isfinite(values)) or np.any(values < 0) or not values.sum() > 0:
-        raise ConfigError(f"weights {list(weights)[:8]}; expected numbers from 0 on, one of them larger")
+    if not np.all(np.isfinite(values)) or np.any(values < 0) or not values.any():
+        raise ConfigError(f"weights {values.tolist()[:8]}; expected numbers from 0 on, one of them larger")
+    if values.max() > np.finfo(np.float64).max / len(values):  # their sum would be infinite
+        values = values / values.max()
     if np.count_nonzero(values) > PERIOD:
         raise ConfigError(f"{np.count_nonzero(values):,} sources with a weight; a mixture has at most {PERIOD:,}")
     if np.array_equal(values, np.floor(values)) and values.sum() == PERIOD:
