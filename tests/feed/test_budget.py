@@ -112,6 +112,8 @@ def test_explain_steps_of_and_state_before_answer():
     for step in (0, 5, len(batches) - 1):
         assert feed_of(view).explain(step).samples.tolist() == batches[step].samples.tolist()
         assert (feed_of(view).steps_of(batches[step].samples, epoch=int(step > len(batches) // 2)) == step).all()
+    held = {sample: step for step, batch in reversed(list(enumerate(batches))) for sample in batch.samples.tolist()}
+    assert feed_of(view).steps_of(list(held)).tolist() == list(held.values())
     feed = feed_of(view)
     iterator = iter(feed)
     next(iterator)
@@ -306,6 +308,10 @@ def test_what_cannot_be_bounded_is_refused():
         feed_of(fine).load_state_dict(feed_of(fine, max_rows=None).state_dict())
     with pytest.raises(mr.ConfigError, match="bin is -1"):
         feed_of(fine).load_state_dict({**feed_of(fine).state_dict(), "bin": -1})
+    for place in ({"bin": 1}, {"bin": 10**9}, {"position": 2}, {"position": 3, "bin": 1}):  # the window has one bin
+        feed = feed_of(fine)
+        with pytest.raises(mr.ConfigError, match="lead nowhere"):
+            feed.load_state_dict({**feed.state_dict(), **place})
     queue = {"run": "x", "queue": "redis://localhost:1"}
     for options, match in (({"last": "short"}, "last='short'"), (queue, "queue= with max_rows=")):
         with pytest.raises(mr.ConfigError, match=match):
