@@ -242,7 +242,14 @@ def as_parts(weights: Sequence[float]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def turns_of(parts: tuple[int, ...]) -> Int64s:
-    """Whose turn it is at each position of a period: Tijdeman's solution of the chairman assignment problem.
+    """Whose turn it is at each position of a period."""
+    if core is None:
+        return reference_turns(parts)
+    return np.frombuffer(core.turns(np.array(parts, np.int64)), np.int64)
+
+
+def reference_turns(parts: Sequence[int]) -> Int64s:
+    """The twin of the core's ``turns``: Tijdeman's solution of the chairman assignment problem.
 
     With m sources no count is more than 1 - 1/(2m - 2) off. So turn j of a source lies between the first step at which it
     is not too early by that bound, and the last at which it is not too late. Of the turns that may come, the one that
