@@ -295,6 +295,18 @@ def test_blocks_of_several_documents_are_bounded_also_in_a_mixture():
             assert 0 < (found["document"][begin:end] >= 0).sum() <= 11
 
 
+@pytest.mark.filterwarnings("ignore:Records")
+def test_rows_that_padding_cuts_off_count_for_nothing():
+    store = mr.from_arrays({"hits": np.arange(160.0)}, np.array([0, 100, 102, 105, 160]))
+    view = mr.Records(store, pad=8)
+    with feed_of(view, max_rows=16, batch=9, epochs=1) as feed:
+        batch = next(iter(feed))
+    found = [batch["lengths"][begin:end].sum() for begin, end in pairwise(batch.bins)]
+    assert sorted(found) == [0] * 7 + [8, 13]
+    whole = mr.Records(mr.from_arrays({"hits": np.arange(16.0)}, np.array([0, 8, 16])), pad=8)
+    assert mr.Mixture([(view, 21), (whole, 32)], by="token").default_order(0).segments[0].parts == (32768, 32768)
+
+
 def test_what_cannot_be_bounded_is_refused():
     with pytest.raises(mr.ConfigError, match="max_rows=0; expected 1 or more"):
         feed_of(view_of([0, 0]), max_rows=0)

@@ -20,7 +20,7 @@ from millrace.feed.line import Line, Plan
 from millrace.lazy import cached_property
 from millrace.order.orders import MAX_POSITION, Order, by_stream
 from millrace.ragged import Array, Int64s, as_integer
-from millrace.view.compose import is_even
+from millrace.view.compose import is_even, rows_delivered
 from millrace.view.view import View
 
 WINDOW = 1 << 16  # positions that are cut into bins together
@@ -104,7 +104,7 @@ class Budget:
 
     def _cut(self, window: int) -> Bins:
         positions = np.arange(self.start_of(window), self.start_of(window + 1), dtype=np.int64)
-        rows = np.maximum(self.view.spans(self.order.samples(positions)).lengths, 1)
+        rows = np.maximum(rows_delivered(self.view, self.order.samples(positions)), 1)
         # 16 bits are sorted by radix: a finite feed cuts all its windows when it begins, and took twice as long.
         by_rows = np.argsort(rows.astype(np.uint16) if self.max_rows < 1 << 16 else rows, kind="stable")
         ends = np.cumsum(rows[by_rows])
@@ -132,7 +132,7 @@ def _longest(view: View) -> tuple[int, int]:
         return int(view.spans([0]).lengths[0]), 0
     best = (0, 0)
     for first in range(0, len(view), CHUNK):
-        lengths = view.spans(np.arange(first, min(first + CHUNK, len(view)))).lengths
+        lengths = rows_delivered(view, np.arange(first, min(first + CHUNK, len(view))))
         at = int(lengths.argmax())
         best = max(best, (int(lengths[at]), first + at), key=lambda own: own[0])
     return best

@@ -11,7 +11,7 @@ from millrace.errors import ConfigError
 from millrace.order.mixture import MixtureOrder
 from millrace.ragged import Array
 from millrace.selections.values import sample_values
-from millrace.view.compose import Concat, Subset, check_views, is_even
+from millrace.view.compose import Concat, Subset, check_views, is_even, rows_delivered
 from millrace.view.view import View
 
 CHUNK = 1 << 20  # samples whose rows are counted at a time
@@ -96,7 +96,7 @@ def mean_rows(view: View) -> float:
     if is_even(view):
         return float(view.spans([0]).lengths[0])
     rows = sum(
-        int(view.spans(np.arange(first, min(first + CHUNK, len(view)))).lengths.sum())
+        int(rows_delivered(view, np.arange(first, min(first + CHUNK, len(view)))).sum())
         for first in range(0, len(view), CHUNK)
     )
     if not rows:

@@ -255,6 +255,13 @@ def is_even(view: View) -> bool:
     return is_dense and view.spans([0]).offsets is None
 
 
+def rows_delivered(view: View, samples: npt.ArrayLike) -> Int64s:
+    """Rows of each sample, without those that ``pad`` cuts off."""
+    lengths, axis = view.spans(samples).lengths, view.store.layout.primary
+    pads = [field.pad for field in view.fields if field.axis == axis and field.measure is None]
+    return lengths if not pads or None in pads else np.minimum(lengths, max(pad or 0 for pad in pads))
+
+
 def _labels(view: View) -> Any:
     """What stands on the last axis of each field, for views that know."""
     leaf = leaves(view)[0]
