@@ -112,6 +112,8 @@ def test_explain_steps_of_and_state_before_answer():
     for step in (0, 5, len(batches) - 1):
         assert feed_of(view).explain(step).samples.tolist() == batches[step].samples.tolist()
         assert (feed_of(view).steps_of(batches[step].samples, epoch=int(step > len(batches) // 2)) == step).all()
+    held = {sample: step for step, batch in reversed(list(enumerate(batches))) for sample in batch.samples.tolist()}
+    assert feed_of(view).steps_of(list(held)).tolist() == list(held.values())
     feed = feed_of(view)
     iterator = iter(feed)
     next(iterator)
@@ -278,7 +280,36 @@ def test_log_normal_records_fill_bins_and_balance_ranks(monkeypatch):
     assert real / padded > 0.95
 
 
+def test_blocks_of_several_documents_are_bounded_also_in_a_mixture():
+    lengths = [5, 5, 4, 2]
+    tokens = mr.from_arrays({"tokens": np.arange(16, dtype=np.uint16)}, np.concatenate(([0], np.cumsum(lengths))))
+    packed = mr.Packed(tokens, length=6)  # blocks of 5, 5 and 6 tokens
+    for view in (packed, mr.Mixture([(packed, 1), (packed, 2)])):
+        with pytest.raises(mr.ConfigError, match="max_rows=5 is less than the 6 rows of sample 2"):
+            feed_of(view, max_rows=5, epochs=None)
+        with feed_of(view, max_rows=11, epochs=None, batch=4) as feed:
+            batch = next(iter(feed))
+        found = view[batch.samples]
+        assert all(np.array_equal(batch[name], found[name]) for name in found)
+        for begin, end in pairwise(batch.bins):
+            assert 0 < (found["document"][begin:end] >= 0).sum() <= 11
+
+
+@pytest.mark.filterwarnings("ignore:Records")
+def test_rows_that_padding_cuts_off_count_for_nothing():
+    store = mr.from_arrays({"hits": np.arange(160.0)}, np.array([0, 100, 102, 105, 160]))
+    view = mr.Records(store, pad=8)
+    with feed_of(view, max_rows=16, batch=9, epochs=1) as feed:
+        batch = next(iter(feed))
+    found = [batch["lengths"][begin:end].sum() for begin, end in pairwise(batch.bins)]
+    assert sorted(found) == [0] * 7 + [8, 13]
+    whole = mr.Records(mr.from_arrays({"hits": np.arange(16.0)}, np.array([0, 8, 16])), pad=8)
+    assert mr.Mixture([(view, 21), (whole, 32)], by="token").default_order(0).segments[0].parts == (32768, 32768)
+
+
 def test_what_cannot_be_bounded_is_refused():
+    with pytest.raises(mr.ConfigError, match="max_rows=0; expected 1 or more"):
+        feed_of(view_of([0, 0]), max_rows=0)
     view = view_of([3, 50, 7])
     with pytest.raises(mr.ConfigError, match="the 50 rows of sample 1"):
         feed_of(view)
@@ -289,6 +320,10 @@ def test_what_cannot_be_bounded_is_refused():
         feed_of(fine).load_state_dict(feed_of(fine, max_rows=None).state_dict())
     with pytest.raises(mr.ConfigError, match="bin is -1"):
         feed_of(fine).load_state_dict({**feed_of(fine).state_dict(), "bin": -1})
+    for place in ({"bin": 1}, {"bin": 10**9}, {"position": 2}, {"position": 3, "bin": 1}):  # the window has one bin
+        feed = feed_of(fine)
+        with pytest.raises(mr.ConfigError, match="lead nowhere"):
+            feed.load_state_dict({**feed.state_dict(), **place})
     queue = {"run": "x", "queue": "redis://localhost:1"}
     for options, match in (({"last": "short"}, "last='short'"), (queue, "queue= with max_rows=")):
         with pytest.raises(mr.ConfigError, match=match):

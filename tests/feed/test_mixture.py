@@ -83,6 +83,11 @@ def test_weights_by_token_count_rows():
     short = mr.Records(mr.from_arrays({"hits": np.arange(30.0)}, offsets=[0, 10, 20, 30]))
     order = mr.Mixture([(ragged, 1), (short, 1)], by="token").default_order(0)
     assert order.segments[0].parts == (16384, 49152)
+    one, two = (
+        mr.Packed(mr.from_arrays({"tokens": np.arange(ends[-1], dtype=np.uint16)}, offsets=ends), length=6)
+        for ends in ([0, 6, 8], [0, 2, 4])  # blocks of 6 and 2 tokens, and one of 4
+    )
+    assert mr.Mixture([(one, 1), (two, 1)], by="token").default_order(0).segments[0].parts == (32768, 32768)
 
 
 def test_classes_come_equally_often():
@@ -155,6 +160,18 @@ def test_balanced_reads_each_part_of_a_concat_and_refuses_what_is_no_class():
             assert {int(part[k]["label"]) for k in range(len(part))} == {label}
     with pytest.raises(mr.ConfigError, match="'hits' has no single value per record"):
         mr.balanced(one, "hits")
+
+
+def test_what_is_no_source_and_no_schedule_is_refused():
+    with pytest.raises(mr.ConfigError, match="source 1 of the mixture is a Mixture"):
+        mr.Mixture([(A, 1), (mixture(1, 1, 1), 1)])
+    with pytest.raises(mr.ConfigError, match="source 0 is Store, not a view"):
+        mr.Mixture([(A.store, 1)])
+    for schedule in ([10, [1, 1, 1]], {10: [1, 1, 1]}, 5):
+        with pytest.raises(mr.ConfigError, match=r"expected \[\(position, weights\), ...\]"):
+            mixture(1, 1, 1, schedule=schedule)
+    parts = mixture(1e308, 5e307, 5e307).default_order(0).segments[0].parts
+    assert parts == (32768, 16384, 16384)
 
 
 @pytest.mark.parametrize("later", [[1], [1, 1, 1, 1], 1, "x", ["a", "b", "c"]])

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.order.mixture import PERIOD, as_parts, turns_of
+from millrace.order.mixture import PERIOD, as_parts, reference_turns, turns_of
 from millrace.order.orders import order_from_spec
 
 weights = st.lists(st.integers(0, 1000) | st.floats(0, 1), min_size=1, max_size=12).filter(lambda own: sum(own) > 1e-3)
@@ -37,6 +37,17 @@ def test_at_every_prefix_a_source_is_less_than_one_off_its_weight(weights):
     for source, part in enumerate(parts):
         off = np.abs(np.cumsum(turns == source) - part * steps / PERIOD)
         assert off.max() <= max(0, 1 - 1 / max(1, 2 * np.count_nonzero(parts) - 2)) + 1e-9
+
+
+@pytest.mark.needs_core
+@example(weights=[1.0])
+@example(weights=[1] * 1000)
+@example(weights=[1e-9] * 40 + [1, 0, 3])
+@settings(max_examples=15)
+@given(weights=weights)
+def test_the_core_takes_turns_as_its_twin(weights):
+    parts = as_parts(weights)
+    assert np.array_equal(turns_of(parts), reference_turns(parts))
 
 
 def test_a_thousand_sources_stay_within_one_sample():

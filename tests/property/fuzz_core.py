@@ -209,6 +209,7 @@ class Fuzz:
             "join_with_zeros": lambda: (core.join_with_zeros, (self.documents(),)),
             "copy_runs": lambda: (core.copy_runs, (np.arange(9, dtype="u1"), 1, np.array([0, 2, 4, 6]), np.zeros(4, "u2"), 2)),
             "pack": lambda: (core.pack, (np.array([0, 3, 9, 9, 40]), rng.choice((1, 7, 64)))),
+            "turns": lambda: (core.turns, (np.array([1 << 15, 0, 30_000, 2768]),)),
             "mark_documents": lambda: (core.mark_documents, self.marks()),
             "num_maps": lambda: (core.num_maps, ()),
             "Map": self.map,

@@ -27,12 +27,16 @@ def test_samples_come_by_value_and_equal_ones_keep_their_order(pairs):
     assert mr.sorted_by(both, "score").ids.tolist() == np.argsort(values, kind="stable").tolist()
 
 
-def test_a_feed_of_it_goes_from_low_to_high_and_its_spec_is_that_of_a_subset():
+def test_a_feed_of_it_goes_from_low_to_high_and_its_spec_needs_no_array():
     view = mr.sorted_by(records([1] * 9, [5, 3, 8, 1, 9, 2, 7, 0, 4]), "score")
     order = mr.Sequential(len(view))
     with mr.Feed(view, order=order, batch=3, epochs=1, device="numpy") as feed:
         assert [batch["score"].tolist() for batch in feed] == [[0, 1, 2], [3, 4, 5], [7, 8, 9]]
-    assert view.fingerprint == mr.Subset(view.view, [7, 3, 5, 1, 8, 0, 6, 2, 4]).fingerprint
+    assert view.ids_hash == mr.Subset(view.view, [7, 3, 5, 1, 8, 0, 6, 2, 4]).ids_hash
+    for made in (view, mr.sorted_by(view, descending=True), mr.Subset(view, [3, 1])):
+        again = mr.from_spec(made.spec(), view.store, {made.ids_hash: made.ids} if made.by is None else None)
+        assert again.ids.tolist() == made.ids.tolist()
+        assert again.fingerprint == made.fingerprint
 
 
 def test_what_has_no_order_is_refused():

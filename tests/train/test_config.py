@@ -79,6 +79,17 @@ def test_the_help_names_every_preset(capsys):
         ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas = \[0.9\]; expected two numbers$"),
         ({"data": {"prepare": 3}}, r"data.prepare = 3; expected a table$"),
         ({"train": {"lr": 1}}, r"unknown key train.lr; did you mean optimizer.lr\?"),
+        *(
+            (
+                {"data": {"sources": [{"store": "a", "weight": weight}]}},
+                r"data.sources has .*; expected a store and its",
+            )
+            for weight in (-1, "1", True, float("nan"), float("inf"), None)
+        ),
+        ({"data": {"sources": [{"store": "a", "weight": 1, "wieght": 1}]}}, r"data.sources has .*; expected a store"),
+        ({"data": {"sources": [{"store": "a"}]}}, r"data.sources has .*; expected a store"),
+        ({"data": {"sources": [{"store": "a", "weight": 0}]}}, "every weight of data.sources is 0"),
+        ({"data": {"pack": True, "stride": 8}}, "data.stride = 8 with data.pack: packed samples do not overlap"),
         ({"model": {"dropout": 1.0}}, "model.dropout = 1.0; expected less than 1"),
         ({"optimizer": {"betas": [2, 3]}}, r"optimizer.betas = \[2.0, 3.0\]; expected two numbers from 0 to below 1"),
         ({"optimizer": {"lr": float("inf")}}, "optimizer.lr = inf; expected less than"),

@@ -244,3 +244,19 @@ def test_views_of_one_store_do_not_count_what_each_of_them_leaves_out():
     halves = [mr.Subset(view, np.arange(len(view)) % 2 == part) for part in (0, 1)]
     assert "never delivered" in repr(halves[0])
     assert "never delivered" not in repr(mr.Concat(halves))
+
+
+def test_spans_of_a_concat_have_all_pieces_of_its_samples():
+    def store(offsets):
+        return mr.from_arrays({"tokens": np.arange(offsets[-1], dtype=np.uint16)}, offsets)
+
+    packed, plain = mr.Packed(store([0, 2, 6, 9]), length=5), mr.Blocks(store([0, 30]), length=5, documents=True)
+    both = mr.Concat([packed, plain])
+    order = [len(packed), 1, 0, len(packed) + 2]
+    found = both.spans(order)
+    for at, sample in enumerate(order):
+        part, inside = (packed, sample) if sample < len(packed) else (plain, sample - len(packed))
+        assert found.rows(at).tolist() == part.spans([inside]).rows(0).tolist()
+    assert found.lengths.tolist() == [6, 5, 4, 6]
+    assert both.spans([len(packed)]).offsets is None
+    assert both.records(order).tolist() == [0, 2, 1, 0]

@@ -171,11 +171,11 @@ def test_ranks_share_a_packing_in_a_cache_folder(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("MILLRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(packing, "MIN_CACHED", 10)
-    data = bytearray((folder / "documents.npy").read_bytes())
-    data[-4:] = b"\0\0\0\0"  # damaged: made again
-    (folder / "documents.npy").chmod(0o644)
-    (folder / "documents.npy").write_bytes(data)
-    assert np.array_equal(mr.Packed(store, length=16)[[0, 5]]["x"], first[[0, 5]]["x"])
+    data = (folder / "documents.npy").read_bytes()
+    for damaged in (data[:-4] + b"\0\0\0\0", data[:-9], b""):  # made again
+        (folder / "documents.npy").write_bytes(damaged)
+        assert np.array_equal(mr.Packed(store, length=16)[[0, 5]]["x"], first[[0, 5]]["x"])
+        assert (folder / "documents.npy").read_bytes() == data
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
 
 

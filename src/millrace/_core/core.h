@@ -158,6 +158,7 @@ void core_order(const Order *order, const int64_t *positions, int64_t count, int
 int core_is_mixture(PyObject *object);
 void core_mixture(const PyObject *mixture, uint64_t seed, const int64_t *positions, int64_t count, int64_t *samples);
 int core_add_mixture(PyObject *module);
+extern PyMethodDef core_mixture_functions[];
 
 /* program.c: the steps of a plan, and a whole batch by them. */
 #define ALIGN 256 /* of what lies in a slot: enough for every device */

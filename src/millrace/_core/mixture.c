@@ -77,6 +77,101 @@ void core_mixture(const PyObject *object, uint64_t seed, const int64_t *position
     }
 }
 
+typedef struct {
+    int64_t last, source; /* the last step at which the next turn of a source may come */
+} Turn;
+
+typedef struct {
+    const int64_t *parts;
+    int64_t num_sources, unit, size;
+    int64_t *done, *begins, *after; /* turns so far; the first source whose turn may come from a step on; the one after it */
+    Turn *heap;                     /* whose turn may come, the one that must come first in front */
+} Turns;
+
+static int is_before(Turn one, Turn other) { return one.last != other.last ? one.last < other.last : one.source < other.source; }
+
+static void push(Turns *self, Turn own) {
+    int64_t at = self->size++;
+    for (; at > 0 && is_before(own, self->heap[(at - 1) / 2]); at = (at - 1) / 2) self->heap[at] = self->heap[(at - 1) / 2];
+    self->heap[at] = own;
+}
+
+static int64_t pop(Turns *self) {
+    int64_t source = self->heap[0].source, at = 0, child;
+    Turn own = self->heap[--self->size];
+    while ((child = 2 * at + 1) < self->size) {
+        if (child + 1 < self->size && is_before(self->heap[child + 1], self->heap[child])) child++;
+        if (!is_before(self->heap[child], own)) break;
+        self->heap[at] = self->heap[child];
+        at = child;
+    }
+    self->heap[at] = own;
+    return source;
+}
+
+/* Notes the next turn of a source, which had its last before this step. */
+static void release(Turns *self, int64_t source, int64_t step) {
+    int64_t share = self->parts[source] * self->unit;
+    int64_t at = (PERIOD * (self->done[source] * self->unit + 1) + share - 1) / share;
+    at = at < step ? step : at;
+    at = at < PERIOD ? at : PERIOD;
+    self->after[source] = self->begins[at];
+    self->begins[at] = source;
+}
+
+static int make_turns(Turns *self, int64_t *turns) {
+    for (int64_t step = 0; step <= PERIOD; step++) self->begins[step] = -1;
+    for (int64_t k = 0; k < self->num_sources; k++)
+        if (self->parts[k]) release(self, k, 1);
+    for (int64_t step = 1; step <= PERIOD; step++) {
+        for (int64_t k = self->begins[step]; k >= 0; k = self->after[k]) {
+            int64_t until = PERIOD * (self->done[k] * self->unit + self->unit - 1);
+            push(self, (Turn){until / (self->parts[k] * self->unit) + 1, k});
+        }
+        if (self->size == 0) return -1;
+        int64_t source = turns[step - 1] = pop(self);
+        if (++self->done[source] < self->parts[source]) release(self, source, step + 1);
+    }
+    return 0;
+}
+
+/* turns(parts): whose turn it is at each place of a period, as bytes of int64. Twin of `reference_turns`. */
+static PyObject *mixture_turns(PyObject *module, PyObject *given) {
+    (void)module;
+    Turns self = {0};
+    PyObject *found = NULL;
+    int64_t sum = 0, num_mixed = 0, status = -1;
+    int64_t *parts = core_copied_int64s(given, &self.num_sources), *turns = NULL;
+    if (parts == NULL) return NULL;
+    for (int64_t k = 0; k < self.num_sources && sum >= 0 && sum <= PERIOD; k++) {
+        sum = parts[k] < 0 || parts[k] > PERIOD ? -1 : sum + parts[k];
+        num_mixed += parts[k] > 0;
+    }
+    self.parts = parts;
+    self.unit = num_mixed > 1 ? 2 * (num_mixed - 1) : 1;
+    self.done = calloc((size_t)self.num_sources + 1, sizeof *self.done);
+    self.after = calloc((size_t)self.num_sources + 1, sizeof *self.after);
+    self.begins = calloc(PERIOD + 1, sizeof *self.begins);
+    self.heap = calloc((size_t)num_mixed + 1, sizeof *self.heap);
+    turns = malloc(PERIOD * sizeof *turns);
+    if (self.done == NULL || self.after == NULL || self.begins == NULL || self.heap == NULL || turns == NULL) PyErr_NoMemory();
+    else if (sum == PERIOD) {
+        Py_BEGIN_ALLOW_THREADS
+        status = make_turns(&self, turns);
+        Py_END_ALLOW_THREADS
+    }
+    if (status && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "turns: parts of 65,536 in all");
+    if (!status) found = PyBytes_FromStringAndSize((const char *)turns, PERIOD * (Py_ssize_t)sizeof *turns);
+    void *own[] = {parts, self.done, self.after, self.begins, self.heap, turns};
+    for (size_t k = 0; k < sizeof own / sizeof *own; k++) free(own[k]);
+    return found;
+}
+
+PyMethodDef core_mixture_functions[] = {
+    {"turns", mixture_turns, METH_O, "turns(parts): the source at each place of a period, as bytes of int64."},
+    {NULL, NULL, 0, NULL},
+};
+
 /* Counts turns; -1 where a number leads nowhere. */
 static int mixture_init(Mixture *self) {
     for (int64_t k = 0; k < self->num_sources; k++) {

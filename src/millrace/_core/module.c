@@ -122,7 +122,7 @@ PyObject *core_raise_kept(PyObject **place) {
 static int core_exec(PyObject *module) {
     PyMethodDef *const functions[] = {core_permute_functions, core_order_functions, core_table_functions, core_text_functions,
                                       core_tokens_functions,  core_clean_functions, core_hashes_functions, core_images_functions,
-                                      core_pack_functions};
+                                      core_pack_functions,    core_mixture_functions};
     int (*const add[])(PyObject *) = {core_add_map,     core_add_column, core_add_gather, core_add_program,
                                       core_add_bpe,     core_add_repeats, core_add_ring,   core_add_mixture};
     for (size_t k = 0; k < sizeof functions / sizeof *functions; k++)

@@ -20,6 +20,7 @@ from millrace.feed.line import Line, Plan
 from millrace.lazy import cached_property
 from millrace.order.orders import MAX_POSITION, Order, by_stream
 from millrace.ragged import Array, Int64s, as_integer
+from millrace.view.compose import is_even, rows_delivered
 from millrace.view.view import View
 
 WINDOW = 1 << 16  # positions that are cut into bins together
@@ -41,6 +42,8 @@ class Budget:
 
     def __init__(self, view: View, order: Order, max_rows: int) -> None:
         self.view, self.order, self.max_rows = view, order, as_integer("max_rows", max_rows)
+        if self.max_rows < 1:
+            raise ConfigError(f"max_rows={max_rows}; expected 1 or more rows")
         longest, sample = _longest(view)
         if self.max_rows < longest:
             raise ConfigError(
@@ -54,7 +57,8 @@ class Budget:
         self._counts: dict[int, int] = {}  # bins of the windows seen so far
         self._windows: dict[int, Bins] = {}
 
-    def window_at(self, position: int) -> int:
+    def window_at(self, position: Any) -> Any:
+        """The window of a position, or of each of some."""
         epoch, inside = divmod(position, self._epoch)
         return epoch * self._per_epoch + inside // self.window
 
@@ -65,6 +69,14 @@ class Budget:
     def end_of(self, position: int, bin_number: int) -> int:
         """Where the window that is under way ends; its bins are settled up to there."""
         return position if bin_number == 0 else self.start_of(self.window_at(position) + 1)
+
+    def check_place(self, position: int, bin_number: int) -> None:
+        """Refuses a place at which no batch of this budget ends."""
+        window = self.window_at(position)
+        if position != self.start_of(window) or (bin_number and bin_number >= self.num_bins(window)):
+            raise ConfigError(
+                f"this is not a state of a feed with max_rows: position {position:,} and bin {bin_number:,} lead nowhere"
+            )
 
     def resumed(self, order: Order) -> Budget:
         """The same budget over an order that has changed, as the weights of a mixture may."""
@@ -92,8 +104,9 @@ class Budget:
 
     def _cut(self, window: int) -> Bins:
         positions = np.arange(self.start_of(window), self.start_of(window + 1), dtype=np.int64)
-        rows = np.maximum(self.view.spans(self.order.samples(positions)).lengths, 1)
-        by_rows = np.argsort(rows, kind="stable")
+        rows = np.maximum(rows_delivered(self.view, self.order.samples(positions)), 1)
+        # 16 bits are sorted by radix: a finite feed cuts all its windows when it begins, and took twice as long.
+        by_rows = np.argsort(rows.astype(np.uint16) if self.max_rows < 1 << 16 else rows, kind="stable")
         ends = np.cumsum(rows[by_rows])
         cuts, before = [0], 0
         while cuts[-1] < len(ends):
@@ -115,11 +128,11 @@ class Budget:
 
 def _longest(view: View) -> tuple[int, int]:
     """The most rows of a sample, and which sample that is."""
-    if all(own.axis is None or own.length is not None for own in view.fields):
+    if is_even(view):
         return int(view.spans([0]).lengths[0]), 0
     best = (0, 0)
     for first in range(0, len(view), CHUNK):
-        lengths = view.spans(np.arange(first, min(first + CHUNK, len(view)))).lengths
+        lengths = rows_delivered(view, np.arange(first, min(first + CHUNK, len(view))))
         at = int(lengths.argmax())
         best = max(best, (int(lengths[at]), first + at), key=lambda own: own[0])
     return best
@@ -224,15 +237,16 @@ class BudgetLine(Line):
         return self._bins_of(batch, *self.share)[1]
 
     def number_of(self, position: Any) -> Any:
-        found = np.empty(np.shape(position), np.int64)
-        for index, own in np.ndenumerate(np.asarray(position)):
-            window = self.budget.window_at(int(own))
-            bins = self.budget.bins(window)
-            inside = int(np.searchsorted(bins.offsets, np.flatnonzero(bins.positions == own)[0], side="right")) - 1
+        wanted = np.asarray(position, np.int64)
+        found, windows = np.empty(wanted.shape, np.int64), np.asarray(self.budget.window_at(wanted))
+        for window in np.unique(windows).tolist():
+            mine, bins = windows == window, self.budget.bins(window)
+            places = np.argsort(bins.positions)[wanted[mine] - self.budget.start_of(window)]
+            inside = np.searchsorted(bins.offsets, places, side="right") - 1
             if self._by_epoch is None:
-                found[index] = (self._bins_to(window) + inside) // self.batch
+                found[mine] = (self._bins_to(window) + inside) // self.batch
             else:
-                found[index] = self._by_epoch.number_of(window * (self._by_epoch.epoch or 1) + inside)
+                found[mine] = self._by_epoch.number_of(window * (self._by_epoch.epoch or 1) + inside)
         if self._by_epoch is None and self.last == "drop" and np.any(found >= (self.num_batches or MAX_POSITION)):
             raise ConfigError("some of these samples are in no batch of this feed: last='drop' leaves them out")
         return found[()]

@@ -289,8 +289,10 @@ class Feed:
         if self.budget is None:
             self.order = self.order.resumed(state, position)
         else:  # other weights begin with the next window
-            self.order = self.order.resumed(state, self.budget.end_of(position, bin_number))
-            self.budget = self.budget.resumed(self.order)
+            order = self.order.resumed(state, self.budget.end_of(position, bin_number))
+            budget = self.budget.resumed(order)
+            budget.check_place(position, bin_number)
+            self.order, self.budget = order, budget
         self._begin_at(position, bin_number)
 
     def skip(self, positions: int) -> None:

@@ -11,7 +11,7 @@ from millrace.errors import ConfigError
 from millrace.order.mixture import MixtureOrder
 from millrace.ragged import Array
 from millrace.selections.values import sample_values
-from millrace.view.compose import Concat, Subset
+from millrace.view.compose import Concat, Subset, check_views, is_even, rows_delivered
 from millrace.view.view import View
 
 CHUNK = 1 << 20  # samples whose rows are counted at a time
@@ -34,16 +34,23 @@ class Mixture(Concat):
     def __init__(
         self, sources: Sequence[tuple[View, float]], *, by: str = "sample", schedule: Sequence[tuple[int, Any]] = ()
     ) -> None:
+        sources = list(sources)
         if not sources or not all(isinstance(source, (tuple, list)) and len(source) == 2 for source in sources):
             raise ConfigError("a Mixture takes [(view, weight), ...] with at least one view")
         if by not in ("sample", "token", "row"):
             raise ConfigError(f"by={by!r}; expected 'sample' or 'token'")
         views, weights = [view for view, _ in sources], [weight for _, weight in sources]
+        if nested := [number for number, view in enumerate(views) if isinstance(view, Mixture)]:
+            raise ConfigError(
+                f"source {nested[0]} of the mixture is a Mixture, and its weights would be lost; give its sources, each "
+                "with its weight times this one, or mr.Concat of them"
+            )
+        check_views(views)
         if empty := [number for number, view in enumerate(views) if not len(view)]:
             raise ConfigError(f"source {empty[0]} of the mixture has no samples; leave it out")
         super().__init__(views)
         lengths = np.ones(len(views)) if by == "sample" else np.array([mean_rows(view) for view in views])
-        self.schedule = [(at, _numbers(own, len(views)) / lengths) for at, own in ((0, weights), *schedule)]
+        self.schedule = [(at, _numbers(own, len(views)) / lengths) for at, own in ((0, weights), *_pairs(schedule))]
         self.default_order(0)  # refuses wrong weights now
 
     def default_order(self, seed: int) -> MixtureOrder:
@@ -52,6 +59,13 @@ class Mixture(Concat):
 
     def plan(self) -> list[tuple[Any, ...]] | None:
         return Concat(self.views).plan()
+
+
+def _pairs(schedule: Any) -> list[tuple[Any, Any]]:
+    try:
+        return [(at, weights) for at, weights in schedule]
+    except (TypeError, ValueError):
+        raise ConfigError(f"schedule={schedule!r}; expected [(position, weights), ...]") from None
 
 
 def _numbers(weights: Any, count: int) -> Array:
@@ -79,11 +93,10 @@ def balanced(view: View, column: str, weights: Sequence[float] | None = None) ->
 
 def mean_rows(view: View) -> float:
     """Rows of a sample, on average over the view."""
-    is_dense = all(field.axis is None or field.length is not None for field in view.fields)
-    if is_dense:
+    if is_even(view):
         return float(view.spans([0]).lengths[0])
     rows = sum(
-        int(view.spans(np.arange(first, min(first + CHUNK, len(view)))).lengths.sum())
+        int(rows_delivered(view, np.arange(first, min(first + CHUNK, len(view)))).sum())
         for first in range(0, len(view), CHUNK)
     )
     if not rows:

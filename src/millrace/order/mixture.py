@@ -221,8 +221,10 @@ def as_parts(weights: Sequence[float]) -> tuple[int, ...]:
     (43691, 21845)
     """
     values = np.asarray(weights, np.float64)
-    if not np.all(np.isfinite(values)) or np.any(values < 0) or not values.sum() > 0:
-        raise ConfigError(f"weights {list(weights)[:8]}; expected numbers from 0 on, one of them larger")
+    if not np.all(np.isfinite(values)) or np.any(values < 0) or not values.any():
+        raise ConfigError(f"weights {values.tolist()[:8]}; expected numbers from 0 on, one of them larger")
+    if values.max() > np.finfo(np.float64).max / len(values):  # their sum would be infinite
+        values = values / values.max()
     if np.count_nonzero(values) > PERIOD:
         raise ConfigError(f"{np.count_nonzero(values):,} sources with a weight; a mixture has at most {PERIOD:,}")
     if np.array_equal(values, np.floor(values)) and values.sum() == PERIOD:
@@ -240,7 +242,14 @@ def as_parts(weights: Sequence[float]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def turns_of(parts: tuple[int, ...]) -> Int64s:
-    """Whose turn it is at each position of a period: Tijdeman's solution of the chairman assignment problem.
+    """Whose turn it is at each position of a period."""
+    if core is None:
+        return reference_turns(parts)
+    return np.frombuffer(core.turns(np.array(parts, np.int64)), np.int64)
+
+
+def reference_turns(parts: Sequence[int]) -> Int64s:
+    """The twin of the core's ``turns``: Tijdeman's solution of the chairman assignment problem.
 
     With m sources no count is more than 1 - 1/(2m - 2) off. So turn j of a source lies between the first step at which it
     is not too early by that bound, and the last at which it is not too late. Of the turns that may come, the one that

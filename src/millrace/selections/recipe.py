@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from millrace.errors import ConfigError
+from millrace.ragged import Int64s
 from millrace.selections.folds import fold_part
+from millrace.selections.sort import sorted_part
 from millrace.selections.splits import split_part
 from millrace.view.bitmap import Bitmap
 from millrace.view.view import View
 
-_KINDS = {"random": split_part, "fold": fold_part}
+_KINDS: dict[Any, Callable[[View, dict[str, Any]], Bitmap | Int64s]] = {
+    "random": split_part, "fold": fold_part, "sorted": sorted_part,
+}  # fmt: skip
 
 
-def chosen_again(view: View, by: dict[str, Any]) -> Bitmap:
+def chosen_again(view: View, by: dict[str, Any]) -> Bitmap | Int64s:
     """The samples of a view that ``by`` of a subset's spec describes."""
     kind = by.get("split")
     if kind not in _KINDS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from millrace.errors import ConfigError
@@ -22,12 +24,19 @@ def sorted_by(view: View | Store, column: str | None = None, *, descending: bool
     >>> sorted_by(view, "score").ids.tolist(), sorted_by(view, descending=True).ids.tolist()
     ([1, 2, 0], [2, 1, 0])
     """
-    view = as_view(view)
+    view, made = as_view(view), {"split": "sorted", "column": column, "descending": bool(descending)}
+    return Subset(view, sorted_part(view, made), by=made)
+
+
+def sorted_part(view: View, by: dict[str, Any]) -> Int64s:
+    """The numbers of all samples in the order that ``by`` describes."""
+    column = by["column"]
     values = _rows(view) if column is None else sample_values(view, column)
     if values.dtype.kind == "f" and np.isnan(values).any():
         raise ConfigError(f"column {column!r} holds NaN, which has no place in an order; leave those out first")
     _, ranks = np.unique(values, return_inverse=True)
-    return Subset(view, np.argsort(-ranks if descending else ranks, kind="stable"))
+    found: Int64s = np.argsort(-ranks if by["descending"] else ranks, kind="stable")
+    return found
 
 
 def _rows(view: View) -> Int64s:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -120,10 +121,7 @@ def _check_values(config: Config, name: str) -> None:
     betas = config.optimizer.betas
     if not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(f"{name}: optimizer.betas = {list(betas)}; expected two numbers from 0 to below 1")
-    for source in config.data.sources:
-        is_right = source.keys() == {"store", "weight"} and isinstance(source["store"], str)
-        if not is_right or isinstance(source["weight"], bool) or not isinstance(source["weight"], (int, float)):
-            raise ConfigError(f"{name}: data.sources has {source}; expected a store and its weight, a number")
+    _check_sources(config.data.sources, name)
     for key in ("data.prepare", "model.options"):
         _check_plain(value_of(config, key), key, name)
     model, train, data = config.model, config.train, config.data
@@ -137,6 +135,8 @@ def _check_values(config: Config, name: str) -> None:
         (data.processes and not data.transform,
          "data.processes is for data.transform; name a function, or leave it out: batches without one need no Python"),
         (data.pack and kind in FORECASTERS, f"data.pack is for text; leave it out for {kind}"),
+        (data.pack and data.stride,
+         f"data.stride = {data.stride} with data.pack: packed samples do not overlap; leave one of them out"),
         (train.recompute and kind == "lstm", "train.recompute is for gpt and transformer; leave it out for lstm"),
         (data.sources and (data.store or data.input),
          f"both data.sources and {'a store' if data.store else 'an input'} are given; list all stores in data.sources"),
@@ -150,6 +150,16 @@ def _check_values(config: Config, name: str) -> None:
     ):  # fmt: skip
         if is_wrong:
             raise ConfigError(f"{name}: {message}")
+
+
+def _check_sources(sources: Sequence[Mapping[str, Any]], name: str) -> None:
+    for source in sources:
+        weight = source.get("weight")
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight < math.inf
+        if source.keys() != {"store", "weight"} or not isinstance(source["store"], str) or not is_number:
+            raise ConfigError(f"{name}: data.sources has {source}; expected a store and its weight, a number from 0 on")
+    if sources and not any(source["weight"] for source in sources):
+        raise ConfigError(f"{name}: every weight of data.sources is 0; raise one of them")
 
 
 def _check_plain(value: Any, key: str, name: str) -> None:

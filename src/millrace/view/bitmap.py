@@ -13,7 +13,7 @@ from millrace.ragged import Array, Int64s
 
 BLOCK = 1024  # bits for each number of ``ranks``, as in core.h
 PACKED = np.dtype([("bits", "u1")])  # how bitmaps are given and saved: eight samples a byte, the lowest bit first
-_CHUNK = 1 << 20  # bytes that are counted at a time
+_CHUNK = 1 << 18  # bytes that are counted at a time
 _SAMPLES = 4096  # that are found at a time: their blocks take 8 MB
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1).astype(np.uint16)
 
@@ -26,12 +26,17 @@ class Bitmap:
     (3, [0, 3], [0, 2, 3])
     """
 
-    def __init__(self, packed: Array, length: int) -> None:
-        """From bytes of eight samples each; bits behind the last sample are ignored."""
+    def __init__(self, bits: Array, length: int) -> None:
+        """From a mask, or bytes of eight samples each; bits behind the last sample are ignored."""
         self.length, num_bytes = length, -(-length // 8)
         # With one bit of room at least, so that there always is a last block.
         padded = np.zeros((length // BLOCK + 1) * BLOCK // 8, np.uint8)
-        padded[:num_bytes] = packed[:num_bytes].view(np.uint8)
+        if bits.dtype == bool:  # packed some at a time: beside it there is no second copy
+            for at in range(0, num_bytes, _CHUNK):
+                some = np.packbits(bits[8 * at : 8 * (at + _CHUNK)], bitorder="little")
+                padded[at : at + len(some)] = some
+        else:
+            padded[:num_bytes] = bits[:num_bytes].view(np.uint8)
         if length % 8:
             padded[num_bytes - 1] &= (1 << length % 8) - 1
         blocks = padded.reshape(-1, BLOCK // 8)
@@ -46,7 +51,7 @@ class Bitmap:
 
     @classmethod
     def of(cls, mask: Array) -> Bitmap:
-        return cls(np.packbits(mask, bitorder="little"), len(mask))
+        return cls(mask, len(mask))
 
     def __len__(self) -> int:
         return int(self.ranks[-1])

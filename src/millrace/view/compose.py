@@ -12,7 +12,7 @@ from millrace.errors import ConfigError
 from millrace.gather.gather import Allocate, Field, Located, any_of, new_array
 from millrace.identity import digest_chunks
 from millrace.lazy import cached_property
-from millrace.ragged import Int64s, Ragged, Spans
+from millrace.ragged import Int64s, Ragged, Spans, concatenated_ranges
 from millrace.view.bitmap import PACKED, Bitmap
 from millrace.view.view import View
 
@@ -141,6 +141,7 @@ class Concat(View):
     def __init__(self, views: Sequence[View]) -> None:
         if not views:
             raise ConfigError("Concat of no views; give at least one")
+        check_views(views)
         self.views = tuple(views)
         self.store, self.fields = views[0].store, views[0].fields
         shapes = [[(f.name, f.dtype, f.shape) for f in view.fields] for view in views]
@@ -167,28 +168,27 @@ class Concat(View):
         views = np.searchsorted(self._ends, wanted, side="right")
         return views, wanted - np.concatenate(([0], self._ends))[views]
 
-    def _ask(self, samples: npt.ArrayLike, question: Any) -> Int64s:
-        """An answer of (samples, k) put together from the views."""
-        views, inside = self.parts(samples)
-        out: Int64s = np.zeros((len(views), 2), np.int64)
-        for k in np.unique(views).tolist():
-            out[views == k] = question(self.views[k], inside[views == k])
-        return out
-
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
-        """Rows in the store of each sample's own view; views of several pieces per sample have no common spans."""
-
-        def ask(view: View, inside: Int64s) -> Int64s:
-            found = view.spans(inside, axis)
-            if found.offsets is not None:
-                raise ConfigError("samples of several pieces have no spans in a Concat; ask the view itself")
-            return np.column_stack((found.starts, found.stops))
-
-        both = self._ask(samples, ask)
-        return Spans(both[:, 0], both[:, 1])
+        """Rows in the store of each sample's own view."""
+        views, inside = self.parts(samples)
+        each = {k: self.views[k].spans(inside[views == k], axis) for k in np.unique(views).tolist()}
+        counts = np.ones(len(views), np.int64)  # pieces of each sample
+        for k, found in each.items():
+            counts[views == k] = 1 if found.offsets is None else np.diff(found.offsets)
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        starts, stops = np.empty((2, int(offsets[-1])), np.int64)
+        for k, found in each.items():
+            mine = concatenated_ranges(offsets[:-1][views == k], counts[views == k])
+            starts[mine], stops[mine] = found.starts, found.stops
+        is_plain = all(found.offsets is None for found in each.values())
+        return Spans(starts, stops, None if is_plain else offsets)
 
     def records(self, samples: npt.ArrayLike) -> Int64s:
-        return self._ask(samples, lambda view, inside: np.repeat(view.records(inside)[:, None], 2, axis=1))[:, 0]
+        views, inside = self.parts(samples)
+        found = np.empty(len(views), np.int64)
+        for k in np.unique(views).tolist():
+            found[views == k] = self.views[k].records(inside[views == k])
+        return found
 
     def located(self, samples: Int64s) -> Located:
         views, inside = self.parts(samples)
@@ -234,6 +234,32 @@ def leaves(view: View) -> list[View]:
     if isinstance(view, Subset):
         return leaves(view.view)
     return [leaf for part in view.views for leaf in leaves(part)] if isinstance(view, Concat) else [view]
+
+
+def check_views(views: Sequence[Any]) -> None:
+    for number, view in enumerate(views):
+        if not hasattr(view, "fields"):
+            raise ConfigError(
+                f"source {number} is {type(view).__name__}, not a view; make one, such as mr.Records(store)"
+            )
+
+
+def is_even(view: View) -> bool:
+    """Whether all samples have the same number of rows: those of windows have, those of ``Packed`` differ."""
+    if isinstance(view, Subset):
+        return is_even(view.view)
+    if isinstance(view, Concat):
+        parts = [part for part in view.views if len(part)]
+        return all(map(is_even, parts)) and len({int(part.spans([0]).lengths[0]) for part in parts}) == 1
+    is_dense = all(field.axis is None or field.length is not None for field in view.fields)
+    return is_dense and view.spans([0]).offsets is None
+
+
+def rows_delivered(view: View, samples: npt.ArrayLike) -> Int64s:
+    """Rows of each sample, without those that ``pad`` cuts off."""
+    lengths, axis = view.spans(samples).lengths, view.store.layout.primary
+    pads = [field.pad for field in view.fields if field.axis == axis and field.measure is None]
+    return lengths if not pads or None in pads else np.minimum(lengths, max(pad or 0 for pad in pads))
 
 
 def _labels(view: View) -> Any:

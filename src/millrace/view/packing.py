@@ -101,7 +101,7 @@ def _cached(folder: Path, num_documents: int) -> Packing | None:
         found = Packing(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in Packing._fields))
         is_right = found.documents.dtype == np.uint32 and found.offsets.dtype == np.int64
         is_whole = is_right and (folder / "hash").read_text() == _hash(found)
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):  # EOFError: of an empty file, as a crash may leave it
         return None
     return found if is_whole and int(found.documents.max(initial=0)) < max(1, num_documents) else None
 
