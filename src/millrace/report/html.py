@@ -51,7 +51,8 @@ table{border-collapse:collapse;font-size:14px}th{font-weight:600;color:var(--dim
 td,th{padding:3px 18px 3px 0;vertical-align:top;border-bottom:1px solid var(--edge);overflow-wrap:break-word}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .facts td{overflow-wrap:anywhere}.facts td:first-child{color:var(--dim);white-space:nowrap}.scroll{overflow-x:auto}
-.passage{margin-bottom:14px}.passage pre{margin:4px 0 0;padding:10px 12px;background:var(--page);border-radius:6px;
+.passage{margin-bottom:14px;overflow-wrap:anywhere}
+.passage pre{margin:4px 0 0;padding:10px 12px;background:var(--page);border-radius:6px;
 font:13px/1.45 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;max-height:300px;overflow:auto}
 .end{display:block;color:var(--c1);font-weight:600;border-top:2px dashed var(--c1);margin:8px 0 4px;font-size:12px}
 .grid-of{display:grid;grid-template-columns:repeat(auto-fill,minmax(112px,1fr));gap:12px}.grid-of img{width:100%;
