@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from millrace.feed.stages import Counters, Make
+from millrace.meter.usage import without_core_s
 
 Outcome: TypeAlias = tuple[Any, BaseException | None, float, float]  # batch, error, seconds to make it, rest before it
 # Whether functions hold the GIL is asked 8 times soon, then rarely; it is let go for 0.3 ms: at 0.05 a thread was often not awake.
@@ -80,10 +81,12 @@ class Threads:
 
     def _ask_for_gil(self, now: float) -> None:
         """Lets go of Python's lock for a moment, as a training step often does. Does a function keep it as long as it may?"""
+        no_core_s = without_core_s()
         time.sleep(LET_GO_S)
+        no_core_s = without_core_s() - no_core_s  # on a busy machine it takes as long without any function
         took_s = time.perf_counter() - now
         self._gil_asked += 1
-        self._gil_held += took_s >= 0.8 * sys.getswitchinterval()
+        self._gil_held += took_s - no_core_s >= 0.8 * sys.getswitchinterval()
         self._ask_at = now + took_s + (SOON_S if self._gil_asked < SOON else ASK_S)
 
     def report(self) -> Counters:
