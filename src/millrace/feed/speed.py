@@ -203,7 +203,7 @@ def choices(batch_bytes: float, *, has_functions: bool) -> list[dict[str, Any]]:
     # they are tried with one depth. Many workers come first: where batches take seconds, time may end before all are measured.
     return [
         {"workers": workers, "depth": depth, **({"processes": way} if has_functions else {})}
-        for workers, depth, way in itertools.product(reversed(threads), depths, ways)
+        for workers, depth, way in itertools.product(reversed(threads) if has_functions else threads, depths, ways)
         if not has_functions or depth == depths[-1] or (depth >= workers and not way)
     ]
 
