@@ -199,8 +199,8 @@ def choices(batch_bytes: float, *, has_functions: bool) -> list[dict[str, Any]]:
     threads = sorted({1, 2, cores, *(2**k for k in range(1, 7) if 2**k <= cores), cores + 2})
     depths = [depth for depth in (2, 4, 8, 16) if depth == 2 or 30 * depth * batch_bytes < memory_bytes() / 4]
     ways = (False, True) if has_functions else (False,)
-    # Of workers that run functions only as many have work as batches may lie ahead. Each process takes a second to start, so
-    # they are tried with one depth. Many workers come first: where batches take seconds, time may end before all are measured.
+    # With functions a depth below the workers is the same as theirs. Each process takes a second to start, so they are tried
+    # with one depth. Many workers come first: where batches take seconds, time may end before all are measured.
     return [
         {"workers": workers, "depth": depth, **({"processes": way} if has_functions else {})}
         for workers, depth, way in itertools.product(reversed(threads) if has_functions else threads, depths, ways)
@@ -232,7 +232,9 @@ def autotune(view: View, *, batch: int, within_s: float = TUNE_S, **options: Any
                     break
                 # Workers often end together: of fewer than several batches of each, chance decides.
                 least = LEAST_EACH * setting["workers"] if has_functions else 1
-                measured = rate(batches, slice_s, ready=setting["depth"], least=least, until=end)
+                measured = rate(
+                    batches, slice_s, ready=max(setting["depth"], setting["workers"]), least=least, until=end
+                )
                 if not live[0][2] or time.perf_counter() < end:  # what the end of time cuts short says nothing
                     found.append(measured)
             live.sort(key=lambda entry: -statistics.median(entry[2] or [0.0]))
