@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,6 +106,41 @@ def test_bench_compares_cold_data_with_its_disk(store, capsys, monkeypatch):
     )
     assert run(["bench", str(store), "--batch", "32", *SECONDS]) == 0
     assert "of what the disk gives, 100 samples/s, while 30% of the store lies in memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_rate_of_workers_that_end_together_is_theirs(workers, monkeypatch):
+    """By a clock of its own: 16 batches lie ready, then each worker makes one in 50 ms."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def batches():
+        for number in itertools.count():
+            clock.now += 0.05 if number >= 16 and number % workers == 0 else 1e-6
+            yield SimpleNamespace(num_samples=1)
+
+    assert speed.rate(batches(), 0.01, ready=16, least=3 * workers) == pytest.approx(workers / 0.05, rel=0.35)
+    began = clock.now
+    speed.rate(batches(), 5.0, ready=16, least=1000, until=began + 1.0)
+    assert clock.now - began < 1.1
+
+
+def test_the_end_of_time_leaves_what_was_measured(monkeypatch):
+    monkeypatch.setattr(speed, "rate", lambda batches, *args, ready, **options: 1000.0 - ready)
+    view = mr.Blocks(mr.from_arrays({"tokens": np.arange(4096, dtype=np.uint16)}), length=16)
+    setting, found = speed.autotune(view, batch=8, within_s=0.0)
+    assert found == 1000.0 - max(setting["depth"], setting["workers"])
+
+
+@pytest.mark.parametrize("command", ["doctor", "bench"])
+def test_what_cannot_be_measured_is_one_line(command, store, tmp_path, capsys):
+    with mr.StoreWriter(tmp_path / "none", kind="text", columns={"tokens": mr.Column("uint16")}):
+        pass
+    for arguments, said in (([tmp_path / "none"], "has no samples"), ([store, "--batch", 10**9], "lower it")):
+        assert run([command, *map(str, arguments)]) == 1
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        assert said in printed
 
 
 def test_processes_are_tried_where_there_are_functions():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from dataclasses import replace
@@ -89,3 +90,12 @@ def test_a_machine_without_a_gpu_copies_only_in_memory():
     assert machine.memory_rate(1 << 20) > 0
     assert machine.gpu_names() == []
     assert machine.device_rate() is None
+
+
+def test_time_without_a_core_grows_or_is_not_known(monkeypatch):
+    before = usage.without_core_s()
+    assert 0 <= before <= usage.without_core_s()
+    monkeypatch.setattr("builtins.open", lambda *args: io.StringIO("7 2500000000 3\n"))
+    assert usage.without_core_s() == 2.5
+    monkeypatch.setattr("builtins.open", lambda *args: io.StringIO(""))
+    assert usage.without_core_s() == 0.0

@@ -26,7 +26,8 @@ HOSTILE = (
 # It shows the page in a frame, asks for an image and runs a script itself (so these can be seen), and copies the page's text.
 AROUND = f"""<!DOCTYPE html><img src="{OUT}/control-image"><script>fetch("{OUT}/control-fetch", {{mode: "no-cors"}})</script>
 <iframe src="/page" onload="
-document.body.append(this.contentDocument.title + ' ### ' + this.contentDocument.body.innerText)"></iframe>"""
+const page = this.contentDocument, all = page.documentElement;
+document.body.append(page.title + ' ### ' + (all.scrollWidth - all.clientWidth) + ' ### ' + page.body.innerText)"></iframe>"""
 
 
 class Outside(BaseHTTPRequestHandler):
@@ -50,7 +51,7 @@ def hostile_reports(folder):
     columns = {"tokens": mr.Column("uint16"), "source": mr.Column("string", per="record")}
     with mr.StoreWriter(folder / "text", kind="text", columns=columns) as writer:
         for k in range(3):
-            writer.append({"tokens": np.arange(5, dtype=np.uint16), "source": f"{HOSTILE}/{k}.{HOSTILE}"})
+            writer.append({"tokens": np.arange(5, dtype=np.uint16), "source": f"{'y' * 200}{HOSTILE}/{k}.{HOSTILE}"})
     meta = {"features": [HOSTILE]}
     series = mr.from_arrays({"values": np.ones((200, 1)), "name": [HOSTILE]}, [0, 200], kind="series", meta=meta)
     columns = {"hits": mr.Column("float32"), "label": mr.Column("int64", per="record")}
@@ -89,7 +90,8 @@ def test_hostile_names_run_nothing_and_request_nothing(tmp_path):
         server.server_close()
     ours = [path for path in server.asked if "control" in path or "hit" in path]
     assert set(ours) == {"/control-image", "/control-fetch"}, ours  # the browser asks and runs, but not for the page
-    title, _, text = html.unescape(shown.partition("</iframe>")[2]).partition(" ### ")
+    title, beyond, text = html.unescape(shown.partition("</iframe>")[2]).split(" ### ")
+    assert beyond == "0"  # nothing runs out of a page 300 pixels wide
     assert "</title></style></script><script>fetch(" in title  # the whole name is the title
     for heading in ("Overview", "Example windows", "Passages", "Labels and values", "Curves", "Timeline"):
         assert heading in text

@@ -93,6 +93,7 @@ def test_text_shows_lengths_folders_endings_and_boundaries(tmp_path):
         (tmp_path / "src" / folder).mkdir(parents=True)
         for k in range(count):
             (tmp_path / "src" / folder / f"{k}.{'txt' if k else 'md'}").write_text(f"{folder} {k} " + "x" * 92)
+    (tmp_path / "src/odd.exe").write_text("left out")
     mr.prepare_text([tmp_path / "src"], out=tmp_path / "store", tokenizer="bytes", document="file", val=0)
     store = mr.open_store(tmp_path / "store")
     report = store_report(store)
@@ -104,6 +105,7 @@ def test_text_shows_lengths_folders_endings_and_boundaries(tmp_path):
     }
     assert bars["Tokens by folder"] == expected
     assert set(bars["Tokens by file ending"]) == {".md", ".txt"}
+    assert "files of other endings left out: 1 .exe" in checked(report)
     assert sum(bars["Tokens by file ending"].values()) == store.num_rows
     (passages,) = blocks(report, Passages)
     assert any(len(pieces) == 2 for _, pieces in passages.passages)
@@ -162,6 +164,53 @@ def test_records_show_labels_and_images(tmp_path):
     assert shown.shape[2] == 3
     assert shown[50, 50].tolist() == [0, 0, 250]
     assert "1 more could not be read" in checked(report)
+
+
+def test_windows_are_shown_in_a_size_that_fits_into_the_split(tmp_path):
+    pd = pytest.importorskip("pandas")
+    times = pd.date_range("2024-01-01", periods=60, freq="h")
+    pd.DataFrame({"who": "a", "time": times, "level": range(60)}).to_parquet(tmp_path / "t.parquet")
+    mr.prepare_table([tmp_path / "t.parquet"], out=tmp_path / "s", entity="who", time="time", val_from="2024-01-02")
+    window = blocks(store_report(mr.open_store(tmp_path / "s")), Lines)[0]
+    assert [len(xs) for xs, _ in window.curves.values()] == [16, 4]
+
+
+def test_infinite_values_and_spans_beyond_any_float_do_no_harm():
+    values = np.array([[np.inf, -1e308], [1.0, 1e308], [np.nan, 0.0]] * 40)
+    report = store_report(mr.from_arrays({"values": values}, [0, 120], kind="series"))
+    table = next(block.rows for block in blocks(report, Table) if block.rows[0][0] == "feature")
+    assert [row[5] for row in table] == ["NaN or infinite", "66.7%", "0.0%"]
+    titles = [block.title for block in blocks(report, Histogram)]
+    assert "feature 0" in titles
+    assert "feature 1" not in titles
+    checked(report)
+
+
+def test_numbers_of_records_are_drawn(tmp_path, capsys):
+    hits = np.arange(300.0).reshape(100, 3)
+    hits[0, 1] = np.nan
+    columns = {"hits": mr.Column("float64", (3,)), "angle": mr.Column("float32", (2,), per="record")}
+    with mr.StoreWriter(tmp_path / "s", kind="records", columns=columns) as writer:
+        for k in range(10):
+            writer.append({"hits": hits[10 * k : 10 * k + 10], "angle": [k, 2 * k]})
+    drawn = {block.title: block for block in blocks(store_report(mr.open_store(tmp_path / "s")), Histogram)}
+    assert [name for name in drawn if "[" in name] == ["hits[0]", "hits[1]", "hits[2]", "angle[0]", "angle[1]"]
+    assert sum(drawn["hits[2]"].counts) == 100
+    assert drawn["hits[1]"].note == "1.0% NaN or infinite"
+    assert drawn["angle[1]"].highest == 18
+    assert run(["inspect", str(tmp_path / "s")]) == 0
+    assert "hits[1] (1.0% NaN or infinite): 4 to 298" in capsys.readouterr().out
+
+
+def test_one_long_document_is_read_in_many_places(tmp_path):
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    report = store_report(mr.open_store(tmp_path / "tokens.bin"))
+    (passages,) = blocks(report, Passages)
+    firsts = [int(pieces[-1].split()[0]) for _, pieces in passages.passages]
+    assert len(firsts) == 6
+    assert firsts[0] == 0
+    assert firsts[-1] == 60_000 - 240
+    assert "60,000 tokens with 60,000 different ids" in checked(report)
 
 
 def test_hostile_names_are_only_shown(tmp_path):
@@ -270,4 +319,4 @@ def test_sections_without_anything_are_left_out(tmp_path, capsys):
     assert run(["inspect", str(tmp_path / "s")]) == 0
     printed = capsys.readouterr().out
     assert "Lengths" not in printed  # there are no rows
-    assert "label: 3 1" in printed
+    assert "label: 3 (1)" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 from types import SimpleNamespace
 
@@ -11,10 +12,12 @@ from torch import nn
 
 import millrace as mr
 from millrace.feed.report import Report
+from millrace.meter.interval import Interval
+from millrace.meter.verdict import BOTH, BURSTS, FASTER, REMEDIES, THREADS, Verdict, judge
 from millrace.train.config import parse_config
 from millrace.train.console import Console
 from millrace.train.dist import World
-from millrace.train.judging import Judging
+from millrace.train.judging import Judging, Reading, in_keys
 from millrace.train.metrics import Metrics, boards, read_metrics
 from millrace.train.pace import Pace
 from millrace.train.trainer import train
@@ -129,6 +132,25 @@ def test_a_rank_that_is_slow_by_itself_is_named():
     found = judging.stretch()
     assert found.name == "input-bound: straggler rank"
     assert "rank 2" in found.evidence
+
+
+def test_a_rank_whose_data_is_late_is_named_beside_long_forward_passes():
+    """Both ranks spend 1 of 2.5 s in forward passes: the backward passes cannot have taken 2 more."""
+    counted = Interval(seconds=2.5, batches=50, get_s=0.01)
+    found = judge(Reading(counted, (0.0, 1.5), (1.0, 1.0)).since(None, 3))
+    assert found.name == "input-bound: straggler rank"
+    assert "rank 1 took 0.05 s per step of its own, the usual rank 0.02 s" in found.evidence
+    even = judge(Reading(counted, (0.1, 0.0), (0.8, 0.8)).since(None, 3))
+    assert even.name == "compute-bound"
+
+
+@pytest.mark.parametrize("remedy", [*REMEDIES.values(), THREADS, BURSTS, BOTH, FASTER])
+def test_remedies_of_a_run_name_keys_of_its_configuration(remedy):
+    said = in_keys(Verdict("balanced", "", remedy)).remedy
+    assert "=" not in said.replace("data.processes = true", "")
+    named = re.findall(r"data\.(\w+)", said)
+    assert all(hasattr(parse_config({}).data, name) for name in named)
+    assert bool(named) == ("=" in remedy and "order=" not in remedy)
 
 
 def test_prometheus_reads_the_last_of_every_number(tmp_path):

@@ -96,6 +96,7 @@ def measure(view: Any, batch: int, functions: dict[str, Any], seconds: float) ->
     from millrace.meter.usage import Usage
 
     sample, files = speed.SampleBytes.of(view), speed.files_of(view)
+    sample.check(batch)
     before_share = resident_share(files) if files else None
     with Feed(view, batch=batch, device="numpy", **functions) as feed:
         before = Usage.read()

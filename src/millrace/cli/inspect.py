@@ -9,6 +9,7 @@ from typer import Argument, Option
 from millrace.cli import options
 from millrace.cli.printing import print_json, print_line, print_table, printable, shorten
 
+MOST_BARS = 6  # that a line names
 EXAMPLE = "millrace inspect prices/ --html report.html"
 
 
@@ -82,12 +83,13 @@ def show(report: Any) -> None:
             elif isinstance(block, Note):
                 print_line(f"  {printable(block.text)}")
             elif isinstance(block, Bars):
-                shown = zip(block.names[:4], block.counts, strict=False)
-                print_line(
-                    f"  {printable(block.title)}: {', '.join(f'{printable(name)} {count:,.0f}' for name, count in shown)}"
-                )
+                pairs = list(zip(block.names, block.counts, strict=True))
+                shown = [f"{printable(name)} ({count:,.0f})" for name, count in pairs[:MOST_BARS]]
+                more = [f"{len(pairs) - MOST_BARS} more"] if len(pairs) > MOST_BARS else []
+                print_line(f"  {printable(block.title)}: {', '.join(shown + more)}")
             elif isinstance(block, Histogram):
-                print_line(f"  {printable(block.title)}: {block.edges[0]:,.6g} to {block.highest or 0:,.6g}")
+                about = f" ({printable(block.note)})" if block.note else ""
+                print_line(f"  {printable(block.title)}{about}: {block.edges[0]:,.6g} to {block.highest or 0:,.6g}")
     print_line()
     print_line("--html report.html draws the charts, passages and pictures.")
 

@@ -88,6 +88,8 @@ def run(
     is_first = os.environ.get("RANK", "0") == "0"
     try:
         settings = load_config(config, changes or [], given)
+        if profile:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch loads: its profiler writes lines of its own
         with options.training_extras():
             from millrace.train import dist
             from millrace.train.trainer import train

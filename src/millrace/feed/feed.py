@@ -30,7 +30,7 @@ from millrace.feed.processes.shared_slots import SharedSlots
 from millrace.feed.remote.link import Link
 from millrace.feed.report import Report
 from millrace.feed.world import rank_and_world
-from millrace.meter.verdict import Verdict, judge
+from millrace.meter.verdict import Verdict
 from millrace.native import num_cores
 from millrace.order.orders import MAX_POSITION, Order, Shuffled
 from millrace.ragged import Int64s, as_integer
@@ -341,7 +341,7 @@ class Feed:
     def verdict(self) -> Verdict | None:
         """What limits the loop, and what to change; None before the first iterator, or while it has too few batches."""
         report = self.report()
-        return None if report is None else judge(report.interval())
+        return None if report is None else report.verdict()
 
     def pool_of_workers(self, depth: int, gpu: Any) -> Pool:
         """Worker processes for an iterator: those that an earlier pass has left, or new ones."""

@@ -16,6 +16,8 @@ from millrace.feed.foresight import Foresight
 from millrace.feed.line import Line
 from millrace.feed.report import Report
 from millrace.feed.stages import Fallback
+from millrace.meter.interval import Interval
+from millrace.meter.verdict import LEAST_BATCHES
 
 if TYPE_CHECKING:
     from millrace.feed.feed import Feed
@@ -65,6 +67,9 @@ class Iteration:
     def _start(self, line: Line) -> None:
         """Composes the stages for a line that begins where the loop stands."""
         self._first = self.progress.count  # the stages count from this batch
+        self._settled: Interval | None = (
+            None  # the counters after the first batches, which wait for threads and processes
+        )
         # With a queue workers read the files; what lies on a device is not read again.
         self._foresight = Foresight.of(self._composer.reads(line)) if self._feed.queue is None else None
         self._stages = self._composer.compose(line)
@@ -131,6 +136,8 @@ class Iteration:
 
     def _take(self) -> Batch:
         self._check_process()  # a fork below Python was not noted; asking the system takes microseconds
+        if self._settled is None and self.progress.count - self._first >= LEAST_BATCHES:
+            self._settled = self.report().interval()
         if self._foresight is not None:
             self._foresight.reach(self.progress.count - self._first)
         try:
@@ -158,14 +165,15 @@ class Iteration:
             way, counters.workers, count, self._num_samples or self._samples_before(count),
             perf_counter() - self._began, self._next_s - self.behind_s, fill_s=counters.make_s,
             function_s=made.function_s if counters.function_s is None else counters.function_s,
-            fill_wait_s=counters.put_wait_s, depth_seen=counters.mean_ready, made_in_line=counters.made_here,
+            fill_wait_s=counters.put_wait_s, gil_asked=counters.gil_asked, gil_held=counters.gil_held,
+            depth_seen=counters.mean_ready, made_in_line=counters.made_here,
             made_again=counters.made_again, cores=counters.cores, pieces=counters.pieces,
             num_bytes=counters.num_bytes, is_cold=made.is_cold, past_cache=counters.past_cache, behind_s=placed.behind_s,
             transfer_s=placed.transfer_s,
             deaths=counters.deaths, ends=counters.ends, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
             tiers=tuple(filter(None, (store.describe_tier() for store in self.line.view.stores))), choice=self._feed.choice,
-            hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes,
+            hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes, settled=self._settled,
         )  # fmt: skip
 
     def _samples_before(self, count: int) -> int:

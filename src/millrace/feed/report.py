@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from millrace.meter.interval import Interval
-from millrace.meter.verdict import judge
+from millrace.meter.verdict import Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Report:
     fill_s: float | None = None  # making batches, over all threads
     function_s: float | None = None  # of it, in decode and transform
     fill_wait_s: float | None = None  # threads rested, because enough batches lay ready
+    gil_asked: int | None = None  # with functions in threads: how often the loop let go of Python's lock for a moment
+    gil_held: int | None = None  # of these, how often a function kept the lock as long as it may
     depth_seen: float | None = None  # batches that lay ready when one was taken, on average
     made_in_line: int | None = None  # batches that the loop made itself, or pieces that add up to them
     made_again: int | None = None  # batches that the loop made because a thread that had begun them got no core
@@ -47,6 +49,7 @@ class Report:
     hit_rate: float | None = None  # with tier="device": the share of samples whose rows lay on the GPU
     held_bytes: int | None = None  # of the rows that lie there
     row_bytes: int | None = None  # of all rows that the view reads
+    settled: Interval | None = None  # what was counted when the first batches had come; a verdict leaves that out
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,11 +58,18 @@ class Report:
         """These counters for ``judge``; the difference of two such intervals is what was counted between them."""
         return Interval(
             self.seconds, self.batches, self.get_s, make_s=self.fill_s, function_s=self.function_s,
-            put_wait_s=self.fill_wait_s, workers=self.workers, is_processes=self.way == "processes",
+            put_wait_s=self.fill_wait_s, made_here=self.made_in_line, gil_asked=self.gil_asked,
+            gil_held=self.gil_held, workers=self.workers, is_processes=self.way == "processes",
             is_cold=bool(self.is_cold), is_queued=self.way == "queue", num_bytes=self.num_bytes, behind_s=self.behind_s,
             transfer_s=self.transfer_s,
             missed=(1.0 if self.hit_rate is None else 1.0 - self.hit_rate) if self.way == "resident" else None,
         )  # fmt: skip
+
+    def verdict(self) -> Verdict | None:
+        """What limits the loop, by the batches after the start where there are enough; None if there are too few."""
+        now = self.interval()
+        later = None if self.settled is None else judge(now - self.settled)
+        return judge(now) if later is None else later
 
     def __str__(self) -> str:
         share = self.get_s / self.seconds if self.seconds else 0.0
@@ -111,6 +121,6 @@ class Report:
         lines.extend(self.tiers)
         if self.choice:
             lines.append(f"processes='auto': {self.choice}")
-        if (verdict := judge(self.interval())) is not None:
+        if (verdict := self.verdict()) is not None:
             lines.append(str(verdict))
         return "\n".join(lines)

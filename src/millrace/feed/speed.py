@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.errors import ConfigError
 from millrace.feed.feed import Feed
 from millrace.feed.iteration import Iteration
 from millrace.meter import machine
@@ -23,6 +24,7 @@ from millrace.native import memory_bytes, num_cores
 from millrace.view.compose import Subset
 from millrace.view.view import View
 
+SLOTS = 6  # batches that a feed has at a time, with the usual depth
 PROBED = 256  # samples whose sizes are looked at
 WARM_BYTES = 256 << 20  # of the samples that are read twice to measure gather apart from the disk
 RESIDENT = 0.99  # of a store in memory: from here on the disk is not asked
@@ -30,6 +32,7 @@ ASK_BYTES = 128 << 10  # the disk is asked for at most so much at a time
 WARM_BATCHES = 8
 MEMORY_SHARE = 0.7  # of memory that a store may take and still stay there
 TUNE_S = 30.0
+LEAST_EACH = 3  # batches of each worker that a setting with functions is measured by in a round
 SLICE_S = 0.25  # the least that a setting is measured for in a round
 
 
@@ -42,13 +45,22 @@ class SampleBytes:
 
     @classmethod
     def of(cls, view: View) -> SampleBytes:
-        samples = np.linspace(0, len(view) - 1, min(len(view), PROBED)).astype(np.int64)
+        count = min(len(view), PROBED)
+        with Feed(view, batch=max(count, 1), device="numpy", epochs=1) as feed:  # an empty view is refused here
+            made = sum(value.nbytes for value in _arrays(next(iter(feed)))) / count
         first = view.stores[0]
         rows = sum(_row_bytes(column, first.num_rows) for column in first.columns.values())
-        read = float(np.mean(view.spans(samples).lengths)) * rows
-        with Feed(view, batch=len(samples), device="numpy", epochs=1) as feed:
-            made = sum(value.nbytes for value in _arrays(next(iter(feed)))) / len(samples)
-        return cls(read, made)
+        samples = np.linspace(0, len(view) - 1, count).astype(np.int64)
+        return cls(float(np.mean(view.spans(samples).lengths)) * rows, made)
+
+    def check(self, batch: int) -> None:
+        """Refuses batches of which memory does not hold the few that a feed has at a time."""
+        needed = self.made * batch * SLOTS
+        if needed > memory_bytes():
+            raise ConfigError(
+                f"--batch {batch:,} needs {needed / 2**30:,.0f} GiB for the {SLOTS} batches that a feed has at a time, and this "
+                f"machine has {memory_bytes() / 2**30:,.0f}; lower it"
+            )
 
 
 def _row_bytes(column: Any, num_rows: int) -> int:
@@ -66,17 +78,28 @@ def _arrays(batch: Mapping[str, Any]) -> Iterator[Any]:
             yield array
 
 
-def rate(batches: Iteration, seconds: float, *, leave_out: int = WARM_BATCHES) -> float:
-    """Samples per second of a loop that does nothing else, without its first batches: the start, or those that lay ready."""
+def rate(
+    batches: Iteration,
+    seconds: float,
+    *,
+    ready: int = 0,
+    least: int = 1,
+    until: float = math.inf,
+    warm: int = WARM_BATCHES,
+) -> float:
+    """Samples per second of a loop that does nothing else, without its first batches: the start, and those that lay ``ready``.
+
+    At least so many batches are counted, however long they take; not beyond the moment ``until``.
+    """
     count = 0
     start = began = time.perf_counter()
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batches, start=1):
         now = time.perf_counter()
-        if number < leave_out and now - start < seconds:
+        if number <= ready + 1 or (number <= warm + 2 * ready and now - start < seconds):
             began = now
-            continue
-        count += batch.num_samples
-        if now - began >= seconds:
+        else:
+            count += batch.num_samples
+        if now >= until or (now - began >= seconds and number > ready + least):
             break
     return count / max(time.perf_counter() - began, 1e-9)
 
@@ -116,6 +139,7 @@ class Stages:
     @classmethod
     def measure(cls, view: View, batch: int, *, seconds: float = 1.0) -> Stages:
         sample = SampleBytes.of(view)
+        sample.check(batch)
         files = files_of(view)
         resident = machine.resident_share(files) if files else None
         disk = machine.disk_rates(files, min(int(sample.read) or 1, ASK_BYTES)) if files else None
@@ -175,9 +199,12 @@ def choices(batch_bytes: float, *, has_functions: bool) -> list[dict[str, Any]]:
     threads = sorted({1, 2, cores, *(2**k for k in range(1, 7) if 2**k <= cores), cores + 2})
     depths = [depth for depth in (2, 4, 8, 16) if depth == 2 or 30 * depth * batch_bytes < memory_bytes() / 4]
     ways = (False, True) if has_functions else (False,)
+    # With functions a depth below the workers is the same as theirs. Each process takes a second to start, so they are tried
+    # with one depth. Many workers come first: where batches take seconds, time may end before all are measured.
     return [
         {"workers": workers, "depth": depth, **({"processes": way} if has_functions else {})}
-        for workers, depth, way in itertools.product(threads, depths, ways)
+        for workers, depth, way in itertools.product(reversed(threads) if has_functions else threads, depths, ways)
+        if not has_functions or depth == depths[-1] or (depth >= workers and not way)
     ]
 
 
@@ -186,7 +213,7 @@ def autotune(view: View, *, batch: int, within_s: float = TUNE_S, **options: Any
 
     All are measured in turn, so drift of the machine hits all alike; after each round the slower half is dropped.
     """
-    began = time.perf_counter()
+    end = time.perf_counter() + within_s
     has_functions = options.get("transform") is not None or options.get("decode") is not None
     left = choices(SampleBytes.of(view).made * batch, has_functions=has_functions)
     if options.get("processes"):
@@ -197,12 +224,20 @@ def autotune(view: View, *, batch: int, within_s: float = TUNE_S, **options: Any
             feed = stack.enter_context(Feed(view, batch=batch, **{"device": "numpy", **options, **setting}))
             live.append((setting, iter(feed), list[float]()))
         while True:
-            left_s = within_s - (time.perf_counter() - began)
+            left_s = end - time.perf_counter()
             rounds = math.ceil(math.log2(len(live))) + 1 if len(live) > 1 else 1
             slice_s = max(SLICE_S / 5, min(1.5, 0.8 * left_s / rounds / len(live)))
             for setting, batches, found in live:
-                found.append(rate(batches, slice_s, leave_out=WARM_BATCHES + 2 * setting["depth"]))
-            live.sort(key=lambda entry: -statistics.median(entry[2]))
-            if len(live) == 1 or left_s < 0:
+                if live[0][2] and time.perf_counter() >= end:
+                    break
+                # Workers often end together: of fewer than several batches of each, chance decides.
+                least = LEAST_EACH * setting["workers"] if has_functions else 1
+                measured = rate(
+                    batches, slice_s, ready=max(setting["depth"], setting["workers"]), least=least, until=end
+                )
+                if not live[0][2] or time.perf_counter() < end:  # what the end of time cuts short says nothing
+                    found.append(measured)
+            live.sort(key=lambda entry: -statistics.median(entry[2] or [0.0]))
+            if len(live) == 1 or time.perf_counter() >= end:
                 return live[0][0], statistics.median(live[0][2])
             live = live[: -(-len(live) // 2)]

@@ -29,6 +29,10 @@ class Counters(NamedTuple):
     function_s: float | None = None  # make, or ahead for processes: of it, in decode and transform
     put_wait_s: float | None = None  # ahead: workers rested, because enough batches lay ready
     mean_ready: float | None = None  # ahead: batches that lay ready when one was taken
+    gil_asked: int | None = (
+        None  # ahead: how often the loop let go of Python's lock, to see how long it takes to get it back
+    )
+    gil_held: int | None = None  # ahead: of these, how often it took as long as a thread may keep it
     num_bytes: int | None = None  # ahead: of all batches made
     past_cache: int | None = None  # ahead: samples read past the page cache
     made_by_workers: int | None = None  # ahead: batches that came from workers through a queue

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-COUNTED = ("seconds", "batches", "get_s", "make_s", "function_s", "put_wait_s", "num_bytes", "transfer_s", "behind_s")
+COUNTED = (
+    "seconds", "batches", "get_s", "make_s", "function_s", "put_wait_s", "made_here", "num_bytes", "transfer_s", "behind_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,13 @@ class Interval:
     put_wait_s: float | None = None
     """Waiting to put: workers rested, as enough batches lay ready. Near zero: the feed has no room to spare.
     Large while the loop waits: batches are made in bursts, and a larger depth helps."""
+    made_here: int | None = None
+    """Batches that the loop made itself, since none was ready. Many: a loop that waits does not wait for bursts."""
+    gil_asked: int | None = None
+    """How often since the start the loop let go of Python's lock (the GIL) for a moment, where functions run in threads."""
+    gil_held: int | None = None
+    """Of these, how often a function kept the lock as long as it may. Half or more: meanwhile the loop's own Python stands
+    still, so run the functions in processes. Near zero: they sleep, or compute without the lock, so more threads help."""
     workers: int = 0
     """Threads or processes that make batches. 0: the loop makes them, so making is part of ``get_s``."""
     is_processes: bool = False
@@ -43,6 +52,20 @@ class Interval:
     """The loop waited for a device busy with earlier steps: it computes as fast as it can. Not part of ``get_s``."""
     rank_s: tuple[float, ...] = ()
     """Of each rank: time of its own, before it met the others. One that is far above the rest holds them all up."""
+
+    def rates(self) -> dict[str, float]:
+        """The counters of the feed per second, as ``feed_NAME``; ``feed_rest`` is the share of their time that workers rested."""
+        rates = {name: getattr(self, name) for name in ("make_s", "function_s", "transfer_s", "behind_s")}
+        found = {f"feed_{name.removesuffix('_s')}": value for name, value in rates.items() if value is not None}
+        if self.num_bytes is not None:
+            found["feed_bytes_per_s"] = self.num_bytes
+        found = {name: value / max(self.seconds, 1e-9) for name, value in found.items()}
+        worked = (self.put_wait_s or 0.0) + (self.make_s or 0.0)
+        if self.put_wait_s is not None and worked > 0:
+            found["feed_rest"] = self.put_wait_s / worked
+        if self.gil_asked and self.gil_held is not None:
+            found["feed_gil_held"] = self.gil_held / self.gil_asked
+        return found
 
     def __sub__(self, earlier: Interval) -> Interval:
         """What was counted after ``earlier``, a reading of the same run."""

@@ -114,6 +114,15 @@ def _numbers(path: str) -> dict[str, int]:
         return {}
 
 
+def without_core_s() -> float:
+    """Seconds since its start in which this thread could have run, but had no core; 0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _cpu_of_threads(prefix: str) -> float | None:
     """CPU seconds of this process's threads with such names."""
     total, is_known = 0.0, False

@@ -8,11 +8,15 @@ from typing import Any
 
 from millrace.meter.interval import Interval
 
+LEAST_ASKED = 4  # times that the loop let go of the GIL: fewer may be chance
 LEAST_BATCHES = 8  # fewer are mostly the start: the first batches wait for an empty pipeline
 INPUT_SHARE = 0.08  # of the time spent waiting: above, the feed limits. A feed 1.2x too slow waits 17 %
 COMPUTE_SHARE = 0.04  # below, the loop hardly waits
 REST_SHARE = 0.05  # of their time that workers rest: below, the feed is as fast as the loop, with nothing to spare
 BURST_SHARE = 0.3  # workers that rest so much while the loop waits make batches in bursts
+
+HELD_SHARE = 0.4  # of the moments in which the loop let go of the GIL: above, functions hold it while they run
+FUNCTION_SHARE = 0.8  # of the time that such functions run: above, they limit a loop that needs the GIL itself
 
 REMEDIES = {
     "disk": "copy the store to a faster disk (millrace stage), or read runs of samples: order=BlockShuffled(...)",
@@ -24,6 +28,8 @@ REMEDIES = {
 MISSES = "raise device_bytes=, so that more rows lie on the GPU; or raise workers= for the others"
 ON_DEVICE = "raise batch=: all rows lie on the GPU, and each group of batches costs the loop a few kernels"
 THREADS = "take processes=True: threads share one GIL; or make decode= and transform= cheaper"
+FASTER = "make the model faster; the feed keeps up"
+BOTH = "make the model faster; and try processes=True: decode= and transform= hold the GIL, which the loop's own Python needs"
 BURSTS = "raise depth=: batches are made in bursts"
 
 
@@ -50,7 +56,7 @@ take processes=True: threads share one GIL; or make decode= and transform= cheap
 
     def __str__(self) -> str:
         remedy = "" if self.remedy is None else f"; {self.remedy}"
-        gain = "" if self.gain is None else f": up to {self.gain:.1f}x faster"
+        gain = "" if self.gain is None else f": up to {self.gain:.{1 if self.gain < 10 else 0}f}x faster"
         return f"{self.name} ({self.evidence}){remedy}{gain}"
 
 
@@ -69,13 +75,19 @@ def judge(found: Interval) -> Verdict | None:
         return Verdict("input-bound: transfer", evidence, REMEDIES["transfer"])
     if waited >= INPUT_SHARE:
         return _stage(found, waited)
-    rested = _rested(found)
+    rested, held = _rested(found), _held(found) or 0.0
+    function_share = (found.function_s or 0.0) / found.seconds if held >= HELD_SHARE else 0.0
+    if function_share >= FUNCTION_SHARE:
+        evidence = (
+            f"decode and transform held the GIL in {held:.0%} of the checks, so the loop's own Python stood still"
+        )
+        return Verdict("input-bound: transform", evidence, THREADS)
     evidence = f"the loop waited {waited:.0%} of the time for data"
     # Workers that mostly rest could give more: then what is left of the waiting is the cost of next() itself.
     if (waited >= COMPUTE_SHARE and (rested is None or rested <= 0.5)) or (rested is not None and rested < REST_SHARE):
         spare = "" if rested is None else f"; workers rested {rested:.0%}"
         return Verdict("balanced", f"{evidence}{spare}", "a faster model would wait for data")
-    return Verdict("compute-bound", evidence, "make the model faster; the feed keeps up")
+    return Verdict("compute-bound", evidence, BOTH if function_share >= INPUT_SHARE else FASTER)
 
 
 def _stage(found: Interval, waited: float) -> Verdict:
@@ -88,14 +100,27 @@ def _stage(found: Interval, waited: float) -> Verdict:
     made = found.get_s if found.make_s is None else found.make_s
     share = min(1.0, (found.function_s or 0.0) / made) if made > 0 else 0.0
     rested = _rested(found)
-    bursts = BURSTS if rested is not None and rested >= BURST_SHARE else None
+    # A loop that makes batches itself does not wait for bursts, however long its threads rest meanwhile.
+    is_bursts = rested is not None and rested >= BURST_SHARE and (found.made_here or 0) < BURST_SHARE * found.batches
+    bursts = BURSTS if is_bursts else None
     if share > 0.5:
-        threads = THREADS if found.workers > 1 and not found.is_processes else None
         evidence += f"; {share:.0%} of making batches was decode and transform"
-        return _input_bound("transform", waited, evidence, bursts or threads)
-    stage = "disk" if found.is_cold else "gather"
-    what = "reading rows from the disk" if found.is_cold else "copying rows in memory"
-    return _input_bound(stage, waited, f"{evidence}; {1 - share:.0%} of making batches was {what}", bursts)
+        held = _held(found)
+        if (
+            held is not None and held >= HELD_SHARE
+        ):  # no gain: nobody counts how long the loop's own Python stands still
+            return Verdict("input-bound: transform", f"{evidence}, which held the GIL", THREADS)
+        may_hold = held is None and found.workers > 1 and not found.is_processes
+        return _input_bound("transform", waited, evidence, bursts or (THREADS if may_hold else None))
+    if (
+        found.is_cold
+    ):  # rows are asked for far ahead whatever the depth: 250 batches/s at 4 and at 16, 2,000 by BlockShuffled
+        return _input_bound(
+            "disk", waited, f"{evidence}; {1 - share:.0%} of making batches was reading rows from the disk"
+        )
+    return _input_bound(
+        "gather", waited, f"{evidence}; {1 - share:.0%} of making batches was copying rows in memory", bursts
+    )
 
 
 def _on_device(missed: float, waited: float, evidence: str) -> Verdict:
@@ -125,6 +150,13 @@ def _straggler(found: Interval) -> Verdict | None:
     return _input_bound(
         "straggler rank", lost, evidence, f"look at the machine of rank {rank}: its disk, cores and heat"
     )
+
+
+def _held(found: Interval) -> float | None:
+    """How often functions held the GIL when the loop had let go of it; None where that is not known."""
+    if found.is_processes or not found.gil_asked or found.gil_asked < LEAST_ASKED or found.gil_held is None:
+        return None
+    return found.gil_held / found.gil_asked
 
 
 def _rested(found: Interval) -> float | None:

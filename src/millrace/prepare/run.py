@@ -183,7 +183,7 @@ class Run:
         self._end_attempts()
         product = kind.product(self.partial.entries)
         self.context.note(*product.report.get("notes", ()))
-        provenance = {"plan": kind.plan, "report": product.report, **product.provenance}
+        provenance = {"plan": kind.plan, "report": product.report, "notes": self.context.notes, **product.provenance}
         fingerprint = self.partial.publish(product.fields, self.base, provenance, product.files)
         return self._report(product, fingerprint, is_new=True)
 

@@ -32,7 +32,7 @@ STYLE = """
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ef;--dim:#98a2b3;--page:#14171d;--card:#1c2028;--edge:#303643;--c0:#6ea0ff;
 --c1:#f0a35e;--c2:#57c79a;--c3:#c79be0;--c4:#ef7d8c;--c5:#8a94a6}}
 *{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;margin:0;overflow-wrap:anywhere}
+main{max-width:1180px;margin:0 auto;padding:28px 20px 60px;overflow-wrap:anywhere}h1{font-size:24px;margin:0}
 h2{font-size:18px;margin:0 0 2px}p{margin:0}.dim,.about{color:var(--dim)}.about{margin-bottom:14px;max-width:80ch}
 nav{margin:12px 0 22px;display:flex;flex-wrap:wrap;gap:4px 16px}a{color:var(--c0);text-decoration:none}
 section{background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:18px 20px;margin-bottom:18px}
@@ -51,7 +51,8 @@ table{border-collapse:collapse;font-size:14px}th{font-weight:600;color:var(--dim
 td,th{padding:3px 18px 3px 0;vertical-align:top;border-bottom:1px solid var(--edge);overflow-wrap:break-word}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .facts td{overflow-wrap:anywhere}.facts td:first-child{color:var(--dim);white-space:nowrap}.scroll{overflow-x:auto}
-.passage{margin-bottom:14px}.passage pre{margin:4px 0 0;padding:10px 12px;background:var(--page);border-radius:6px;
+.passage{margin-bottom:14px}
+.passage pre{margin:4px 0 0;padding:10px 12px;background:var(--page);border-radius:6px;
 font:13px/1.45 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;max-height:300px;overflow:auto}
 .end{display:block;color:var(--c1);font-weight:600;border-top:2px dashed var(--c1);margin:8px 0 4px;font-size:12px}
 .grid-of{display:grid;grid-template-columns:repeat(auto-fill,minmax(112px,1fr));gap:12px}.grid-of img{width:100%;

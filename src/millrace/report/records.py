@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections import Counter
@@ -17,6 +18,7 @@ from millrace.report.blocks import Note, Pictures, Section
 from millrace.report.sample import Sample, bars, histogram, present
 
 TEXTS = ("string", "dictionary")
+ROWS, PLACES = 1 << 16, 8  # of all records that are read, and of a row, whose values are drawn
 FEW = 50  # different values that are counted one by one
 PICTURES, SIDE, MOST_IMAGE_BYTES = 24, 112, 32 << 20
 STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")  # of image files
@@ -28,16 +30,25 @@ def sections(sample: Sample, made: Mapping[str, Any]) -> list[Section]:
     labels = [_column(sample, name) for name, column in columns.items() if column.per == "record" and not column.shape]
     text_axes = {name for name, column in columns.items() if column.dtype == "string"}
     axes = [axis for axis in store.layout.row_axes if axis not in text_axes and _has_column(store, axis)]
-    lengths = [histogram(f"Rows of {_columns_of(store, axis)} in a record", sample.lengths(axis)) for axis in axes]
+    lengths = [histogram(f"{_rows_of(store, axis)} in a record", sample.lengths(axis)) for axis in axes]
+    images = [name for name in columns if _is_image(sample, name)]
+    arrays = [block for name in columns if name not in images for block in _values(sample, name)]
     return [
         Section("Labels and values", said, present(labels)),
+        Section(
+            "Numbers",
+            f"Values of at most {ROWS // sample.num_contents:,} rows of {sample.num_contents:,} of {store.num_records:,} records.",
+            arrays,
+        ),
         Section("Lengths", said, present(lengths)),
-        *(_images(sample, name) for name in columns if _is_image(sample, name)),
+        *(_images(sample, name) for name in images),
     ]
 
 
-def _columns_of(store: Any, axis: str) -> str:
-    return ", ".join(name for name, column in store.layout.columns.items() if column.axis == axis)
+def _rows_of(store: Any, axis: str) -> str:
+    found = {name: column for name, column in store.layout.columns.items() if column.axis == axis}
+    is_files = all(column.dtype == "uint8" and not column.shape for column in found.values())
+    return f"{'Bytes' if is_files else 'Rows'} of {', '.join(found)}"
 
 
 def _has_column(store: Any, axis: str) -> bool:
@@ -54,6 +65,30 @@ def _column(sample: Sample, name: str) -> Any:
         counts = Counter(class_name(sample.store, name, value) for value in values.tolist())
         return bars(name, dict(counts), "records")
     return histogram(name, values)
+
+
+def _values(sample: Sample, name: str) -> list[Any]:
+    """The distributions of a column of numbers, one for each place of a row: of row columns, and of arrays of records."""
+    column = sample.store.layout.columns[name]
+    is_row = column.per != "record"
+    if column.dtype in TEXTS or column.dtype == "uint8" or len(column.shape) > 1 or not (is_row or column.shape):
+        return []
+    width, most = math.prod(column.shape), ROWS // sample.num_contents
+    parts = [np.empty((0, width))]
+    for piece in sample.pieces:
+        starts, stops = piece.store.record_spans(column.axis) if is_row else (np.arange(0), np.arange(0))
+        for record in piece.contents.tolist():
+            first, last = (int(starts[record]), int(stops[record])) if is_row else (record, record + 1)
+            some = piece.store.columns[name][first : min(last, first + most)]
+            parts.append(np.asarray(some, np.float64).reshape(-1, width))
+    values = np.concatenate(parts)
+    found = []
+    for k in range(min(width, PLACES)):
+        odd = float(1 - np.isfinite(values[:, k]).mean()) if len(values) else 0.0
+        notes = [f"the first {PLACES} of {width:,}"] if k == 0 and width > PLACES else []
+        notes += [f"{odd:.1%} NaN or infinite"] if odd else []
+        found.append(histogram(f"{name}[{k}]" if column.shape else name, values[:, k], ", ".join(notes)))
+    return present(found)
 
 
 def class_name(store: Any, column: str, value: Any) -> str:

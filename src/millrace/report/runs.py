@@ -41,7 +41,10 @@ def run_report(path: str | os.PathLike[str]) -> Report:
     starts = [entry for entry in _lines(folder / STARTS) if isinstance(entry.get("step"), int)]
     marks = [float(entry["step"]) for entry in starts[1:]]
     last = numbers.last_step
-    title, subtitle = f"{folder}: a training run", f"{numbers.num_lines:,} lines of {METRICS}, up to step {last:,}."
+    title, subtitle = (
+        f"{folder}: a training run",
+        f"{numbers.num_lines:,} line{'s' * (numbers.num_lines != 1)} of {METRICS}, up to step {last:,}.",
+    )
     sections = [_summary(folder, numbers, starts), _curves(numbers, marks), _starts(starts)]
     return Report(title, subtitle, [*_verdicts(numbers), *sections])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,8 @@ def histogram(title: str, values: Any, note: str = "") -> Histogram | None:
     if not len(numbers):
         return None
     low, high = float(numbers.min()), float(numbers.max())
+    if not math.isfinite(high - low):  # no axis is as long as from -1e308 to 1e308
+        return None
     if np.asarray(values).dtype.kind in "iu":
         step = max(1.0, np.ceil((high - low + 1) / BINS))  # bars of as many values each
         edges = np.arange(low, high + step + 1, step)

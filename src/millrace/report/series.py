@@ -18,7 +18,8 @@ from millrace.view.windows import Windows
 ROWS = 256  # of an entity
 MOST_BYTES = 64 << 20
 FEATURES = 16  # that are drawn
-WINDOWS, LOOKBACK, HORIZON = 6, 48, 12
+WINDOWS = 6
+SHAPES = ((48, 12), (16, 4), (4, 1))  # lookback and horizon of them: the first that fits into a split
 
 
 def sections(sample: Sample, made: Mapping[str, Any]) -> list[Section]:
@@ -65,6 +66,8 @@ class _Features:
 
     def section(self, made: Mapping[str, Any]) -> Section:
         about = f"From {len(self.stored):,} rows of {self.sample.num_contents:,} of {self.sample.store.num_records:,} entities. "
+        if len(self.names) > FEATURES:
+            about += f"The first {FEATURES} of {len(self.names):,} features are drawn. "
         about += (
             "First in the units of the source (original), then as stored and as a model sees it (scaled)."
             if self.is_scaled
@@ -81,15 +84,18 @@ class _Features:
         report = made.get("report")
         counted = report.get("columns") if isinstance(report, Mapping) else None
         rows: list[tuple[str, ...]] = [
-            ("feature", "mean", "std", "min", "max", "NaN in the sample", "missing in the source")
+            ("feature", "mean", "std", "min", "max", "NaN or infinite", "missing in the source")
         ]
         for k, name in enumerate(self.names[:100]):
             values = self.original[:, k]
             finite = values[np.isfinite(values)]
             column = counted.get(name) if isinstance(counted, Mapping) else None
             missing = column.get("nulls") if isinstance(column, Mapping) else None
-            shown = [number(float(f(finite))) for f in (np.mean, np.std, np.min, np.max)] if len(finite) else [""] * 4
-            share = f"{np.isnan(values).mean():.1%}" if len(values) else ""
+            with np.errstate(over="ignore", invalid="ignore"):  # the sum of values near the largest float
+                shown = (
+                    [number(float(f(finite))) for f in (np.mean, np.std, np.min, np.max)] if len(finite) else [""] * 4
+                )
+            share = f"{1 - len(finite) / len(values):.1%}" if len(values) else ""
             rows.append((name, *shown, share, f"{missing:,}" if isinstance(missing, int) else "not recorded"))
         return rows
 
@@ -100,21 +106,21 @@ def _first_row_column(store: Any) -> str:
 
 
 def _windows(sample: Sample) -> Section:
-    about = f"A window as a model gets it: {LOOKBACK} rows of x, then {HORIZON} rows of y, which it should predict. Scaled values."
-    drawn: list[Block] = []
-    for piece in sample.pieces:
-        part = (
-            piece.store.split("train")
-            if "train" in piece.store.splits and piece.store.time_cuts is not None
-            else piece.store
-        )
-        try:
-            view = Windows(part, lookback=LOOKBACK, horizon=HORIZON)
-        except MillraceError:
-            continue
-        places: Any = np.linspace(0, len(view) - 1, WINDOWS + 2).astype(int)[1:-1] if len(view) else []
-        drawn += [_window(view, int(i), part) for i in places]
-    none = Note(f"No entity that was read has the {LOOKBACK + HORIZON} rows of such a window.")
+    for lookback, horizon in SHAPES:
+        drawn: list[Block] = []
+        for piece in sample.pieces:
+            has_cuts = "train" in piece.store.splits and piece.store.time_cuts is not None
+            part = piece.store.split("train") if has_cuts else piece.store
+            try:
+                view = Windows(part, lookback=lookback, horizon=horizon)
+            except MillraceError:
+                continue
+            places: Any = np.linspace(0, len(view) - 1, WINDOWS + 2).astype(int)[1:-1] if len(view) else []
+            drawn += [_window(view, int(i), part) for i in places]
+        if drawn:
+            break
+    about = f"A window as a model gets it: {lookback} rows of x, then {horizon} rows of y, which it should predict. Scaled values."
+    none = Note(f"No entity that was read has the {lookback + horizon} rows of such a window in its split.")
     return Section("Example windows", about, drawn[:: max(1, len(drawn) // WINDOWS)][:WINDOWS] or [none])
 
 
@@ -123,7 +129,7 @@ def _window(view: Any, i: int, store: Any) -> Lines:
     record = int(np.searchsorted(store.record_spans()[1], start, side="right"))
     who = store.columns["name"][record] if "name" in store.layout.columns else f"entity {record:,}"
     features, target = list(store.meta.get("features") or []), store.meta.get("target")
-    first = target[0] if isinstance(target, (list, tuple)) and target else features[0] if features else 0
+    first = target[0] if isinstance(target, (list, tuple)) and target else features[0] if features else "feature 0"
     k = features.index(first) if first in features and item["x"].shape[1] == len(features) else 0
     x, y = item["x"][:, k].astype(float).tolist(), item["y"][:, 0].astype(float).tolist()
     curves: dict[str, tuple[list[float], list[float]]] = {

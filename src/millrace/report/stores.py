@@ -97,8 +97,8 @@ def _origin(store: Store, made: Mapping[str, Any]) -> Section:
     dropped = report.get("dropped")
     if isinstance(dropped, Mapping):
         facts.append(("dropped", ", ".join(f"{why}: {count}" for why, count in dropped.items() if count) or "nothing"))
-    notes = report.get("notes")
-    facts += [("note", str(note)) for note in notes[:10]] if isinstance(notes, list) else []
+    notes = [note for found in (report.get("notes"), made.get("notes")) if isinstance(found, list) for note in found]
+    facts += [("note", note) for note in list(dict.fromkeys(map(str, notes)))[:10]]
     return Section("Origin", "How the store was made, as its provenance.json says.", [Facts(facts)])
 
 

@@ -12,7 +12,8 @@ from millrace.errors import MillraceError
 from millrace.report.blocks import Bars, Passages, Section
 from millrace.report.sample import Sample, bars, histogram, present
 
-MOST_TOKENS = 4096  # of a document
+MOST_TOKENS = 4096  # of a document in one piece
+ALL_TOKENS = 1 << 20  # of all documents: of a few long ones more pieces are read
 COMMON = 25
 BEFORE, AFTER, SHOWN = 60, 240, 6  # tokens of a passage before and after a boundary, and passages
 
@@ -71,20 +72,19 @@ def _short(folders: dict[str, float]) -> tuple[dict[str, float], str]:
 
 def _tokens(sample: Sample) -> Section:
     counts: Counter[int] = Counter()
+    most = max(1, ALL_TOKENS // MOST_TOKENS // sample.num_contents)
     for piece in sample.pieces:
         starts, stops = piece.store.record_spans()
         for record in piece.contents.tolist():
-            first = int(starts[record])
-            ids, times = np.unique(
-                piece.store.columns["tokens"][first : min(int(stops[record]), first + MOST_TOKENS)], return_counts=True
-            )
-            counts.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
+            for first, last in _pieces(int(starts[record]), int(stops[record]), most):
+                ids, times = np.unique(piece.store.columns["tokens"][first:last], return_counts=True)
+                counts.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
     total = counts.total()
     common = counts.most_common(COMMON)
     has_texts = sample.store.manifest is not None and sample.store.manifest.tokenizer is not None
     names = [f"{id_}  {decode(sample.store, [id_])!r}" if has_texts else str(id_) for id_, _ in common]
     about = (
-        f"From the first {MOST_TOKENS:,} tokens of {sample.num_contents:,} of {sample.store.num_records:,} documents: "
+        f"From at most {most * MOST_TOKENS:,} tokens of each of {sample.num_contents:,} of {sample.store.num_records:,} documents: "
         f"{total:,} tokens with {len(counts):,} different ids."
     )
     tens = Counter(len(str(count)) for count in counts.values() if count > 1)
@@ -101,6 +101,18 @@ def _tokens(sample: Sample) -> Section:
         )
     ]
     return Section("Tokens", about, [*blocks, rare])
+
+
+def _pieces(first: int, last: int, most: int) -> list[tuple[int, int]]:
+    """Up to so many pieces of a document, from its first tokens to its last ones.
+
+    >>> _pieces(10, 5000, 1), _pieces(0, 5000, 2), _pieces(0, 1_000_000, 3)
+    ([(10, 4106)], [(0, 5000)], [(0, 4096), (497952, 502048), (995904, 1000000)])
+    """
+    if last - first <= most * MOST_TOKENS:
+        return [(first, last)]
+    starts = np.linspace(first, last - MOST_TOKENS, most).astype(int).tolist()
+    return [(start, start + MOST_TOKENS) for start in starts]
 
 
 def _tens(digits: int) -> str:
@@ -136,7 +148,30 @@ def _passages(sample: Sample) -> Passages:
             source = f", {store.columns['source'][record]}" if "source" in store.layout.columns else ""
             name = sample.store.shard_name(piece.number)
             found.append((f"document {record:,} of shard {name}{source}, {last - first:,} tokens", pieces))
-    return Passages(found[:SHOWN])
+    return Passages([*found, *_inside(sample, SHOWN - len(found))][:SHOWN])
+
+
+def _inside(sample: Sample, count: int) -> list[tuple[str, list[str]]]:
+    """Places within the longest document read, for stores of few documents, such as one file of tokens."""
+    sizes = [
+        (int(np.diff(piece.store.record_spans(), axis=0)[0, r]), k, r)
+        for k, piece in enumerate(sample.pieces)
+        for r in piece.contents.tolist()
+    ]
+    length, k, record = max(sizes, default=(0, 0, 0))
+    if count <= 0 or length < 2 * count * AFTER:
+        return []
+    piece = sample.pieces[k]
+    first = int(piece.store.record_spans()[0][record])
+    name = sample.store.shard_name(piece.number)
+    places = np.linspace(0, length - AFTER, count + 1).astype(int)[1:].tolist()
+    return [
+        (
+            f"document {record:,} of shard {name}, from its token {place:,}",
+            [decode(piece.store, piece.store.columns["tokens"][first + place : first + place + AFTER])],
+        )
+        for place in places
+    ]
 
 
 def _spread(records: Any, count: int) -> list[int]:

@@ -7,6 +7,7 @@ Each takes ``seconds`` for each batch. They change feeds that begin within the b
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import threading
@@ -28,6 +29,16 @@ def slow_transform(seconds: float) -> Callable[[Any, Any], Any]:
 
 def _after(batch: Any, rng: Any, seconds: float) -> Any:
     time.sleep(seconds)
+    return batch
+
+
+def holding_transform(seconds: float) -> Callable[[Any, Any], Any]:
+    """A transform that takes so long for each batch and keeps Python's lock (the GIL) meanwhile, as long computations do."""
+    return functools.partial(_holding, seconds=seconds)
+
+
+def _holding(batch: Any, rng: Any, seconds: float) -> Any:
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL, unlike CDLL, does not let go of the lock
     return batch
 
 

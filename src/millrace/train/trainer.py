@@ -225,6 +225,7 @@ class Trainer:
         facts = self._pace.facts(self.step, self.precision.skipped if self.precision.scaler.is_enabled() else None)
         if (verdict := self._judging.stretch()) is not None:
             facts |= {"verdict": verdict.name, "remedy": verdict.remedy}
+        facts |= self._judging.rates()
         # JSON has no infinity: the norm of a step that fp16 skipped is null.
         norms = {"lr": self.optimizer.param_groups[0]["lr"], "grad_norm": norm if math.isfinite(norm) else None}
         self._write({"loss": loss, **norms, **facts})
