@@ -390,6 +390,11 @@ def test_plan_says_what_an_epoch_costs_and_the_order_for_a_cache(tmp_path, s3, c
     assert facts["samples_per_s"] > 0
     assert facts["order"] is None
     limit = int(view.shard_bytes().max()) * 8
+    few = str(int(view.shard_bytes().max()) * 5)  # fewer files than are measured with
+    millrace([*arguments, "--cache-size", few, "--cache-dir", str(tmp_path / "few")])
+    shown = capsys.readouterr().out
+    assert "as many, since the cache does not hold it" in shown
+    assert "expected: " in shown
     millrace([*arguments, "--cache-size", str(limit), "--mb-per-s", "1"])
     shown = capsys.readouterr().out.splitlines()
     order = mr.BlockShuffled.for_cache(view, limit)

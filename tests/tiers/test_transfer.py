@@ -121,6 +121,9 @@ def test_of_two_pushes_to_one_url_one_wins(tmp_path, s3, proxy):
     same_files(tmp_path / "b", tmp_path / "copy")
 
 
+UNHASHED = ("push.fingerprint", "provenance.json")
+
+
 @pytest.mark.parametrize("fault", [500, 503, "reset", "short", "flip"])
 def test_faults_that_pass_are_overcome(tmp_path, s3, proxy, fault):
     """Each object fails twice; nothing wrong is kept."""
@@ -129,7 +132,7 @@ def test_faults_that_pass_are_overcome(tmp_path, s3, proxy, fault):
 
     def twice(method, path):
         counts[method, path] = counts.get((method, path), 0) + 1
-        is_wanted = "/shards/" in path or fault != "flip"  # what has no hash yet cannot be known to be wrong
+        is_wanted = fault != "flip" or not path.endswith(UNHASHED)
         return (
             fault if counts[method, path] <= 2 and is_wanted and (method == "GET" or isinstance(fault, int)) else None
         )
@@ -282,6 +285,33 @@ def test_a_damaged_file_is_not_pushed(tmp_path):
     with pytest.raises(mr.StoreCorrupt, match=r"values\.f32"):
         mr.push(tmp_path / "store", f"file://{tmp_path}/target")
     assert not (tmp_path / "target" / "store.json").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["stage {a} --to {url}", "pull {a} {url}", "push {url} {url}2", "verify {url}", "gc {url}"]
+)
+def test_a_url_where_a_path_is_needed_is_refused_and_makes_no_folder(tmp_path, s3, monkeypatch, capsys, command):
+    tiny_series(tmp_path / "a")
+    mr.push(tmp_path / "a", s3)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert millrace(command.format(a="a", url=s3).split()) == 1
+    shown = capsys.readouterr()
+    assert f"{s3} is a URL" in shown.err
+    assert not shown.out
+    assert not (tmp_path / "s3:").exists()
+    with pytest.raises(mr.ConfigError, match="is a URL"):
+        mr.StoreWriter(s3, columns={"x": mr.Column("int64")})
+
+
+def test_a_missing_bucket_and_an_address_without_tls_are_named(tmp_path, s3, monkeypatch):
+    tiny_series(tmp_path / "a")
+    for attempt in (lambda url: mr.push(tmp_path / "a", url), mr.open_store, lambda url: mr.pull(url, tmp_path / "b")):
+        with pytest.raises(mr.StoreError, match=r"^s3://no-such-bucket is not there; make the bucket first"):
+            attempt("s3://no-such-bucket/prices")
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(mr.ConfigError, match=r"AWS_ENDPOINT_URL is an http:// address.*AWS_ALLOW_HTTP=true"):
+        mr.open_store(s3)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from millrace.errors import ConfigError, StoreError, StoreUnreachable
+from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreUnreachable
 from millrace.store import platform
 from millrace.store.folder import missing
 from millrace.store.remote.pace import Pace
@@ -29,6 +29,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about
 CHUNK_BYTES = 4 << 20  # of a stream
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 Result = TypeVar("Result")
@@ -89,24 +90,36 @@ class Objects:
     def where(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def read(self, name: str, most: int) -> bytes:
-        """A whole small object."""
+    def read(self, name: str, most: int, check: Callable[[bytes], object] | None = None) -> bytes:
+        """A whole small object. What ``check`` calls corrupt is asked for again: it may be damaged on its way alone."""
         import obstore
 
+        wrong: StoreCorrupt | None = None
+
         def attempt() -> bytes:
-            began = time.perf_counter()
+            nonlocal wrong
+            wrong, began = None, time.perf_counter()
             found = obstore.get(self._store, name)
-            if found.meta["size"] > most:
-                raise StoreUnreachable(
-                    f"{self.where(name)} has {found.meta['size']:,} bytes; expected at most {most:,}"
-                )
+            if (size := found.meta["size"]) > most:
+                raise WrongBytes(f"it has {size:,} bytes; expected at most {most:,}")
             data = bytes(found.bytes())
-            if len(data) != found.meta["size"]:
-                raise WrongBytes(f"{len(data):,} of {found.meta['size']:,} bytes came")
+            if len(data) != size:
+                raise WrongBytes(f"{len(data):,} of {size:,} bytes came")
             self.pace.note(len(data), time.perf_counter() - began)
+            try:
+                if check is not None:
+                    check(data)
+            except StoreCorrupt as error:
+                wrong = error
+                raise WrongBytes(str(error)) from error
             return data
 
-        return self.tried(name, attempt)
+        try:
+            return self.tried(name, attempt)
+        except StoreUnreachable:
+            if wrong is None:
+                raise
+            raise wrong from None
 
     def stream(self, name: str, start: int = 0, stop: int | None = None, *, e_tag: str | None = None) -> Iterator[Any]:
         """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's.
@@ -199,9 +212,11 @@ class Objects:
 
         mode: Any = "create"
         if over is not None:
-            found = self.tried(name, lambda: obstore.get(self._store, name))
-            mode = {key: found.meta[key] for key in ("e_tag", "version") if found.meta[key] is not None}
-            if bytes(found.bytes()) != over:
+            meta, there = self.tried(
+                name, lambda: ((found := obstore.get(self._store, name)).meta, bytes(found.bytes()))
+            )
+            mode = {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
+            if there != over:
                 return False
         try:
             self.tried(name, lambda: obstore.put(self._store, name, data, mode=mode, use_multipart=False))
@@ -241,6 +256,11 @@ class Objects:
         if isinstance(failure, OSError) and failure.errno is not None and not is_remote:
             raise failure  # of this machine: a full disk, no descriptors
         if isinstance(failure, (FileNotFoundError, known.NotFoundError)):
+            if (code := _CODE.search(text)) and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+                url = "/".join(self.url.split("/")[:3])
+                raise ObjectMissing(
+                    f"{url} is not there; make the bucket first, or check its name", path=self.url
+                ) from None
             raise ObjectMissing(f"{where} is not there; check the URL, or push the store again", path=where) from None
         if isinstance(failure, (known.AlreadyExistsError, known.PreconditionError)):
             raise _Refused from None
@@ -257,9 +277,11 @@ class Objects:
         is_denied = isinstance(failure, denials) or status in (401, 403)
         remedy = "check the credentials (AWS_ACCESS_KEY_ID and the like) and the clock" if is_denied else ""
         is_final = is_denied or (status is not None and 400 <= status < 500 and status not in (408, 409, 425, 429))
+        is_final = is_final or (self.is_local and isinstance(failure, WrongBytes))  # it will not change
         if is_final or tries >= ATTEMPTS:
             how_often = "" if tries == 1 else f" (attempt {tries})"
-            remedy = remedy or "check the server and the network, then run it again"
+            elsewhere = "check the server and the network, then run it again"
+            remedy = remedy or ("copy the store again" if self.is_local else elsewhere)
             raise StoreUnreachable(f"{where}: {answer}{how_often}; {remedy}", path=where, status=status) from None
 
 
@@ -298,8 +320,12 @@ def _connect(url: str, create: bool, retries: int = 0) -> Any:
             raise missing(url)
         with platform.writing(url, "creating"):
             return stores.LocalStore(url, mkdir=create)
+    may_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes") or url.startswith("http:")
+    plain = [name for name in _ENDPOINTS if os.environ.get(name, "").startswith("http://")]
+    if plain and not may_http and url.startswith("s3:"):
+        raise ConfigError(f"{plain[0]} is an http:// address, without TLS; set AWS_ALLOW_HTTP=true to allow that")
     options: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "24h", "user_agent": "millrace"}
-    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes") or url.startswith("http:"):
+    if may_http:
         options["allow_http"] = True
     again: Any = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=FIRST_WAIT_S)}}
     try:

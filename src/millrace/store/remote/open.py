@@ -13,10 +13,10 @@ from millrace.errors import ConfigError, StoreError, StoreNotFound, corrupt
 from millrace.identity import digest
 from millrace.native import cache_folder
 from millrace.store import manifest as manifests
-from millrace.store import platform, strict_json
+from millrace.store import platform
 from millrace.store.folder import Folder
 from millrace.store.remote.cache import Cache, size_of
-from millrace.store.remote.contents import MANIFEST, Contents, tokenizer_of
+from millrace.store.remote.contents import MANIFEST, Contents, read_manifest, tokenizer_of
 from millrace.store.remote.objects import ObjectMissing, Objects
 from millrace.store.remote.shards import RemoteShards
 from millrace.store.store import Store
@@ -65,12 +65,14 @@ def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder,
     """The manifest and tables of a store, in a folder of the cache that all processes share."""
     name = MANIFEST if snapshot is None else f"snapshots/{snapshot}.json"
     try:
-        data = objects.read(name, strict_json.MAX_BYTES)
+        data = read_manifest(objects, name)
     except ObjectMissing as error:
         remedy = (
             "check the URL, or push a store there first" if snapshot is None else "open the store without snapshot="
         )
-        raise StoreNotFound(f"{objects.where(name)} is not there; {remedy}", path=objects.url) from error
+        is_bucket = error.path != objects.where(name)
+        problem = str(error) if is_bucket else f"{objects.where(name)} is not there; {remedy}"
+        raise StoreNotFound(problem, path=objects.url) from error
     final = base / digest(data)
     if final.is_dir():
         try:

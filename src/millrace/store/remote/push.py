@@ -15,12 +15,12 @@ import msgspec
 
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.store import manifest as manifests
-from millrace.store import platform, strict_json
+from millrace.store import platform
 from millrace.store.codec import Codec
 from millrace.store.compressed import CompressedFile, compressed
 from millrace.store.folder import Folder
 from millrace.store.plain_file import MAX_BYTES
-from millrace.store.remote.contents import MANIFEST, UNHASHED, Contents, RemoteFile
+from millrace.store.remote.contents import MANIFEST, UNHASHED, Contents, RemoteFile, read_manifest
 from millrace.store.remote.objects import PART_BYTES, ObjectMissing, Objects, is_url
 from millrace.store.shard import check_blocks
 
@@ -150,7 +150,7 @@ def in_threads(work: Callable[[Item], None], items: Iterable[Item], workers: int
 def _committed(objects: Objects) -> bytes | None:
     """The manifest that is at the URL."""
     try:
-        return objects.read(MANIFEST, strict_json.MAX_BYTES)
+        return read_manifest(objects)
     except ObjectMissing:
         return None
 
