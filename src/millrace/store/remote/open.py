@@ -33,10 +33,10 @@ def open_remote(
     objects = Objects(url)
     base = Path(cache_dir).absolute() if cache_dir is not None else cache_folder()
     size = cache_size or os.environ.get("MILLRACE_CACHE_SIZE") or None
-    folder, contents = _tables(objects, snapshot, base / "stores")
+    cache = Cache(base, None if size is None else size_of(size))
+    folder, contents = _tables(objects, snapshot, cache)
     if contents.codec is not None:
         contents.codec.library()  # an error here rather than in the middle of a feed
-    cache = Cache(base / "shards", None if size is None else size_of(size))
     shards = RemoteShards(folder, contents, objects, cache)
     manifest = contents.manifest
     reopen = partial(open_remote, cache_dir=str(base), cache_size=size), (objects.url, manifest.fingerprint)
@@ -61,7 +61,7 @@ def open_compressed(
     return open_remote(folder.path, snapshot, **cache)
 
 
-def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder, Contents]:
+def _tables(objects: Objects, snapshot: str | None, cache: Cache) -> tuple[Folder, Contents]:
     """The manifest and tables of a store, in a folder of the cache that all processes share."""
     name = MANIFEST if snapshot is None else f"snapshots/{snapshot}.json"
     try:
@@ -73,7 +73,7 @@ def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder,
         is_bucket = error.path != objects.where(name)
         problem = str(error) if is_bucket else f"{objects.where(name)} is not there; {remedy}"
         raise StoreNotFound(problem, path=objects.url) from error
-    final = base / digest(data)
+    final = cache.tables / digest(data)
     if final.is_dir():
         try:
             folder = Folder(final)
@@ -85,10 +85,4 @@ def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder,
     tokenizer = tokenizer_of(contents.manifest, objects)
     if tokenizer is not None:
         files[manifests.TOKENIZER_FILE] = tokenizer
-    with platform.writing(final, "creating"):
-        attempt = platform.attempt_name(final)
-        platform.make_dir(attempt / "snapshots")
-        for file, content in files.items():
-            platform.write_file(attempt / file, content)
-        platform.place(attempt, final)
-    return Folder(final), contents
+    return Folder(cache.add_tables(final.name, files)), contents

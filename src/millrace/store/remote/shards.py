@@ -141,11 +141,13 @@ class RemoteShards(DiskShards):
         return found
 
     def _check_window(self, files: Sequence[tuple[int, int]]) -> None:
-        limit, needed = self._cache.limit, self._sum(set(files))
-        if limit is not None and needed > limit:
+        limit, room, needed = self._cache.limit, self._cache.room, self._sum(set(files))
+        if room is not None and needed > room:
+            tables = self._cache.tables_bytes
             raise ConfigError(
-                f"one batch reads {len(set(files)):,} files with {needed:,} bytes, and cache_size is {limit:,}; raise cache_size, "
-                f"or read fewer shards at a time: order=mr.BlockShuffled.for_cache(view, {limit})"
+                f"one batch reads {len(set(files)):,} files with {needed:,} bytes, and cache_size is {limit:,} ({tables:,} of "
+                f"it for tables of stores); raise cache_size, or read fewer shards at a time: "
+                f"order=mr.BlockShuffled.for_cache(view, {limit})"
             )
 
     @property
@@ -157,8 +159,8 @@ class RemoteShards(DiskShards):
         files = set(files)
         if any(self._by_blocks(*file) for file in files):
             return False
-        limit = self._cache.limit
-        return (limit is None or self._sum(files) <= limit) and super().will_need(files)
+        room = self._cache.room
+        return (room is None or self._sum(files) <= room) and super().will_need(files)
 
     def num_bytes(self, shard: int, file: int) -> int:
         return int(self._bytes[shard, file])
