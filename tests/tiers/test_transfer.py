@@ -288,6 +288,25 @@ def test_a_damaged_file_is_not_pushed(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "url", ["s3://AKIA:{0}/x@bucket/a", "https://me:{0}@host/a.csv", "https://host/a.csv?X-Amz-Signature={0}"]
+)
+@pytest.mark.parametrize(
+    "command",
+    ["info {}", "prepare text {} --out b", "prepare text a.txt --out {}", "prepare text a.txt --out {} --append",
+     "train nano --input {}", "stage a --to {}", "pull a {}", "verify {}", "gc {}", "push a {}", "watch {}"],
+)  # fmt: skip
+def test_no_secret_of_a_url_appears_anywhere(tmp_path, monkeypatch, capfd, url, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("some text\n")
+    tiny_series(tmp_path / "a")
+    assert millrace(command.format(url.format("hunter2")).split()) == 1
+    shown = capfd.readouterr()
+    assert shown.err.startswith("error: ")
+    assert "hunter2" not in shown.err + shown.out
+    assert not [path for path in tmp_path.rglob("*") if "hunter2" in str(path)]
+
+
+@pytest.mark.parametrize(
     "command", ["stage {a} --to {url}", "pull {a} {url}", "push {url} {url}2", "verify {url}", "gc {url}"]
 )
 def test_a_url_where_a_path_is_needed_is_refused_and_makes_no_folder(tmp_path, s3, monkeypatch, capsys, command):
