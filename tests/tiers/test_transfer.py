@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -321,6 +323,48 @@ def test_a_url_where_a_path_is_needed_is_refused_and_makes_no_folder(tmp_path, s
     assert not (tmp_path / "s3:").exists()
     with pytest.raises(mr.ConfigError, match="is a URL"):
         mr.StoreWriter(s3, columns={"x": mr.Column("int64")})
+
+
+@pytest.mark.parametrize("compress", [None, "lz4"])
+def test_a_storage_that_only_fsspec_knows(tmp_path, monkeypatch, compress):
+    """Its memory, for one; the calls are the same for sftp:// and hdfs://."""
+    files = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(files), "store", {})
+    monkeypatch.setenv("MILLRACE_CACHE", str(tmp_path / "cache"))
+    url, store = "memory://somewhere/prices", tiny_series(tmp_path / "a")
+    assert mr.push(tmp_path / "a", url, compress=compress).sent_files == mr.push(tmp_path / "a", f"{url}2").sent_files
+    assert mr.push(tmp_path / "a", url, compress=compress).files == 0
+    assert not [name for name in files.find("/somewhere") if name.endswith((".tmp", "push.fingerprint"))]
+    remote = mr.open_store(url)
+    for name, column in store.columns.items():
+        assert np.array_equal(np.asarray(remote.columns[name][:]), np.asarray(column[:]))
+    mr.pull(url, tmp_path / "copy")
+    same_files(tmp_path / "a", tmp_path / "copy")
+    tiny_text(tmp_path / "b")
+    with pytest.raises(mr.ConfigError, match="holds another store"):
+        mr.push(tmp_path / "b", url)
+    files.pipe("/sources/a.txt", b"some text\n")
+    report = mr.prepare_text(["memory://sources"], out="memory://somewhere/text", tokenizer="bytes", val=0)
+    assert mr.open_store("memory://somewhere/text").num_rows == report.tokens["train"]
+
+
+def test_an_fsspec_storage_that_fails_is_named_without_secrets(tmp_path, monkeypatch):
+    files = fsspec.filesystem("memory")
+    monkeypatch.setattr(objects, "FIRST_WAIT_S", 0.001)
+
+    def fails(*arguments, **options):
+        raise RuntimeError("login with hunter2 failed")
+
+    with pytest.raises(mr.StoreNotFound, match="push a store there"):
+        mr.open_store("memory://nowhere")
+    monkeypatch.setattr(type(files), "info", fails)
+    with pytest.raises(mr.StoreUnreachable, match=r"store\.json: .*attempt 8") as caught:
+        mr.open_store("memory://nowhere")
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    for url in ("unheard-of://a/b", "memory://me:hunter2@a/b"):
+        with pytest.raises(mr.ConfigError, match=r"fsspec knows|may be secret") as refused:
+            mr.open_store(url)
+        assert "hunter2" not in str(refused.value)
 
 
 def test_a_missing_bucket_and_an_address_without_tls_are_named(tmp_path, s3, monkeypatch):

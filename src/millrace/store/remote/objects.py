@@ -13,23 +13,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreUnreachable
-from millrace.store import platform
-from millrace.store.folder import missing
+from millrace.store.remote.connect import SCHEMES, connect
 from millrace.store.remote.pace import Pace
 
-SCHEMES = ("s3", "gs", "az", "http", "https", "file")
 ATTEMPTS = 8
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about twice the one before
 CHUNK_BYTES = 4 << 20  # of a stream
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 Result = TypeVar("Result")
@@ -60,19 +57,15 @@ def normal_url(url: str) -> str:
     if not is_url(url):
         return os.path.abspath(url)
     parts = urlsplit(url)
-    if parts.scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise ConfigError(
-            f"{parts.scheme}:// is not a storage that millrace knows; expected {known} or a path; copy it there, or mount it"
-        )
-    if "@" in url or parts.query or parts.fragment:
+    has_user = "@" in url if parts.scheme in SCHEMES else parts.password is not None  # sftp://me@host shows no secret
+    if has_user or parts.query or parts.fragment:
         raise ConfigError(
             f"the {parts.scheme}:// URL has a user, a query or a fragment, which may be secret; give it without, and "
             "credentials by variables such as AWS_ACCESS_KEY_ID"
         )
     if parts.scheme == "file":
         return os.path.abspath(unquote(parts.path))
-    if not parts.netloc:
+    if not parts.netloc and parts.scheme in SCHEMES:
         raise ConfigError(f"{url} names no bucket or host; expected {parts.scheme}://bucket/folder")
     return url.rstrip("/")
 
@@ -84,22 +77,23 @@ class Objects:
         self.url = normal_url(os.fspath(url))
         self.is_local = not is_url(self.url)
         self.pace = Pace()
-        self._store = _connect(self.url, create)
-        self._uploads = _connect(self.url, create, retries=PART_RETRIES)  # one part of many fails, not all of them
+        self._calls, self._store = connect(self.url, create, FIRST_WAIT_S)
+        _, self._uploads = connect(
+            self.url, create, FIRST_WAIT_S, PART_RETRIES
+        )  # one part of many fails, not all of them
+        self.decides = isinstance(self._calls, ModuleType) and not self.is_local  # which of two writers wins
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}"
 
     def read(self, name: str, most: int, check: Callable[[bytes], object] | None = None) -> bytes:
         """A whole small object. What ``check`` calls corrupt is asked for again: it may be damaged on its way alone."""
-        import obstore
-
         wrong: StoreCorrupt | None = None
 
         def attempt() -> bytes:
             nonlocal wrong
             wrong, began = None, time.perf_counter()
-            found = obstore.get(self._store, name)
+            found = self._calls.get(self._store, name)
             if (size := found.meta["size"]) > most:
                 raise WrongBytes(f"it has {size:,} bytes; expected at most {most:,}")
             data = bytes(found.bytes())
@@ -126,13 +120,13 @@ class Objects:
 
         With ``stop``, which needs a server with ranges, those before it. ``e_tag`` is the version that is wanted.
         """
-        import obstore
+        from obstore.exceptions import BaseError
 
         if start or stop is not None:
             wanted: Any = {"offset": start} if stop is None else (start, stop)
             try:
-                found = obstore.get(self._store, name, options={"range": wanted})
-            except obstore.exceptions.BaseError as error:
+                found = self._calls.get(self._store, name, options={"range": wanted})
+            except BaseError as error:
                 if not _is_without_ranges(error):
                     raise
             else:
@@ -141,7 +135,7 @@ class Objects:
         if stop is not None:
             raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name))
         # From the beginning.
-        for chunk in self._as_wanted(name, obstore.get(self._store, name), e_tag).stream(CHUNK_BYTES):
+        for chunk in self._as_wanted(name, self._calls.get(self._store, name), e_tag).stream(CHUNK_BYTES):
             if start < len(chunk):
                 yield memoryview(chunk)[start:]
             start = max(0, start - len(chunk))
@@ -153,19 +147,17 @@ class Objects:
 
     def describe(self, name: str) -> Mapping[str, Any] | None:
         """``size``, ``last_modified`` and ``e_tag`` of an object; None where there is none."""
-        import obstore
-
         try:
-            return self.tried(name, lambda: obstore.head(self._store, name))
+            found: Mapping[str, Any] = self.tried(name, lambda: self._calls.head(self._store, name))
+            return found
         except ObjectMissing:
             return None
 
     def listed(self, prefix: str) -> dict[str, Mapping[str, Any]]:
         """Every object below ``prefix``, as ``describe`` does."""
-        import obstore
 
         def attempt() -> dict[str, Mapping[str, Any]]:
-            found = obstore.list(self._store, prefix or None, chunk_size=1000)
+            found = self._calls.list(self._store, prefix or None, chunk_size=1000)
             return {str(entry["path"]): entry for some in found for entry in some}
 
         try:
@@ -179,47 +171,42 @@ class Objects:
 
     def put(self, name: str, data: bytes | Path | Callable[[], Iterator[bytes]]) -> None:
         """Writes an object, whole or not at all: these bytes, those of a file, or those that a function gives each time."""
-        import obstore
 
         def attempt() -> None:
             if isinstance(data, bytes):
-                obstore.put(self._store, name, data, use_multipart=False)
+                self._calls.put(self._store, name, data, use_multipart=False)
                 return
             if not isinstance(data, Path):
                 parts: Any = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
-                obstore.put(self._uploads, name, data(), use_multipart=True, **parts)
+                self._calls.put(self._uploads, name, data(), use_multipart=True, **parts)
                 return
             # One request where that is enough: joining parts takes two more.
             is_large = data.stat().st_size > PART_BYTES
             options: Any = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if is_large else {}
             with data.open("rb") as file:
-                obstore.put(self._uploads, name, file, use_multipart=is_large, **options)
+                self._calls.put(self._uploads, name, file, use_multipart=is_large, **options)
 
         self.tried(name, attempt)
 
     def remove(self, name: str) -> None:
-        import obstore
-
         with contextlib.suppress(ObjectMissing):
-            self.tried(name, lambda: obstore.delete(self._store, name))
+            self.tried(name, lambda: self._calls.delete(self._store, name))
 
     def put_new(self, name: str, data: bytes, *, over: bytes | None = None) -> bool:
         """Writes a small object where there is none, or where it holds ``over``; False where it holds something else.
 
         The server decides, in one step: of two writers one wins.
         """
-        import obstore
-
         mode: Any = "create"
         if over is not None:
             meta, there = self.tried(
-                name, lambda: ((found := obstore.get(self._store, name)).meta, bytes(found.bytes()))
+                name, lambda: ((found := self._calls.get(self._store, name)).meta, bytes(found.bytes()))
             )
             mode = {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
             if there != over:
                 return False
         try:
-            self.tried(name, lambda: obstore.put(self._store, name, data, mode=mode, use_multipart=False))
+            self.tried(name, lambda: self._calls.put(self._store, name, data, mode=mode, use_multipart=False))
         except _Refused:
             return False
         return True
@@ -305,33 +292,3 @@ def _answer(text: str) -> tuple[int | None, str]:
             return None, "the server did not answer in time"
         return None, "the connection failed or broke off"
     return status, f"the server answered {status}{f' ({code.group(1)})' if code else ''}"
-
-
-def _connect(url: str, create: bool, retries: int = 0) -> Any:
-    """The library's access to a URL. It tries nothing again by itself: errors in the middle of a body are seen above."""
-    try:
-        from obstore import store as stores
-    except ModuleNotFoundError as error:
-        if error.name != "obstore":
-            raise
-        raise ConfigError("remote stores need obstore: pip install 'millrace[s3]'") from error
-    if not is_url(url):
-        if not create and not os.path.isdir(url):
-            raise missing(url)
-        with platform.writing(url, "creating"):
-            return stores.LocalStore(url, mkdir=create)
-    may_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes") or url.startswith("http:")
-    plain = [name for name in _ENDPOINTS if os.environ.get(name, "").startswith("http://")]
-    if plain and not may_http and url.startswith("s3:"):
-        raise ConfigError(f"{plain[0]} is an http:// address, without TLS; set AWS_ALLOW_HTTP=true to allow that")
-    options: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "24h", "user_agent": "millrace"}
-    if may_http:
-        options["allow_http"] = True
-    again: Any = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=FIRST_WAIT_S)}}
-    try:
-        return stores.from_url(url, client_options=options, retry_config=again)
-    except Exception as error:  # noqa: BLE001 - whatever the library does not like about the URL or the environment
-        problem = type(error).__name__
-        raise ConfigError(
-            f"{url} cannot be opened ({problem}); check the URL and the variables of its storage"
-        ) from None

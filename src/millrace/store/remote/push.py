@@ -84,7 +84,7 @@ def push(
     report = Transfer(folder.path, objects.url, contents.fingerprint, 0, 0, codec=codec)
     if before == contents.data[MANIFEST]:
         return report
-    if before is not None and objects.is_local:  # a folder cannot decide which of two writers wins
+    if before is not None and not objects.decides:  # nobody says there which of two writers wins
         raise ConfigError(f"{objects.url} holds an earlier snapshot of this store; remove it, or choose another path")
     there = _begin(objects, contents.fingerprint if codec is None else f"{contents.fingerprint} {codec}")
     lock, step = threading.Lock(), progress or (lambda num_bytes: None)
