@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import millrace as mr
 from millrace.cli import run as millrace
 from millrace.errors import MillraceError, StoreWriteFailed
-from millrace.store.remote import objects
+from millrace.store.remote import connect, objects
 from millrace.store.remote import pull as pulling
 from millrace.store.verify import verify_store
 from millrace.testing import tiny_records, tiny_series, tiny_text
@@ -323,6 +324,47 @@ def test_a_url_where_a_path_is_needed_is_refused_and_makes_no_folder(tmp_path, s
     assert not (tmp_path / "s3:").exists()
     with pytest.raises(mr.ConfigError, match="is a URL"):
         mr.StoreWriter(s3, columns={"x": mr.Column("int64")})
+
+
+def test_answers_that_are_lost_do_not_count_as_another_push(tmp_path, s3, proxy):
+    """What the server did is asked for: a second attempt finds what the first one wrote."""
+    with mr.StoreWriter(tmp_path / "a", columns={"x": mr.Column("int64")}) as writer:
+        writer.append({"x": np.arange(5)})
+    for rows in (7, 0):
+        counts = {}
+
+        def once(method, path, counts=counts):
+            counts[method, path] = counts.get((method, path), 0) + 1
+            return "lost" if method in ("PUT", "POST") and counts[method, path] == 1 else None
+
+        proxy.fault = once
+        mr.push(tmp_path / "a", s3)
+        assert max(counts.values()) >= 2
+        assert mr.open_store(s3).fingerprint == mr.open_store(tmp_path / "a").fingerprint
+        if rows:
+            with mr.StoreWriter(tmp_path / "a", append=True) as writer:
+                writer.append({"x": np.arange(rows)})
+
+
+def test_a_slow_line_may_take_its_time_for_what_it_sends(s3, monkeypatch):
+    """A server is silent until it has all of an object: that is no failure."""
+    monkeypatch.setattr(connect, "READS", {"read_timeout": "1ms", "timeout": "24h"})
+    for data in (bytes(100_000), lambda: iter([bytes(100_000)])):
+        objects.Objects(s3).put("large", data)
+
+
+def test_a_server_that_never_answers_is_an_error(s3, proxy, monkeypatch):
+    monkeypatch.setattr(connect, "READS", {"read_timeout": "50ms", "timeout": "24h"})
+    ends = threading.Event()
+    proxy.fault = lambda method, path: ends.wait
+    try:
+        with pytest.raises(mr.StoreUnreachable, match=r"store\.json: the server did not answer in time \(attempt 8\)"):
+            mr.open_store(s3)
+        monkeypatch.setattr(objects, "PATIENCE_S", 0.0)
+        with pytest.raises(mr.StoreUnreachable, match=r"did not answer in time; check the server"):
+            mr.open_store(s3)
+    finally:
+        ends.set()
 
 
 @pytest.mark.parametrize("compress", [None, "lz4"])

@@ -14,6 +14,9 @@ from millrace.store import platform
 from millrace.store.folder import missing
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file")  # of obstore
+READS = {"read_timeout": "20s", "timeout": "24h"}  # a server that is silent for so long
+# Of a request, since a server is silent until it has all bytes: 64 parts of 8 MiB side by side need 7 Mbit/s.
+UPLOADS = {"timeout": "600s"}
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 Result = TypeVar("Result")
 
@@ -41,7 +44,7 @@ def connect(url: str, create: bool, first_wait_s: float, retries: int = 0) -> tu
     plain = [name for name in _ENDPOINTS if os.environ.get(name, "").startswith("http://")]
     if plain and not may_http and url.startswith("s3:"):
         raise ConfigError(f"{plain[0]} is an http:// address, without TLS; set AWS_ALLOW_HTTP=true to allow that")
-    options: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "24h", "user_agent": "millrace"}
+    options: Any = {"connect_timeout": "10s", "user_agent": "millrace", **(UPLOADS if retries else READS)}
     if may_http:
         options["allow_http"] = True
     again: Any = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=first_wait_s)}}

@@ -23,9 +23,11 @@ from millrace.store.remote.connect import SCHEMES, connect
 from millrace.store.remote.pace import Pace
 
 ATTEMPTS = 8
+PATIENCE_S = 600.0  # without any progress, however few attempts that were
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about twice the one before
 CHUNK_BYTES = 4 << 20  # of a stream
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
+SMALL_BYTES = 64 << 10
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
 _STATUS = re.compile(r"status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -78,9 +80,8 @@ class Objects:
         self.is_local = not is_url(self.url)
         self.pace = Pace()
         self._calls, self._store = connect(self.url, create, FIRST_WAIT_S)
-        _, self._uploads = connect(
-            self.url, create, FIRST_WAIT_S, PART_RETRIES
-        )  # one part of many fails, not all of them
+        # One part of many fails, not all of them.
+        _, self._uploads = connect(self.url, create, FIRST_WAIT_S, PART_RETRIES)
         self.decides = isinstance(self._calls, ModuleType) and not self.is_local  # which of two writers wins
 
     def where(self, name: str) -> str:
@@ -174,7 +175,8 @@ class Objects:
 
         def attempt() -> None:
             if isinstance(data, bytes):
-                self._calls.put(self._store, name, data, use_multipart=False)
+                small = len(data) <= SMALL_BYTES  # else a slow line takes long for it, which is no failure
+                self._calls.put(self._store if small else self._uploads, name, data, use_multipart=False)
                 return
             if not isinstance(data, Path):
                 parts: Any = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
@@ -207,8 +209,8 @@ class Objects:
                 return False
         try:
             self.tried(name, lambda: self._calls.put(self._store, name, data, mode=mode, use_multipart=False))
-        except _Refused:
-            return False
+        except _Refused:  # perhaps by an attempt of ours whose answer was lost
+            return bytes(self.tried(name, lambda: self._calls.get(self._store, name).bytes())) == data
         return True
 
     def tried(self, name: str, attempt: Callable[[], Result], progress: Callable[[], int] | None = None) -> Result:
@@ -218,7 +220,7 @@ class Objects:
         """
         from obstore.exceptions import BaseError
 
-        tries, before = 0, 0
+        tries, before, began = 0, 0, time.monotonic()
         while True:
             tries += 1
             try:
@@ -229,12 +231,12 @@ class Objects:
                 failure = error
             done = progress() if progress is not None else 0
             if done > before:
-                tries, before = 1, done
-            self._judge(name, failure, tries)
+                tries, before, began = 1, done, time.monotonic()
+            self._judge(name, failure, tries, is_last=tries >= ATTEMPTS or time.monotonic() - began > PATIENCE_S)
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (tries - 1))
             time.sleep(wait_s * random.uniform(0.5, 1.0))  # spread, so that ranks do not return together
 
-    def _judge(self, name: str, failure: BaseException, tries: int) -> None:
+    def _judge(self, name: str, failure: BaseException, tries: int, *, is_last: bool) -> None:
         """Raises where another attempt would be of no use."""
         import obstore.exceptions as known
 
@@ -265,7 +267,7 @@ class Objects:
         remedy = "check the credentials (AWS_ACCESS_KEY_ID and the like) and the clock" if is_denied else ""
         is_final = is_denied or (status is not None and 400 <= status < 500 and status not in (408, 409, 425, 429))
         is_final = is_final or (self.is_local and isinstance(failure, WrongBytes))  # it will not change
-        if is_final or tries >= ATTEMPTS:
+        if is_final or is_last:
             how_often = "" if tries == 1 else f" (attempt {tries})"
             elsewhere = "check the server and the network, then run it again"
             remedy = remedy or ("copy the store again" if self.is_local else elsewhere)
