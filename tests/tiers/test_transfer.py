@@ -353,6 +353,34 @@ def test_a_slow_line_may_take_its_time_for_what_it_sends(s3, monkeypatch):
         objects.Objects(s3).put("large", data)
 
 
+INTERRUPTED = """
+import os, signal, sys, threading, types
+from millrace.store.remote import calls
+from millrace.store.remote.push import in_threads
+calls.GRACE_S = 0.01
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was ignored from the start
+ends = threading.Event()
+
+def silent(item=None):  # as a server is that never answers; Ctrl-C comes meanwhile
+    os.kill(os.getpid(), signal.SIGINT)
+    return ends.wait(60)
+
+objects = types.SimpleNamespace(is_given_up=False)
+for ask in (lambda: calls.interruptible(silent), lambda: in_threads(silent, [1], 2, objects)):
+    try:
+        ask()
+    except KeyboardInterrupt:
+        print("interrupted", ends.is_set())
+ends.set()
+print(objects.is_given_up)
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_silent_server():
+    found = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100)
+    assert found.stdout.split("\n")[:3] == ["interrupted False", "interrupted False", "True"], found.stderr
+
+
 def test_a_server_that_never_answers_is_an_error(s3, proxy, monkeypatch):
     monkeypatch.setattr(connect, "READS", {"read_timeout": "50ms", "timeout": "24h"})
     ends = threading.Event()

@@ -73,7 +73,7 @@ def stage_sources(
                 "there, or choose a larger disk for the store",
                 path=str(folder), errno=28,
             )  # fmt: skip
-    in_threads(lambda found: _fetch(found, folder), missing, THREADS)
+    in_threads(lambda found: _fetch(found, folder), missing, THREADS, *(found.objects for found in missing))
     return [
         msgspec.structs.replace(describe_file(str(folder / found.place), url), path=found.url, folders=found.folders)
         for found in chosen

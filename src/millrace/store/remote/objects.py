@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreUnreachable
+from millrace.store.remote.calls import each, interruptible
 from millrace.store.remote.connect import SCHEMES, connect
 from millrace.store.remote.pace import Pace
 
@@ -79,6 +80,7 @@ class Objects:
         self.url = normal_url(os.fspath(url))
         self.is_local = not is_url(self.url)
         self.pace = Pace()
+        self.is_given_up = False  # whoever asked was interrupted
         self._calls, self._store = connect(self.url, create, FIRST_WAIT_S)
         # One part of many fails, not all of them.
         _, self._uploads = connect(self.url, create, FIRST_WAIT_S, PART_RETRIES)
@@ -94,10 +96,10 @@ class Objects:
         def attempt() -> bytes:
             nonlocal wrong
             wrong, began = None, time.perf_counter()
-            found = self._calls.get(self._store, name)
+            found = interruptible(lambda: self._calls.get(self._store, name))
             if (size := found.meta["size"]) > most:
                 raise WrongBytes(f"it has {size:,} bytes; expected at most {most:,}")
-            data = bytes(found.bytes())
+            data = interruptible(lambda: bytes(found.bytes()))
             if len(data) != size:
                 raise WrongBytes(f"{len(data):,} of {size:,} bytes came")
             self.pace.note(len(data), time.perf_counter() - began)
@@ -126,20 +128,30 @@ class Objects:
         if start or stop is not None:
             wanted: Any = {"offset": start} if stop is None else (start, stop)
             try:
-                found = self._calls.get(self._store, name, options={"range": wanted})
+                found = interruptible(lambda: self._calls.get(self._store, name, options={"range": wanted}))
             except BaseError as error:
                 if not _is_without_ranges(error):
                     raise
             else:
-                yield from self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)
+                for chunk in each(self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)):
+                    self._check_wanted(name)
+                    yield chunk
                 return
         if stop is not None:
             raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name))
         # From the beginning.
-        for chunk in self._as_wanted(name, self._calls.get(self._store, name), e_tag).stream(CHUNK_BYTES):
+        found = interruptible(lambda: self._calls.get(self._store, name))
+        for chunk in each(self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)):
+            self._check_wanted(name)
             if start < len(chunk):
                 yield memoryview(chunk)[start:]
             start = max(0, start - len(chunk))
+
+    def _check_wanted(self, name: str) -> None:
+        """Raises where nobody waits for the bytes any more."""
+        if self.is_given_up or not threading.main_thread().is_alive():
+            where = self.where(name)
+            raise StoreUnreachable(f"{where}: given up, since the program ends", path=where) from None
 
     def _as_wanted(self, name: str, found: Any, e_tag: str | None) -> Any:
         if e_tag is not None and found.meta["e_tag"] != e_tag:
@@ -149,7 +161,7 @@ class Objects:
     def describe(self, name: str) -> Mapping[str, Any] | None:
         """``size``, ``last_modified`` and ``e_tag`` of an object; None where there is none."""
         try:
-            found: Mapping[str, Any] = self.tried(name, lambda: self._calls.head(self._store, name))
+            found: Mapping[str, Any] = self._asked(name, lambda: self._calls.head(self._store, name))
             return found
         except ObjectMissing:
             return None
@@ -159,7 +171,7 @@ class Objects:
 
         def attempt() -> dict[str, Mapping[str, Any]]:
             found = self._calls.list(self._store, prefix or None, chunk_size=1000)
-            return {str(entry["path"]): entry for some in found for entry in some}
+            return {str(entry["path"]): entry for some in each(found) for entry in some}
 
         try:
             return self.tried(prefix, attempt)
@@ -188,11 +200,11 @@ class Objects:
             with data.open("rb") as file:
                 self._calls.put(self._uploads, name, file, use_multipart=is_large, **options)
 
-        self.tried(name, attempt)
+        self._asked(name, attempt)
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(ObjectMissing):
-            self.tried(name, lambda: self._calls.delete(self._store, name))
+            self._asked(name, lambda: self._calls.delete(self._store, name))
 
     def put_new(self, name: str, data: bytes, *, over: bytes | None = None) -> bool:
         """Writes a small object where there is none, or where it holds ``over``; False where it holds something else.
@@ -201,17 +213,20 @@ class Objects:
         """
         mode: Any = "create"
         if over is not None:
-            meta, there = self.tried(
+            meta, there = self._asked(
                 name, lambda: ((found := self._calls.get(self._store, name)).meta, bytes(found.bytes()))
             )
             mode = {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
             if there != over:
                 return False
         try:
-            self.tried(name, lambda: self._calls.put(self._store, name, data, mode=mode, use_multipart=False))
+            self._asked(name, lambda: self._calls.put(self._store, name, data, mode=mode, use_multipart=False))
         except _Refused:  # perhaps by an attempt of ours whose answer was lost
-            return bytes(self.tried(name, lambda: self._calls.get(self._store, name).bytes())) == data
+            return bytes(self._asked(name, lambda: self._calls.get(self._store, name).bytes())) == data
         return True
+
+    def _asked(self, name: str, call: Callable[[], Result]) -> Result:
+        return self.tried(name, lambda: interruptible(call))
 
     def tried(self, name: str, attempt: Callable[[], Result], progress: Callable[[], int] | None = None) -> Result:
         """The result of ``attempt``, tried again after errors that may pass.
@@ -257,8 +272,7 @@ class Objects:
             raise StoreUnreachable(
                 f"{where}: this storage cannot do it; use s3://, gs://, az:// or a path", path=where
             ) from None
-        if not threading.main_thread().is_alive():  # the interpreter ends
-            raise StoreUnreachable(f"{where}: given up, since the program ends", path=where) from None
+        self._check_wanted(name)
         status, answer = _answer(text)
         if isinstance(failure, WrongBytes):
             answer = text

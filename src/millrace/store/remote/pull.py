@@ -90,7 +90,7 @@ def _fill(
         if is_there:
             progress(file.num_bytes)
 
-    in_threads(fetch, files, workers)
+    in_threads(fetch, files, workers, objects)
     with platform.writing(folder):
         for name, data in side_files.items():
             if name != MANIFEST:

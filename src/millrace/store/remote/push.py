@@ -99,7 +99,7 @@ def push(
             report.note(file.num_bytes, is_sent=not is_there, stored_bytes=stored_bytes)
         step(file.num_bytes)
 
-    in_threads(send, contents.files(), workers)
+    in_threads(send, contents.files(), workers, objects)
     _send_side_files(folder, contents, objects)
     if not objects.put_new(MANIFEST, contents.data[MANIFEST], over=before):
         raise ConfigError(f"{objects.url}: another push wrote a store here meanwhile; choose another URL")
@@ -133,18 +133,20 @@ def _begin(objects: Objects, snapshot: str) -> dict[str, int]:
     return {}
 
 
-def in_threads(work: Callable[[Item], None], items: Iterable[Item], workers: int) -> None:
-    """Does the work for every item; the first error ends it, when the items in hand are done."""
-    with ThreadPoolExecutor(workers) as pool:
+def in_threads(work: Callable[[Item], None], items: Iterable[Item], workers: int, *objects: Objects) -> None:
+    """Does the work for every item; the first error ends it, when the items in hand are done. Ctrl-C does not wait for them."""
+    pool = ThreadPoolExecutor(workers)
+    try:
         futures = [pool.submit(work, item) for item in items]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         pool.shutdown(wait=True, cancel_futures=True)
-        for future in done:
-            future.result()
+    except BaseException:
+        for own in objects:
+            own.is_given_up = True
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    for future in done:
+        future.result()
 
 
 def _committed(objects: Objects) -> bytes | None:
