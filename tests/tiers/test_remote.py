@@ -14,6 +14,7 @@ from millrace.cli import run as millrace
 from millrace.errors import StoreError
 from millrace.store.remote import cache as caches
 from millrace.store.remote.cache import size_of
+from millrace.store.remote.objects import Objects
 from millrace.store.remote.shards import Window
 from millrace.testing import tiny_records, tiny_series, tiny_text
 
@@ -386,6 +387,26 @@ def test_a_missing_store_and_wrong_options_say_so(tmp_path, s3):
     with pytest.raises(mr.ConfigError, match="for stores at a URL"):
         mr.open_store(tmp_path / "store", cache_size="1GB")
     assert mr.open_store(f"file://{tmp_path}/store").num_shards == SHARDS
+
+
+def test_a_store_that_is_replaced_while_it_is_read_is_named_and_an_append_disturbs_nobody(tmp_path, s3, proxy):
+    shards_store(tmp_path / "store")
+    mr.push(tmp_path / "store", s3)
+    stores = [mr.open_store(s3, cache_dir=tmp_path / name) for name in "ab"]
+    with mr.StoreWriter(tmp_path / "store", append=True) as writer:
+        writer.append({"x": np.arange(ROWS)})
+    mr.push(tmp_path / "store", s3)
+    assert stores[0].columns["x"][5] == 5
+    again = mr.open_store(s3, snapshot=stores[0].fingerprint)
+    assert (again.fingerprint, again.num_shards) == (stores[0].fingerprint, SHARDS)
+    assert mr.open_store(s3).num_shards == SHARDS + 1
+    with mr.StoreWriter(tmp_path / "other", columns={"x": mr.Column("int64")}, shard_bytes=SHARD_BYTES) as writer:
+        writer.append({"x": -np.arange(ROWS)})
+    Objects(s3).remove("store.json")
+    mr.push(tmp_path / "other", s3)
+    with pytest.raises(mr.StoreCorrupt, match=r"was replaced by another store since it was opened.*; open it again"):
+        stores[1].columns["x"][5]
+    assert stores[0].columns["x"][5] == 5  # it has the file
 
 
 def test_damaged_tables_in_the_cache_are_fetched_again(tmp_path, s3):

@@ -271,6 +271,19 @@ def test_stage_copies_once_and_notices_a_changed_source(tmp_path, capsys):
     assert "holds another store" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", ["push {} copy", "stage {} --to copy", "pull {} copy", "stage {} --to copy --compress lz4"]
+)
+@pytest.mark.parametrize("name", ["train.bin", "."])
+def test_the_layout_of_another_tool_is_named(tmp_path, monkeypatch, capsys, command, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign").mkdir()
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "foreign" / "train.bin")
+    assert millrace(command.format(f"foreign/{name}").split()) == 1
+    assert "is in the layout of another tool (" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["foreign"]
+
+
 def test_a_disk_without_space_is_refused_before_anything_is_copied(tmp_path, monkeypatch):
     store = large(tmp_path / "store")
     usage = shutil.disk_usage(tmp_path)

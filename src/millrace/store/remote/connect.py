@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from millrace.errors import ConfigError
 from millrace.store import platform
-from millrace.store.folder import missing
+from millrace.store.folder import no_store
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file")  # of obstore
 READS = {"read_timeout": "20s", "timeout": "24h"}  # a server that is silent for so long
@@ -35,7 +35,7 @@ def connect(url: str, create: bool, first_wait_s: float, retries: int = 0) -> tu
         raise ConfigError("remote stores need obstore: pip install 'millrace[s3]'") from error
     if "://" not in url:
         if not create and not os.path.isdir(url):
-            raise missing(url)
+            raise no_store(url)
         with platform.writing(url, "creating"):
             return obstore, stores.LocalStore(url, mkdir=create)
     if url.split("://")[0] not in SCHEMES:
