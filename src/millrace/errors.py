@@ -26,11 +26,25 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import traceback
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
+
+# The user and the query of a URL; one slash where a URL became a path. Addresses of queues hold no secret.
+_USER = re.compile(r"\b((?!rediss?:)[a-z][a-z0-9+.]+:/{1,2})\S*@", re.IGNORECASE)
+_QUERY = re.compile(r"\b([a-z][a-z0-9+.]+:/{1,2}[^\s?]*\?)\S*=\S*", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """A message whose URLs show no user, password or signature.
+
+    >>> without_secrets("https://me:pw@host/a.csv?X-Sig=12 is not there")
+    'https://...@host/a.csv?... is not there'
+    """
+    return _QUERY.sub(r"\1...", _USER.sub(r"\1...@", text)) if ":/" in text else text
 
 
 class MillraceError(Exception):
@@ -39,7 +53,7 @@ class MillraceError(Exception):
     is_reported = False  # whether another rank of a training run prints it
 
     def __init__(self, message: str, **context: Any) -> None:
-        super().__init__(message)
+        super().__init__(without_secrets(message))
         self._context = context
         for name, value in context.items():
             setattr(self, name, value)

@@ -1,6 +1,10 @@
 """The commands and the trainer: ``millrace worker``, ``millrace queue``, and ``data.queue`` of a configuration."""
 
+import functools
+import http.server
 import json
+import os
+import threading
 
 import pytest
 
@@ -43,6 +47,19 @@ def test_a_training_through_a_queue_has_the_losses_of_one_without(server, settin
     for name in ("alone", "exp1"):
         run_training(parse_config(settings), tmp_path / name)
     assert losses(tmp_path / "exp1") == losses(tmp_path / "alone")
+
+
+def test_workers_open_a_store_at_its_url(server, train, work, view, tmp_path, monkeypatch):
+    monkeypatch.setenv("MILLRACE_CACHE", str(tmp_path / "cache"))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=os.path.dirname(view.stores[0].path))
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *arguments: None)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{web.server_address[1]}/{os.path.basename(view.stores[0].path)}"
+        worker = work(server.url)
+        train(server.url, of=mr.Blocks(mr.open_store(url), length=256)).take_from_workers(5)
+        assert worker.error is None
+        web.shutdown()
 
 
 def test_status_and_drain(server, train, work, capsys):

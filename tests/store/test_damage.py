@@ -385,8 +385,8 @@ def test_no_store_is_not_found_and_says_what_to_do(tmp_path):
         assert caught.value.path == str(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         mr.open_store("a\0b")
-    with pytest.raises(mr.ConfigError, match="ftp:// is not a storage"):
-        mr.open_store("ftp://host/store")
+    with pytest.raises(mr.ConfigError, match="gopher:// is not a storage"):
+        mr.open_store("gopher://host/store")
 
 
 def test_a_store_without_its_manifest_is_no_store(rich_copy):

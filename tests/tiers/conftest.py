@@ -32,8 +32,8 @@ def s3_port():
 
 
 class Proxy(http.server.ThreadingHTTPServer):
-    """Passes requests on to a server, except for what ``fault(method, path)`` says: a status, "reset", "short", "flip" or
-    "whole" (no ranges)."""
+    """Passes requests on to a server, except for what ``fault(method, path)`` says: a status, "reset", "short", "flip",
+    "lost" (done, but not answered) or "whole" (no ranges)."""
 
     daemon_threads = True
 
@@ -72,6 +72,10 @@ class _Passing(http.server.BaseHTTPRequestHandler):
         headers = {
             name: value for name, value in response.getheaders() if name.lower() not in ("connection", "date", "server")
         }
+        if fault == "lost":
+            self.close_connection = True
+            self.connection.shutdown(2)
+            return
         if self.command == "HEAD":
             self.answer(response.status, headers, b"", length=headers.get("Content-Length"))
             return

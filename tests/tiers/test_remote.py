@@ -14,11 +14,13 @@ from millrace.cli import run as millrace
 from millrace.errors import StoreError
 from millrace.store.remote import cache as caches
 from millrace.store.remote.cache import size_of
+from millrace.store.remote.objects import Objects
 from millrace.store.remote.shards import Window
 from millrace.testing import tiny_records, tiny_series, tiny_text
 
 ROWS, SHARDS = 2000, 12
 SHARD_BYTES = ROWS * 8
+TABLES_BYTES = 4000  # the most that manifest and tables take
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,8 @@ def same_batches(a, b):
 
 
 def used(folder):
-    return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.name != "locks")
+    """The bytes of all files below a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("kind", VIEWS)
@@ -100,7 +103,11 @@ def test_batches_are_those_of_the_local_store(tmp_path, s3, proxy, kind, options
 def test_checkpoints_of_one_tier_continue_on_another(tmp_path, s3):
     local = shards_store(tmp_path / "store")
     mr.push(tmp_path / "store", s3)
-    stores = [local, mr.open_store(s3), mr.open_store(s3, cache_dir=tmp_path / "small", cache_size=5 * SHARD_BYTES)]
+    stores = [
+        local,
+        mr.open_store(s3),
+        mr.open_store(s3, cache_dir=tmp_path / "small", cache_size=5 * SHARD_BYTES + TABLES_BYTES),
+    ]
     with blocks(local) as feed:
         expected = [batch["x"].copy() for batch in feed]
     state, got = None, []
@@ -180,14 +187,14 @@ def test_a_fault_that_stays_reaches_the_loop_and_leaves_no_file(tmp_path, s3, pr
 def test_the_size_of_the_cache_is_never_exceeded(tmp_path, s3, proxy, shards, options):
     local = shards_store(tmp_path / "store")
     mr.push(tmp_path / "store", s3)
-    limit = shards * SHARD_BYTES + 1000
+    limit = shards * SHARD_BYTES + 1000  # it is for the tables too, so a shard less fits
     folder, most, ends = tmp_path / "small", [0], threading.Event()
     store = mr.open_store(s3, cache_dir=folder, cache_size=limit)
 
     def watch():
         while not ends.is_set():
             with store._shards._cache._room:  # neither twice nor never: files are made, renamed and removed under it
-                most[0] = max(most[0], used(folder / "shards"))
+                most[0] = max(most[0], used(folder))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -205,7 +212,7 @@ def test_a_cache_that_is_too_small_for_a_batch_is_refused_at_once(tmp_path, s3):
     mr.push(tmp_path / "store", s3)
     store = mr.open_store(s3, cache_size=3 * SHARD_BYTES)
     view = mr.Blocks(store, length=100)
-    with pytest.raises(mr.ConfigError, match=r"cache_size is 48,000; raise cache_size, .*BlockShuffled"):
+    with pytest.raises(mr.ConfigError, match=r"cache_size is 48,000 \([\d,]+ of it for tables .*BlockShuffled"):
         iter(mr.Feed(view, batch=100, seed=1, device="numpy"))
 
 
@@ -213,7 +220,7 @@ def test_what_is_needed_last_goes_first(tmp_path, s3):
     """Of the files that are there, the one whose next batch is furthest away makes room."""
     shards_store(tmp_path / "store")
     mr.push(tmp_path / "store", s3)
-    store = mr.open_store(s3, cache_size=4 * SHARD_BYTES)
+    store = mr.open_store(s3, cache_size=4 * SHARD_BYTES + TABLES_BYTES)
     shards = store._shards
     x = store.layout.file_of["x"]
     for shard in (1, 2, 0):
@@ -264,7 +271,7 @@ def test_jobs_share_one_cache(tmp_path, s3, proxy, size):
     assert all(job.returncode == 0 for job in jobs)
     fetched = proxy.gets("/shards/")
     if size:
-        assert used(tmp_path / "cache/shards") <= size[0]
+        assert used(tmp_path / "cache") <= size[0]
     else:
         assert len(fetched) == len(set(fetched)) == SHARDS  # one download for each file
 
@@ -283,16 +290,41 @@ def test_kill_9_while_downloading_leaves_nothing_wrong(tmp_path, s3, proxy):
     job.append(reader(s3))
     job[0].communicate(timeout=100)
     assert job[0].returncode == -9
+    (tables,) = (tmp_path / "cache/stores").iterdir()
+    tables.rename(f"{tables}.0123.tmp")  # as one leaves them who is killed before he is done
     proxy.fault = lambda method, path: None
     found = reader(s3).communicate(timeout=100)[0]
     assert found == reader(tmp_path / "store").communicate(timeout=100)[0]
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def test_the_tables_of_a_store_make_room_for_themselves(tmp_path, s3, monkeypatch):
+    """They count too, whichever store comes second."""
+    shards_store(tmp_path / "store")
+    tiny_series(tmp_path / "other")
+    mr.push(tmp_path / "store", s3)
+    mr.push(tmp_path / "other", f"{s3}-2")
+    with pytest.raises(mr.ConfigError, match="the tables of this store have"):
+        mr.open_store(s3, cache_size=500)
+    store = mr.open_store(s3)
+    tables = used(tmp_path / "cache")
+    limit = tables + 2 * SHARD_BYTES
+    store = mr.open_store(s3, cache_size=limit)
+    for shard in (0, 1):
+        store._shards.rows(shard, store.layout.file_of["x"], 0, 1)
+    assert used(tmp_path / "cache") == limit
+    mr.open_store(f"{s3}-2", cache_size=limit)
+    assert tables + SHARD_BYTES < used(tmp_path / "cache") <= limit
+    mr.open_store(f"{s3}-2", cache_size=limit)
 
 
 def test_a_file_that_somebody_holds_stays(tmp_path, s3, monkeypatch):
     shards_store(tmp_path / "store")
     mr.push(tmp_path / "store", s3)
     monkeypatch.setattr(caches, "WAIT_S", 0.2)
-    stores = [mr.open_store(s3, cache_size=2 * SHARD_BYTES) for _ in range(2)]  # two descriptors: like two processes
+    stores = [
+        mr.open_store(s3, cache_size=2 * SHARD_BYTES + TABLES_BYTES) for _ in range(2)
+    ]  # two descriptors: like two processes
     x = stores[0].layout.file_of["x"]
     held = [stores[0]._shards.rows(shard, x, 0, ROWS) for shard in (0, 1)]
     for store in stores:  # also in the process that holds it
@@ -357,6 +389,26 @@ def test_a_missing_store_and_wrong_options_say_so(tmp_path, s3):
     assert mr.open_store(f"file://{tmp_path}/store").num_shards == SHARDS
 
 
+def test_a_store_that_is_replaced_while_it_is_read_is_named_and_an_append_disturbs_nobody(tmp_path, s3, proxy):
+    shards_store(tmp_path / "store")
+    mr.push(tmp_path / "store", s3)
+    stores = [mr.open_store(s3, cache_dir=tmp_path / name) for name in "ab"]
+    with mr.StoreWriter(tmp_path / "store", append=True) as writer:
+        writer.append({"x": np.arange(ROWS)})
+    mr.push(tmp_path / "store", s3)
+    assert stores[0].columns["x"][5] == 5
+    again = mr.open_store(s3, snapshot=stores[0].fingerprint)
+    assert (again.fingerprint, again.num_shards) == (stores[0].fingerprint, SHARDS)
+    assert mr.open_store(s3).num_shards == SHARDS + 1
+    with mr.StoreWriter(tmp_path / "other", columns={"x": mr.Column("int64")}, shard_bytes=SHARD_BYTES) as writer:
+        writer.append({"x": -np.arange(ROWS)})
+    Objects(s3).remove("store.json")
+    mr.push(tmp_path / "other", s3)
+    with pytest.raises(mr.StoreCorrupt, match=r"was replaced by another store since it was opened.*; open it again"):
+        stores[1].columns["x"][5]
+    assert stores[0].columns["x"][5] == 5  # it has the file
+
+
 def test_damaged_tables_in_the_cache_are_fetched_again(tmp_path, s3):
     local = shards_store(tmp_path / "store")
     mr.push(tmp_path / "store", s3)
@@ -390,6 +442,11 @@ def test_plan_says_what_an_epoch_costs_and_the_order_for_a_cache(tmp_path, s3, c
     assert facts["samples_per_s"] > 0
     assert facts["order"] is None
     limit = int(view.shard_bytes().max()) * 8
+    few = str(int(view.shard_bytes().max()) * 5)  # fewer files than are measured with
+    millrace([*arguments, "--cache-size", few, "--cache-dir", str(tmp_path / "few")])
+    shown = capsys.readouterr().out
+    assert "as many, since the cache does not hold it" in shown
+    assert "expected: " in shown
     millrace([*arguments, "--cache-size", str(limit), "--mb-per-s", "1"])
     shown = capsys.readouterr().out.splitlines()
     order = mr.BlockShuffled.for_cache(view, limit)

@@ -6,16 +6,19 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
 import millrace as mr
 from millrace.cli import run as millrace
 from millrace.errors import MillraceError, StoreWriteFailed
-from millrace.store.remote import objects
+from millrace.store.remote import connect, objects
 from millrace.store.remote import pull as pulling
 from millrace.store.verify import verify_store
 from millrace.testing import tiny_records, tiny_series, tiny_text
@@ -121,6 +124,9 @@ def test_of_two_pushes_to_one_url_one_wins(tmp_path, s3, proxy):
     same_files(tmp_path / "b", tmp_path / "copy")
 
 
+UNHASHED = ("push.fingerprint", "provenance.json")
+
+
 @pytest.mark.parametrize("fault", [500, 503, "reset", "short", "flip"])
 def test_faults_that_pass_are_overcome(tmp_path, s3, proxy, fault):
     """Each object fails twice; nothing wrong is kept."""
@@ -129,7 +135,7 @@ def test_faults_that_pass_are_overcome(tmp_path, s3, proxy, fault):
 
     def twice(method, path):
         counts[method, path] = counts.get((method, path), 0) + 1
-        is_wanted = "/shards/" in path or fault != "flip"  # what has no hash yet cannot be known to be wrong
+        is_wanted = fault != "flip" or not path.endswith(UNHASHED)
         return (
             fault if counts[method, path] <= 2 and is_wanted and (method == "GET" or isinstance(fault, int)) else None
         )
@@ -265,6 +271,19 @@ def test_stage_copies_once_and_notices_a_changed_source(tmp_path, capsys):
     assert "holds another store" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", ["push {} copy", "stage {} --to copy", "pull {} copy", "stage {} --to copy --compress lz4"]
+)
+@pytest.mark.parametrize("name", ["train.bin", "."])
+def test_the_layout_of_another_tool_is_named(tmp_path, monkeypatch, capsys, command, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign").mkdir()
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "foreign" / "train.bin")
+    assert millrace(command.format(f"foreign/{name}").split()) == 1
+    assert "is in the layout of another tool (" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["foreign"]
+
+
 def test_a_disk_without_space_is_refused_before_anything_is_copied(tmp_path, monkeypatch):
     store = large(tmp_path / "store")
     usage = shutil.disk_usage(tmp_path)
@@ -282,6 +301,163 @@ def test_a_damaged_file_is_not_pushed(tmp_path):
     with pytest.raises(mr.StoreCorrupt, match=r"values\.f32"):
         mr.push(tmp_path / "store", f"file://{tmp_path}/target")
     assert not (tmp_path / "target" / "store.json").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://AKIA:{0}/x@bucket/a", "https://me:{0}@host/a.csv", "https://host/a.csv?X-Amz-Signature={0}"]
+)
+@pytest.mark.parametrize(
+    "command",
+    ["info {}", "prepare text {} --out b", "prepare text a.txt --out {}", "prepare text a.txt --out {} --append",
+     "train nano --input {}", "stage a --to {}", "pull a {}", "verify {}", "gc {}", "push a {}", "watch {}"],
+)  # fmt: skip
+def test_no_secret_of_a_url_appears_anywhere(tmp_path, monkeypatch, capfd, url, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("some text\n")
+    tiny_series(tmp_path / "a")
+    assert millrace(command.format(url.format("hunter2")).split()) == 1
+    shown = capfd.readouterr()
+    assert shown.err.startswith("error: ")
+    assert "hunter2" not in shown.err + shown.out
+    assert not [path for path in tmp_path.rglob("*") if "hunter2" in str(path)]
+
+
+@pytest.mark.parametrize(
+    "command", ["stage {a} --to {url}", "pull {a} {url}", "push {url} {url}2", "verify {url}", "gc {url}"]
+)
+def test_a_url_where_a_path_is_needed_is_refused_and_makes_no_folder(tmp_path, s3, monkeypatch, capsys, command):
+    tiny_series(tmp_path / "a")
+    mr.push(tmp_path / "a", s3)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert millrace(command.format(a="a", url=s3).split()) == 1
+    shown = capsys.readouterr()
+    assert f"{s3} is a URL" in shown.err
+    assert not shown.out
+    assert not (tmp_path / "s3:").exists()
+    with pytest.raises(mr.ConfigError, match="is a URL"):
+        mr.StoreWriter(s3, columns={"x": mr.Column("int64")})
+
+
+def test_answers_that_are_lost_do_not_count_as_another_push(tmp_path, s3, proxy):
+    """What the server did is asked for: a second attempt finds what the first one wrote."""
+    with mr.StoreWriter(tmp_path / "a", columns={"x": mr.Column("int64")}) as writer:
+        writer.append({"x": np.arange(5)})
+    for rows in (7, 0):
+        counts = {}
+
+        def once(method, path, counts=counts):
+            counts[method, path] = counts.get((method, path), 0) + 1
+            return "lost" if method in ("PUT", "POST") and counts[method, path] == 1 else None
+
+        proxy.fault = once
+        mr.push(tmp_path / "a", s3)
+        assert max(counts.values()) >= 2
+        assert mr.open_store(s3).fingerprint == mr.open_store(tmp_path / "a").fingerprint
+        if rows:
+            with mr.StoreWriter(tmp_path / "a", append=True) as writer:
+                writer.append({"x": np.arange(rows)})
+
+
+def test_a_slow_line_may_take_its_time_for_what_it_sends(s3, monkeypatch):
+    """A server is silent until it has all of an object: that is no failure."""
+    monkeypatch.setattr(connect, "READS", {"read_timeout": "1ms", "timeout": "24h"})
+    for data in (bytes(100_000), lambda: iter([bytes(100_000)])):
+        objects.Objects(s3).put("large", data)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, types
+from millrace.store.remote import calls
+from millrace.store.remote.push import in_threads
+calls.GRACE_S = 0.01
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was ignored from the start
+ends = threading.Event()
+
+def silent(item=None):  # as a server is that never answers; Ctrl-C comes meanwhile
+    os.kill(os.getpid(), signal.SIGINT)
+    return ends.wait(60)
+
+objects = types.SimpleNamespace(is_given_up=False)
+for ask in (lambda: calls.interruptible(silent), lambda: in_threads(silent, [1], 2, objects)):
+    try:
+        ask()
+    except KeyboardInterrupt:
+        print("interrupted", ends.is_set())
+ends.set()
+print(objects.is_given_up)
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_silent_server():
+    found = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100)
+    assert found.stdout.split("\n")[:3] == ["interrupted False", "interrupted False", "True"], found.stderr
+
+
+def test_a_server_that_never_answers_is_an_error(s3, proxy, monkeypatch):
+    monkeypatch.setattr(connect, "READS", {"read_timeout": "50ms", "timeout": "24h"})
+    ends = threading.Event()
+    proxy.fault = lambda method, path: ends.wait
+    try:
+        with pytest.raises(mr.StoreUnreachable, match=r"store\.json: the server did not answer in time \(attempt 8\)"):
+            mr.open_store(s3)
+        monkeypatch.setattr(objects, "PATIENCE_S", 0.0)
+        with pytest.raises(mr.StoreUnreachable, match=r"did not answer in time; check the server"):
+            mr.open_store(s3)
+    finally:
+        ends.set()
+
+
+@pytest.mark.parametrize("compress", [None, "lz4"])
+def test_a_storage_that_only_fsspec_knows(tmp_path, monkeypatch, compress):
+    """Its memory, for one; the calls are the same for sftp:// and hdfs://."""
+    files = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(files), "store", {})
+    monkeypatch.setenv("MILLRACE_CACHE", str(tmp_path / "cache"))
+    url, store = "memory://somewhere/prices", tiny_series(tmp_path / "a")
+    assert mr.push(tmp_path / "a", url, compress=compress).sent_files == mr.push(tmp_path / "a", f"{url}2").sent_files
+    assert mr.push(tmp_path / "a", url, compress=compress).files == 0
+    assert not [name for name in files.find("/somewhere") if name.endswith((".tmp", "push.fingerprint"))]
+    remote = mr.open_store(url)
+    for name, column in store.columns.items():
+        assert np.array_equal(np.asarray(remote.columns[name][:]), np.asarray(column[:]))
+    mr.pull(url, tmp_path / "copy")
+    same_files(tmp_path / "a", tmp_path / "copy")
+    tiny_text(tmp_path / "b")
+    with pytest.raises(mr.ConfigError, match="holds another store"):
+        mr.push(tmp_path / "b", url)
+    files.pipe("/sources/a.txt", b"some text\n")
+    report = mr.prepare_text(["memory://sources"], out="memory://somewhere/text", tokenizer="bytes", val=0)
+    assert mr.open_store("memory://somewhere/text").num_rows == report.tokens["train"]
+
+
+def test_an_fsspec_storage_that_fails_is_named_without_secrets(tmp_path, monkeypatch):
+    files = fsspec.filesystem("memory")
+    monkeypatch.setattr(objects, "FIRST_WAIT_S", 0.001)
+
+    def fails(*arguments, **options):
+        raise RuntimeError("login with hunter2 failed")
+
+    with pytest.raises(mr.StoreNotFound, match="push a store there"):
+        mr.open_store("memory://nowhere")
+    monkeypatch.setattr(type(files), "info", fails)
+    with pytest.raises(mr.StoreUnreachable, match=r"store\.json: .*attempt 8") as caught:
+        mr.open_store("memory://nowhere")
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    for url in ("unheard-of://a/b", "memory://me:hunter2@a/b"):
+        with pytest.raises(mr.ConfigError, match=r"fsspec knows|may be secret") as refused:
+            mr.open_store(url)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_a_missing_bucket_and_an_address_without_tls_are_named(tmp_path, s3, monkeypatch):
+    tiny_series(tmp_path / "a")
+    for attempt in (lambda url: mr.push(tmp_path / "a", url), mr.open_store, lambda url: mr.pull(url, tmp_path / "b")):
+        with pytest.raises(mr.StoreError, match=r"^s3://no-such-bucket is not there; make the bucket first"):
+            attempt("s3://no-such-bucket/prices")
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(mr.ConfigError, match=r"AWS_ENDPOINT_URL is an http:// address.*AWS_ALLOW_HTTP=true"):
+        mr.open_store(s3)
 
 
 @pytest.fixture

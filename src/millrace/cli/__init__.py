@@ -13,12 +13,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from millrace.cli import streams
 from millrace.errors import MillraceError, too_long
 
 INTERRUPTED, TERMINATED = 130, 143
+GRACE_S = 3.0  # for threads, after Ctrl-C
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,9 +33,20 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.excepthook(*sys.exc_info())
         code = 1
-    if _has_joined_ranks():
+    if _has_joined_ranks() or (code in (INTERRUPTED, TERMINATED) and not _threads_end()):
         _leave(code)
     sys.exit(code)
+
+
+def _threads_end() -> bool:
+    """Whether the threads that an interrupted command left end soon. Those that wait for a silent server do not."""
+    last = time.monotonic() + GRACE_S
+    others = [own for own in threading.enumerate() if own is not threading.current_thread()]
+    for thread in (own for own in others if not own.daemon or own.name.startswith("millrace-")):
+        thread.join(max(0.0, last - time.monotonic()))
+        if thread.is_alive():
+            return False
+    return True
 
 
 def _has_joined_ranks() -> bool:
@@ -42,7 +55,7 @@ def _has_joined_ranks() -> bool:
 
 
 def _leave(code: int) -> None:
-    """Ends the process without freeing its objects: freeing a process group of gloo may never end."""
+    """Ends the process without freeing its objects: freeing a process group of gloo may never end, nor a request."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

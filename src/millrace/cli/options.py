@@ -112,10 +112,13 @@ Compress = Annotated[
 def copy_store(command: str, source: str, target: str, workers: int, *, as_json: bool) -> None:
     """Copies a store into a folder, with progress and a report: ``pull`` and ``stage``."""
     from millrace.cli.printing import byte_progress, print_transfer
+    from millrace.store.folder import Folder
     from millrace.store.remote.contents import Contents
     from millrace.store.remote.objects import Objects
     from millrace.store.remote.pull import pull
 
-    with byte_progress(command, Contents.read(Objects(source)).manifest.totals.bytes) as step:
+    objects = Objects(source)
+    contents = Contents.of(Folder(objects.url)) if objects.is_local else Contents.read(objects)
+    with byte_progress(command, contents.manifest.totals.bytes) as step:
         report = pull(source, target, workers=workers, progress=step)
     print_transfer(f"{command.removesuffix('e')}ed", report, as_json=as_json)

@@ -69,10 +69,12 @@ def measure(view: View) -> float | None:
     """Bytes a second of a few files, which an epoch needs anyway: they stay in the cache. None where all are there."""
     column = view.store.columns[view.fields[0].column]
     shards, files = getattr(column, "codes", getattr(column, "raw", column)).files()
+    shards.choose(None)  # an epoch reads whole files
     chosen = [file for file in files if not shards.is_at_hand(*file)][:PROBES]
+    while not shards.will_need(chosen):  # the cache does not hold as many
+        chosen.pop()
     if not chosen:
         return None
-    shards.choose(None)  # an epoch reads whole files
     began = time.perf_counter()
     shards.expect(chosen)
     for file in chosen:
@@ -87,11 +89,11 @@ def show(plan: EpochPlan) -> None:
         f"{size(plan.largest_shard)}"
     )
     if "://" in plan.path:
-        print_line(
-            f"first epoch: {plural(plan.requests, 'request')}, {size(plan.bytes)}; later ones none if the cache holds it"
-        )
+        later = "none if the cache holds it" if plan.order is None else "as many, since the cache does not hold it"
+        print_line(f"first epoch: {plural(plan.requests, 'request')}, {size(plan.bytes)}; later ones {later}")
         if plan.money is not None:
-            print_line(f"money: {plan.money:,.2f} at the prices given")
+            money = f"{plan.money:,.2f}" if plan.money >= 1 else f"{plan.money:.2g}"
+            print_line(f"money: {money} at the prices given")
         if plan.rate and plan.samples_per_s:
             print_line(
                 f"expected: {size(plan.rate)}/s, {plan.samples_per_s:,.0f} samples/s, "

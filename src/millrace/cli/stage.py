@@ -9,6 +9,7 @@ from typer import Argument, Option
 from millrace.cli import options
 from millrace.cli.push import run as push
 from millrace.errors import ConfigError
+from millrace.store.ownership import check_local
 
 EXAMPLE = "millrace stage /shared/prices --to /scratch/prices"
 
@@ -26,6 +27,7 @@ def run(
     A compressed store becomes a plain one. With --compress the copy is compressed; commands and feeds read it through the
     cache.
     """
+    check_local(to)
     if compress is not None:
         if "://" in path and not path.startswith("file:"):
             raise ConfigError(f"--compress needs a store on disk, and {path} is a URL; stage it plain first")

@@ -58,6 +58,7 @@ def run(
 
     from millrace.cli.streams import send_errors_to
     from millrace.errors import ConfigError, MillraceError
+    from millrace.store.ownership import check_local
     from millrace.train import launch
     from millrace.train.threads import wait_asleep
 
@@ -84,6 +85,7 @@ def run(
         launch.check_not_launched(ranks)
 
     folder = Path(run_) if run_ is not None else Path("runs") / Path(config).stem
+    check_local(folder)
     has_started = False
     is_first = os.environ.get("RANK", "0") == "0"
     try:

@@ -31,7 +31,7 @@ def run(
     from millrace.store.open import open_store
     from millrace.store.verify import verify_store
 
-    if not os.path.isfile(os.path.join(path, "store.json")):
+    if "://" not in path and not os.path.isfile(os.path.join(path, "store.json")):
         store = open_store(path)
         raise ConfigError(
             f"{path} is in the layout of another tool ({store.meta['layout']}) and has no hashes; "

@@ -22,10 +22,10 @@ from millrace.identity import digest
 from millrace.native import cache_folder
 from millrace.prepare.files import InputFile, describe_file
 from millrace.prepare.progress import Progress
-from millrace.store import platform, strict_json
+from millrace.store import platform
 from millrace.store.folder import Folder
 from millrace.store.plain_file import MAX_BYTES
-from millrace.store.remote.contents import MANIFEST, PROVENANCE, Contents
+from millrace.store.remote.contents import MANIFEST, PROVENANCE, Contents, read_manifest
 from millrace.store.remote.objects import ObjectChanged, ObjectMissing, Objects, WrongBytes, is_url, normal_url
 from millrace.store.remote.push import THREADS, in_threads, push
 
@@ -73,7 +73,7 @@ def stage_sources(
                 "there, or choose a larger disk for the store",
                 path=str(folder), errno=28,
             )  # fmt: skip
-    in_threads(lambda found: _fetch(found, folder), missing, THREADS)
+    in_threads(lambda found: _fetch(found, folder), missing, THREADS, *(found.objects for found in missing))
     return [
         msgspec.structs.replace(describe_file(str(folder / found.place), url), path=found.url, folders=found.folders)
         for found in chosen
@@ -183,7 +183,7 @@ class Target:
         if (self.out / MANIFEST).exists():
             return None
         try:
-            data = self.objects.read(MANIFEST, strict_json.MAX_BYTES)
+            data = read_manifest(self.objects)
             provenance = self.objects.read(PROVENANCE, MAX_BYTES)
         except ObjectMissing:
             return None

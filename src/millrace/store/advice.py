@@ -12,6 +12,7 @@ import shlex
 from collections import Counter
 
 from millrace.errors import closest, too_long
+from millrace.store.ownership import url_in
 
 PACKED = (".gz", ".zst", ".bz2", ".xz")  # endings that stand behind another
 ENDINGS = {
@@ -27,6 +28,8 @@ WHAT = {"table": "a table", "text": "text", "archive": "an archive", "arrays": "
 
 def not_a_store(path: str) -> str:
     """Why a path is no store and what to do, as one sentence that begins with the path."""
+    if (url := url_in(path)) is not None:
+        return f"{url} is a URL, and a path is expected here; millrace pull brings the store and checks it"
     try:
         os.stat(path)
     except (OSError, ValueError) as error:  # a ValueError for a null byte in it

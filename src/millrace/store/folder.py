@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreNotFound, corrupt
+from millrace.errors import ConfigError, MillraceError, StoreCorrupt, StoreError, StoreNotFound, corrupt
 from millrace.identity import digest
 from millrace.ragged import Array
 from millrace.store import manifest as manifests
@@ -27,7 +27,7 @@ class Folder:
         self.path = os.path.abspath(path)
         self._fd: int | None = None
         if not os.path.isfile(os.path.join(self.path, "store.json")):
-            raise missing(self.path)
+            raise no_store(self.path)
         if platform.HAS_DIR_FD:
             try:
                 self._fd = os.open(self.path, os.O_RDONLY | platform.O_DIRECTORY)
@@ -135,6 +135,18 @@ class Folder:
         """The manifest in a file, checked by itself; not yet its shard table."""
         data = self.side_file(name, strict_json.MAX_BYTES)
         return manifests.decode(data, os.path.join(self.path, name))
+
+
+def no_store(path: str) -> StoreNotFound:
+    """The error where a store of millrace is needed and the path holds none, perhaps one of another tool."""
+    from millrace.store.foreign import open_foreign  # which asks here too
+
+    try:
+        layout = open_foreign(path, None).meta["layout"]
+    except (MillraceError, OSError):
+        return missing(path)
+    problem = f"{path} is in the layout of another tool ({layout}), and this needs a store of millrace"
+    return StoreNotFound(f"{problem}; copy its files as they are, or prepare a store from its sources", path=path)
 
 
 def missing(path: str) -> StoreNotFound:

@@ -29,11 +29,25 @@ _FIELDS = {"host", "pid", "create_time", "started", "command"}
 _START = b'{"host": '  # with which owner.json and a lease begin
 _MAX_OWNER_BYTES = 1 << 16
 _LEASE = re.compile(r"lease(\.[0-9]{1,9})?")
+_URL = re.compile(r"(?:^|[\\/])((?:s3|gs|az|https?|file):)[\\/]+(.*)")
 _UNNAMED_S = 315_630_246  # in 1980: the time of the manifest of a store that is whole and has no name yet
+
+
+def url_in(path: str | os.PathLike[str]) -> str | None:
+    """The URL that a path was meant to be, such as ``s3:/bucket/prices``; its folder would be named ``s3:``."""
+    found = _URL.search(os.fspath(path))
+    return None if found is None else f"{found[1]}//{found[2]}"
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Refuses a URL where a folder of this machine is written."""
+    if (url := url_in(path)) is not None:
+        raise ConfigError(f"{url} is a URL, and this writes to a path; give a path, then send the store: millrace push")
 
 
 def partial_of(out: Path) -> Path:
     """The folder a store is written in; a path that cannot have one is refused."""
+    check_local(out)
     if not out.name:
         raise ConfigError(f"{out} cannot be a store: it has no name; choose a folder in it, such as {out / 'store'}")
     folder = out.with_name(f"{out.name}.partial")

@@ -18,6 +18,7 @@ from millrace.identity import canonical, digest
 from millrace.order.orders import Order, order_from_spec
 from millrace.queues.address import read_address
 from millrace.queues.protocol import MAX_RECORD
+from millrace.store.remote.objects import normal_url
 from millrace.view.compose import Concat, Subset
 from millrace.view.spec import from_spec, view_arrays
 from millrace.view.view import View
@@ -48,7 +49,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, feed: Feed, line: Line) -> Record:
-        stores = {store.fingerprint: os.path.abspath(store.path) for store in line.view.stores}
+        stores = {store.fingerprint: normal_url(store.path) for store in line.view.stores}
         return cls(
             VERSION, line.batch, line.rank, line.world, line.start, line.stop, line.last, feed.seed, line.view.spec(),
             line.order.spec(), stores, functions_of(feed), list(view_arrays(line.view)),

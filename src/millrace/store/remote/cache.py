@@ -1,7 +1,8 @@
-"""Cache: shard files of remote stores in a folder of this machine, shared by all its processes.
+"""Cache: shard files and tables of remote stores in a folder of this machine, shared by all its processes.
 
 A file is named by its content and exists whole or not at all. Who uses a file holds a shared lock on its name; who
 downloads it, an exclusive one. With a limit, room is made before a download begins, by removing files that nobody holds.
+The tables of stores stay, and the files have the rest of the limit.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from millrace.errors import ConfigError, StoreError
 from millrace.store import platform
 from millrace.store.descriptors import lock_of
 from millrace.store.remote.contents import RemoteFile
 from millrace.store.remote.download import write_checked
-from millrace.store.remote.locks import ByteLocks
+from millrace.store.remote.locks import HAS_LOCKS, ByteLocks
 from millrace.store.remote.objects import Objects
 
 WAIT_S = 60.0  # for room that others hold, before it is an error
 LOOK_S = 0.02
 ROOM = "0" * 32  # the name of the lock under which room is made
 MISSING_TRIES = 50
+KEY_CHARS = 32  # what follows them in a name is of one on its way
 _NAME = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]+\.tmp)?")  # a file, or one on its way
+Result = TypeVar("Result")
 _UNITS = {
     "": 1,
     "K": 10**3,
@@ -58,20 +62,70 @@ def size_of(text: str | int, name: str = "cache_size") -> int:
 
 
 class Cache:
-    """The files in one folder. ``limit`` bounds their bytes, those on their way included; None is no limit."""
+    """The files in one folder. ``limit`` bounds all their bytes, those on their way included; None is no limit."""
 
-    def __init__(self, folder: Path, limit: int | None) -> None:
-        with platform.writing(folder, "creating"):
-            platform.make_dir(folder)
-        self.folder, self.limit = folder, limit
+    def __init__(self, base: Path, limit: int | None) -> None:
+        self.folder, self.tables, self.limit = base / "shards", base / "stores", limit
+        with platform.writing(self.folder, "creating"):
+            platform.make_dir(self.folder)
         self.next_use: Callable[[str], float] = lambda key: float("inf")  # when this process needs a file again
-        self._locks = ByteLocks(folder)
+        self._locks = ByteLocks(self.folder)
         self._lock = lock_of(self)
         self._turns: dict[str, threading.Lock] = {}  # one thread at a time for each file
         self._held: dict[str, int] = {}  # by how many maps of this process
         self._kept: set[str] = set()  # held for good
         self._released: deque[str] = deque()
         self._room, self._pid = threading.Lock(), os.getpid()
+        self.tables_bytes = self._measure_tables()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Removes what killed downloads left: nobody has its lock."""
+        parts = [name for name in os.listdir(self.folder) if _NAME.fullmatch(name) and len(name) > KEY_CHARS]
+        for name in parts if HAS_LOCKS else ():
+            if self._locks.own(name[:KEY_CHARS], wait=False):
+                platform.remove(self.path(name))
+                self._locks.release(name[:KEY_CHARS])
+
+    def _measure_tables(self) -> int:
+        found = 0
+        for above, _, names in os.walk(self.tables if self.limit is not None else ""):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    found += os.lstat(os.path.join(above, name)).st_size
+        return found
+
+    @property
+    def room(self) -> int | None:
+        """The most that files may take together."""
+        return None if self.limit is None else self.limit - self.tables_bytes
+
+    def add_tables(self, name: str, files: Mapping[str, bytes]) -> Path:
+        """Keeps the manifest and the tables of a store, in a folder of this name."""
+        final, num_bytes = self.tables / name, sum(map(len, files.values()))
+
+        def attempt() -> Path:
+            with self._making_room():
+                self._make_room(num_bytes, "the tables of this store have")
+                self._locks.own(name)
+                try:
+                    for left in self.tables.glob(f"{name}.*.tmp"):  # by one who was killed
+                        platform.remove(left)
+                    return self._write_tables(final, files)
+                finally:
+                    self._locks.release(name)
+
+        with platform.writing(final, "creating"):
+            return self._until_room(attempt)
+
+    def _write_tables(self, final: Path, files: Mapping[str, bytes]) -> Path:
+        aside = platform.attempt_name(final)
+        platform.make_dir(aside / "snapshots")
+        for file, content in files.items():
+            platform.write_file(aside / file, content)
+        platform.place(aside, final)
+        self.tables_bytes = self._measure_tables()
+        return final
 
     def path(self, key: str) -> str:
         return os.path.join(self.folder, key)
@@ -81,18 +135,25 @@ class Cache:
 
         One that is not urgent raises ``NoRoom`` rather than remove what is needed before it.
         """
-        key, began = file.key, time.monotonic()
+
+        def attempt() -> None:
+            with self._turn(file.key):
+                if not self._hold_again(file.key):
+                    self._bring(file, objects, is_urgent)
+                    with self._lock:
+                        self._held[file.key] = 1
+
+        if is_urgent:
+            self._until_room(attempt)
+        else:
+            attempt()
+
+    def _until_room(self, attempt: Callable[[], Result]) -> Result:
+        """The result of ``attempt``, again where others hold the room."""
+        began = time.monotonic()
         while True:
-            with self._turn(key):
-                try:
-                    if not self._hold_again(key):
-                        self._bring(file, objects, is_urgent)
-                        with self._lock:
-                            self._held[key] = 1
-                    return
-                except NoRoom:
-                    if not is_urgent:
-                        raise
+            with contextlib.suppress(NoRoom):
+                return attempt()
             if time.monotonic() - began > WAIT_S:
                 raise StoreError(
                     f"the cache {self.folder} is full: its {self.limit:,} bytes are in use, by this process or others; raise "
@@ -196,7 +257,8 @@ class Cache:
     def _reserve(self, file: RemoteFile, aside: str, is_urgent: bool) -> int:
         """A new file of the whole size, so that others see the room as taken."""
         with self._making_room():
-            self._make_room(file, is_urgent)
+            latest = None if is_urgent else self.next_use(file.key)
+            self._make_room(file.num_bytes, f"{file.name} has", latest)
             fd = platform.create(aside)
             if self.limit is not None:
                 os.ftruncate(fd, file.num_bytes)
@@ -215,23 +277,26 @@ class Cache:
             finally:
                 self._locks.release(ROOM)
 
-    def _make_room(self, file: RemoteFile, is_urgent: bool) -> None:
+    def _make_room(self, num_bytes: int, what: str, latest: float | None = None) -> None:
+        """For so many bytes. With ``latest``, only what is needed after that may go."""
         if self.limit is None:
             return
-        if file.num_bytes > self.limit:
+        self.tables_bytes = self._measure_tables()
+        most = self.limit - self.tables_bytes
+        if num_bytes > most:
+            taken = f", of which tables of stores take {self.tables_bytes:,}" if self.tables_bytes else ""
             raise ConfigError(
-                f"{file.name} has {file.num_bytes:,} bytes and cache_size is {self.limit:,}; raise cache_size, or prepare the "
+                f"{what} {num_bytes:,} bytes and cache_size is {self.limit:,}{taken}; raise cache_size, or prepare the "
                 "store with smaller shards"
             )
         found = list(self._files())
-        excess = sum(status.st_size for _, status in found) + file.num_bytes - self.limit
+        excess = sum(status.st_size for _, status in found) + num_bytes - most
         if excess <= 0:
             return
-        wanted = self.next_use(file.key)
         # Those that this process needs last go first, of equal ones the one that was used longest ago.
-        found.sort(key=lambda entry: (-self.next_use(entry[0][:32]), entry[1].st_mtime_ns))
+        found.sort(key=lambda entry: (-self.next_use(entry[0][:KEY_CHARS]), entry[1].st_mtime_ns))
         for name, status in found:
-            if excess <= 0 or (not is_urgent and self.next_use(name[:32]) <= wanted):
+            if excess <= 0 or (latest is not None and self.next_use(name[:KEY_CHARS]) <= latest):
                 break
             if self._remove(name):
                 excess -= status.st_size
@@ -247,7 +312,7 @@ class Cache:
 
     def _remove(self, name: str) -> bool:
         """Removes a file that nobody uses."""
-        key = name[:32]
+        key = name[:KEY_CHARS]
         with self._lock:
             self._settle()
             turn = self._turns.setdefault(key, threading.Lock())

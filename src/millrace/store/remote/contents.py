@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -58,10 +59,7 @@ class Contents:
         self.manifest = manifests.decode(manifest, f"{where}/{MANIFEST}")
         named = self.manifest.shards.name, self.manifest.hashes.name
         self.table = manifests.check_table(self.manifest, table, f"{where}/{named[0]}")
-        if (found := digest(hashes)) != self.manifest.hashes.hash:
-            raise corrupt(
-                f"{where}/{named[1]}", f"has hash {found}, expected {self.manifest.hashes.hash}", "push it again"
-            )
+        _check_hash(self.manifest.hashes.hash, f"{where}/{named[1]}", hashes)
         self.data |= {named[0]: table, named[1]: hashes, f"snapshots/{self.manifest.fingerprint}.json": manifest}
         self.layout, self.counts = self.manifest.layout, manifests.table_counts(self.table)
         self.sizes = self.layout.file_bytes(self.counts)
@@ -70,7 +68,7 @@ class Contents:
     @classmethod
     def read(cls, objects: Objects, data: bytes | None = None) -> Contents:
         """Asks a server for the manifest, if it is not given, then for the tables that it names."""
-        data = objects.read(MANIFEST, strict_json.MAX_BYTES) if data is None else data
+        data = read_manifest(objects) if data is None else data
         manifest = manifests.decode(data, objects.where(MANIFEST))
         return cls(data, _table(objects, manifest.shards), _table(objects, manifest.hashes), objects.url)
 
@@ -124,17 +122,21 @@ def tokenizer_of(manifest: Manifest, objects: Objects) -> bytes | None:
     """The tokenizer of a store, if it has one, checked by the hash in the manifest."""
     if manifest.tokenizer is None:
         return None
-    data = objects.read(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES)
-    if (found := digest(data)) != manifest.tokenizer["hash"]:
-        where, expected = objects.where(manifests.TOKENIZER_FILE), manifest.tokenizer["hash"]
-        raise corrupt(where, f"has hash {found}, expected {expected}", "push the store again")
-    return data
+    hashed, where = str(manifest.tokenizer["hash"]), objects.where(manifests.TOKENIZER_FILE)
+    check = partial(_check_hash, hashed, where)
+    return objects.read(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES, check)
+
+
+def read_manifest(objects: Objects, name: str = MANIFEST) -> bytes:
+    """The bytes of a manifest that can be decoded."""
+    check = partial(manifests.decode, path=objects.where(name))
+    return objects.read(name, strict_json.MAX_BYTES, check)
 
 
 def _table(objects: Objects, table: TableFile) -> bytes:
-    data = objects.read(table.name, table.bytes)
-    if len(data) != table.bytes:
-        raise corrupt(
-            objects.where(table.name), f"has {len(data)} bytes, expected {table.bytes}", "push the store again"
-        )
-    return data
+    return objects.read(table.name, table.bytes, partial(_check_hash, table.hash, objects.where(table.name)))
+
+
+def _check_hash(expected: str, where: str, data: bytes) -> None:
+    if (found := digest(data)) != expected:
+        raise corrupt(where, f"{len(data):,} bytes have hash {found}, expected {expected}", "push the store again")

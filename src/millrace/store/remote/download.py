@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable
 
@@ -83,8 +82,6 @@ def _receive(objects: Objects, file: RemoteFile, blocks: _Blocks, inflater: Infl
             start = file.block * BLOCK_BYTES
             chunks = objects.stream(file.stored_name, start + first, start + file.num_bytes)
         for chunk in chunks:
-            if not threading.main_thread().is_alive():
-                raise StoreUnreachable(f"{objects.where(file.stored_name)}: given up, since the program ends")
             for part in (memoryview(chunk),) if inflater is None else inflater.add(memoryview(chunk)):
                 blocks.add(part)
     if inflater is not None:

@@ -13,21 +13,22 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from millrace.errors import ConfigError, StoreError, StoreUnreachable
-from millrace.store import platform
-from millrace.store.folder import missing
+from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreUnreachable
+from millrace.store.remote.calls import each, interruptible
+from millrace.store.remote.connect import SCHEMES, connect
 from millrace.store.remote.pace import Pace
 
-SCHEMES = ("s3", "gs", "az", "http", "https", "file")
 ATTEMPTS = 8
+PATIENCE_S = 600.0  # without any progress, however few attempts that were
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about twice the one before
 CHUNK_BYTES = 4 << 20  # of a stream
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
+SMALL_BYTES = 64 << 10
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
 _STATUS = re.compile(r"status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -59,19 +60,15 @@ def normal_url(url: str) -> str:
     if not is_url(url):
         return os.path.abspath(url)
     parts = urlsplit(url)
-    if parts.scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise ConfigError(
-            f"{parts.scheme}:// is not a storage that millrace knows; expected {known} or a path; copy it there, or mount it"
-        )
-    if "@" in url or parts.query or parts.fragment:
+    has_user = "@" in url if parts.scheme in SCHEMES else parts.password is not None  # sftp://me@host shows no secret
+    if has_user or parts.query or parts.fragment:
         raise ConfigError(
             f"the {parts.scheme}:// URL has a user, a query or a fragment, which may be secret; give it without, and "
             "credentials by variables such as AWS_ACCESS_KEY_ID"
         )
     if parts.scheme == "file":
         return os.path.abspath(unquote(parts.path))
-    if not parts.netloc:
+    if not parts.netloc and parts.scheme in SCHEMES:
         raise ConfigError(f"{url} names no bucket or host; expected {parts.scheme}://bucket/folder")
     return url.rstrip("/")
 
@@ -83,55 +80,78 @@ class Objects:
         self.url = normal_url(os.fspath(url))
         self.is_local = not is_url(self.url)
         self.pace = Pace()
-        self._store = _connect(self.url, create)
-        self._uploads = _connect(self.url, create, retries=PART_RETRIES)  # one part of many fails, not all of them
+        self.is_given_up = False  # whoever asked was interrupted
+        self._calls, self._store = connect(self.url, create, FIRST_WAIT_S)
+        # One part of many fails, not all of them.
+        _, self._uploads = connect(self.url, create, FIRST_WAIT_S, PART_RETRIES)
+        self.decides = isinstance(self._calls, ModuleType) and not self.is_local  # which of two writers wins
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def read(self, name: str, most: int) -> bytes:
-        """A whole small object."""
-        import obstore
+    def read(self, name: str, most: int, check: Callable[[bytes], object] | None = None) -> bytes:
+        """A whole small object. What ``check`` calls corrupt is asked for again: it may be damaged on its way alone."""
+        wrong: StoreCorrupt | None = None
 
         def attempt() -> bytes:
-            began = time.perf_counter()
-            found = obstore.get(self._store, name)
-            if found.meta["size"] > most:
-                raise StoreUnreachable(
-                    f"{self.where(name)} has {found.meta['size']:,} bytes; expected at most {most:,}"
-                )
-            data = bytes(found.bytes())
-            if len(data) != found.meta["size"]:
-                raise WrongBytes(f"{len(data):,} of {found.meta['size']:,} bytes came")
+            nonlocal wrong
+            wrong, began = None, time.perf_counter()
+            found = interruptible(lambda: self._calls.get(self._store, name))
+            if (size := found.meta["size"]) > most:
+                raise WrongBytes(f"it has {size:,} bytes; expected at most {most:,}")
+            data = interruptible(lambda: bytes(found.bytes()))
+            if len(data) != size:
+                raise WrongBytes(f"{len(data):,} of {size:,} bytes came")
             self.pace.note(len(data), time.perf_counter() - began)
+            try:
+                if check is not None:
+                    check(data)
+            except StoreCorrupt as error:
+                wrong = error
+                raise WrongBytes(str(error)) from error
             return data
 
-        return self.tried(name, attempt)
+        try:
+            return self.tried(name, attempt)
+        except StoreUnreachable:
+            if wrong is None:
+                raise
+            raise wrong from None
 
     def stream(self, name: str, start: int = 0, stop: int | None = None, *, e_tag: str | None = None) -> Iterator[Any]:
         """The bytes of an object from ``start`` on, as they come; one attempt, whose errors are the library's.
 
         With ``stop``, which needs a server with ranges, those before it. ``e_tag`` is the version that is wanted.
         """
-        import obstore
+        from obstore.exceptions import BaseError
 
         if start or stop is not None:
             wanted: Any = {"offset": start} if stop is None else (start, stop)
             try:
-                found = obstore.get(self._store, name, options={"range": wanted})
-            except obstore.exceptions.BaseError as error:
+                found = interruptible(lambda: self._calls.get(self._store, name, options={"range": wanted}))
+            except BaseError as error:
                 if not _is_without_ranges(error):
                     raise
             else:
-                yield from self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)
+                for chunk in each(self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)):
+                    self._check_wanted(name)
+                    yield chunk
                 return
         if stop is not None:
             raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name))
         # From the beginning.
-        for chunk in self._as_wanted(name, obstore.get(self._store, name), e_tag).stream(CHUNK_BYTES):
+        found = interruptible(lambda: self._calls.get(self._store, name))
+        for chunk in each(self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)):
+            self._check_wanted(name)
             if start < len(chunk):
                 yield memoryview(chunk)[start:]
             start = max(0, start - len(chunk))
+
+    def _check_wanted(self, name: str) -> None:
+        """Raises where nobody waits for the bytes any more."""
+        if self.is_given_up or not threading.main_thread().is_alive():
+            where = self.where(name)
+            raise StoreUnreachable(f"{where}: given up, since the program ends", path=where) from None
 
     def _as_wanted(self, name: str, found: Any, e_tag: str | None) -> Any:
         if e_tag is not None and found.meta["e_tag"] != e_tag:
@@ -140,20 +160,18 @@ class Objects:
 
     def describe(self, name: str) -> Mapping[str, Any] | None:
         """``size``, ``last_modified`` and ``e_tag`` of an object; None where there is none."""
-        import obstore
-
         try:
-            return self.tried(name, lambda: obstore.head(self._store, name))
+            found: Mapping[str, Any] = self._asked(name, lambda: self._calls.head(self._store, name))
+            return found
         except ObjectMissing:
             return None
 
     def listed(self, prefix: str) -> dict[str, Mapping[str, Any]]:
         """Every object below ``prefix``, as ``describe`` does."""
-        import obstore
 
         def attempt() -> dict[str, Mapping[str, Any]]:
-            found = obstore.list(self._store, prefix or None, chunk_size=1000)
-            return {str(entry["path"]): entry for some in found for entry in some}
+            found = self._calls.list(self._store, prefix or None, chunk_size=1000)
+            return {str(entry["path"]): entry for some in each(found) for entry in some}
 
         try:
             return self.tried(prefix, attempt)
@@ -166,48 +184,49 @@ class Objects:
 
     def put(self, name: str, data: bytes | Path | Callable[[], Iterator[bytes]]) -> None:
         """Writes an object, whole or not at all: these bytes, those of a file, or those that a function gives each time."""
-        import obstore
 
         def attempt() -> None:
             if isinstance(data, bytes):
-                obstore.put(self._store, name, data, use_multipart=False)
+                small = len(data) <= SMALL_BYTES  # else a slow line takes long for it, which is no failure
+                self._calls.put(self._store if small else self._uploads, name, data, use_multipart=False)
                 return
             if not isinstance(data, Path):
                 parts: Any = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
-                obstore.put(self._uploads, name, data(), use_multipart=True, **parts)
+                self._calls.put(self._uploads, name, data(), use_multipart=True, **parts)
                 return
             # One request where that is enough: joining parts takes two more.
             is_large = data.stat().st_size > PART_BYTES
             options: Any = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if is_large else {}
             with data.open("rb") as file:
-                obstore.put(self._uploads, name, file, use_multipart=is_large, **options)
+                self._calls.put(self._uploads, name, file, use_multipart=is_large, **options)
 
-        self.tried(name, attempt)
+        self._asked(name, attempt)
 
     def remove(self, name: str) -> None:
-        import obstore
-
         with contextlib.suppress(ObjectMissing):
-            self.tried(name, lambda: obstore.delete(self._store, name))
+            self._asked(name, lambda: self._calls.delete(self._store, name))
 
     def put_new(self, name: str, data: bytes, *, over: bytes | None = None) -> bool:
         """Writes a small object where there is none, or where it holds ``over``; False where it holds something else.
 
         The server decides, in one step: of two writers one wins.
         """
-        import obstore
-
         mode: Any = "create"
         if over is not None:
-            found = self.tried(name, lambda: obstore.get(self._store, name))
-            mode = {key: found.meta[key] for key in ("e_tag", "version") if found.meta[key] is not None}
-            if bytes(found.bytes()) != over:
+            meta, there = self._asked(
+                name, lambda: ((found := self._calls.get(self._store, name)).meta, bytes(found.bytes()))
+            )
+            mode = {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
+            if there != over:
                 return False
         try:
-            self.tried(name, lambda: obstore.put(self._store, name, data, mode=mode, use_multipart=False))
-        except _Refused:
-            return False
+            self._asked(name, lambda: self._calls.put(self._store, name, data, mode=mode, use_multipart=False))
+        except _Refused:  # perhaps by an attempt of ours whose answer was lost
+            return bytes(self._asked(name, lambda: self._calls.get(self._store, name).bytes())) == data
         return True
+
+    def _asked(self, name: str, call: Callable[[], Result]) -> Result:
+        return self.tried(name, lambda: interruptible(call))
 
     def tried(self, name: str, attempt: Callable[[], Result], progress: Callable[[], int] | None = None) -> Result:
         """The result of ``attempt``, tried again after errors that may pass.
@@ -216,7 +235,7 @@ class Objects:
         """
         from obstore.exceptions import BaseError
 
-        tries, before = 0, 0
+        tries, before, began = 0, 0, time.monotonic()
         while True:
             tries += 1
             try:
@@ -227,12 +246,12 @@ class Objects:
                 failure = error
             done = progress() if progress is not None else 0
             if done > before:
-                tries, before = 1, done
-            self._judge(name, failure, tries)
+                tries, before, began = 1, done, time.monotonic()
+            self._judge(name, failure, tries, is_last=tries >= ATTEMPTS or time.monotonic() - began > PATIENCE_S)
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (tries - 1))
             time.sleep(wait_s * random.uniform(0.5, 1.0))  # spread, so that ranks do not return together
 
-    def _judge(self, name: str, failure: BaseException, tries: int) -> None:
+    def _judge(self, name: str, failure: BaseException, tries: int, *, is_last: bool) -> None:
         """Raises where another attempt would be of no use."""
         import obstore.exceptions as known
 
@@ -241,6 +260,11 @@ class Objects:
         if isinstance(failure, OSError) and failure.errno is not None and not is_remote:
             raise failure  # of this machine: a full disk, no descriptors
         if isinstance(failure, (FileNotFoundError, known.NotFoundError)):
+            if (code := _CODE.search(text)) and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+                url = "/".join(self.url.split("/")[:3])
+                raise ObjectMissing(
+                    f"{url} is not there; make the bucket first, or check its name", path=self.url
+                ) from None
             raise ObjectMissing(f"{where} is not there; check the URL, or push the store again", path=where) from None
         if isinstance(failure, (known.AlreadyExistsError, known.PreconditionError)):
             raise _Refused from None
@@ -248,8 +272,7 @@ class Objects:
             raise StoreUnreachable(
                 f"{where}: this storage cannot do it; use s3://, gs://, az:// or a path", path=where
             ) from None
-        if not threading.main_thread().is_alive():  # the interpreter ends
-            raise StoreUnreachable(f"{where}: given up, since the program ends", path=where) from None
+        self._check_wanted(name)
         status, answer = _answer(text)
         if isinstance(failure, WrongBytes):
             answer = text
@@ -257,9 +280,11 @@ class Objects:
         is_denied = isinstance(failure, denials) or status in (401, 403)
         remedy = "check the credentials (AWS_ACCESS_KEY_ID and the like) and the clock" if is_denied else ""
         is_final = is_denied or (status is not None and 400 <= status < 500 and status not in (408, 409, 425, 429))
-        if is_final or tries >= ATTEMPTS:
+        is_final = is_final or (self.is_local and isinstance(failure, WrongBytes))  # it will not change
+        if is_final or is_last:
             how_often = "" if tries == 1 else f" (attempt {tries})"
-            remedy = remedy or "check the server and the network, then run it again"
+            elsewhere = "check the server and the network, then run it again"
+            remedy = remedy or ("copy the store again" if self.is_local else elsewhere)
             raise StoreUnreachable(f"{where}: {answer}{how_often}; {remedy}", path=where, status=status) from None
 
 
@@ -283,29 +308,3 @@ def _answer(text: str) -> tuple[int | None, str]:
             return None, "the server did not answer in time"
         return None, "the connection failed or broke off"
     return status, f"the server answered {status}{f' ({code.group(1)})' if code else ''}"
-
-
-def _connect(url: str, create: bool, retries: int = 0) -> Any:
-    """The library's access to a URL. It tries nothing again by itself: errors in the middle of a body are seen above."""
-    try:
-        from obstore import store as stores
-    except ModuleNotFoundError as error:
-        if error.name != "obstore":
-            raise
-        raise ConfigError("remote stores need obstore: pip install 'millrace[s3]'") from error
-    if not is_url(url):
-        if not create and not os.path.isdir(url):
-            raise missing(url)
-        with platform.writing(url, "creating"):
-            return stores.LocalStore(url, mkdir=create)
-    options: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "24h", "user_agent": "millrace"}
-    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes") or url.startswith("http:"):
-        options["allow_http"] = True
-    again: Any = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=FIRST_WAIT_S)}}
-    try:
-        return stores.from_url(url, client_options=options, retry_config=again)
-    except Exception as error:  # noqa: BLE001 - whatever the library does not like about the URL or the environment
-        problem = type(error).__name__
-        raise ConfigError(
-            f"{url} cannot be opened ({problem}); check the URL and the variables of its storage"
-        ) from None

@@ -13,10 +13,10 @@ from millrace.errors import ConfigError, StoreError, StoreNotFound, corrupt
 from millrace.identity import digest
 from millrace.native import cache_folder
 from millrace.store import manifest as manifests
-from millrace.store import platform, strict_json
+from millrace.store import platform
 from millrace.store.folder import Folder
 from millrace.store.remote.cache import Cache, size_of
-from millrace.store.remote.contents import MANIFEST, Contents, tokenizer_of
+from millrace.store.remote.contents import MANIFEST, Contents, read_manifest, tokenizer_of
 from millrace.store.remote.objects import ObjectMissing, Objects
 from millrace.store.remote.shards import RemoteShards
 from millrace.store.store import Store
@@ -33,10 +33,10 @@ def open_remote(
     objects = Objects(url)
     base = Path(cache_dir).absolute() if cache_dir is not None else cache_folder()
     size = cache_size or os.environ.get("MILLRACE_CACHE_SIZE") or None
-    folder, contents = _tables(objects, snapshot, base / "stores")
+    cache = Cache(base, None if size is None else size_of(size))
+    folder, contents = _tables(objects, snapshot, cache)
     if contents.codec is not None:
         contents.codec.library()  # an error here rather than in the middle of a feed
-    cache = Cache(base / "shards", None if size is None else size_of(size))
     shards = RemoteShards(folder, contents, objects, cache)
     manifest = contents.manifest
     reopen = partial(open_remote, cache_dir=str(base), cache_size=size), (objects.url, manifest.fingerprint)
@@ -61,17 +61,19 @@ def open_compressed(
     return open_remote(folder.path, snapshot, **cache)
 
 
-def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder, Contents]:
+def _tables(objects: Objects, snapshot: str | None, cache: Cache) -> tuple[Folder, Contents]:
     """The manifest and tables of a store, in a folder of the cache that all processes share."""
     name = MANIFEST if snapshot is None else f"snapshots/{snapshot}.json"
     try:
-        data = objects.read(name, strict_json.MAX_BYTES)
+        data = read_manifest(objects, name)
     except ObjectMissing as error:
         remedy = (
             "check the URL, or push a store there first" if snapshot is None else "open the store without snapshot="
         )
-        raise StoreNotFound(f"{objects.where(name)} is not there; {remedy}", path=objects.url) from error
-    final = base / digest(data)
+        is_bucket = error.path != objects.where(name)
+        problem = str(error) if is_bucket else f"{objects.where(name)} is not there; {remedy}"
+        raise StoreNotFound(problem, path=objects.url) from error
+    final = cache.tables / digest(data)
     if final.is_dir():
         try:
             folder = Folder(final)
@@ -83,10 +85,4 @@ def _tables(objects: Objects, snapshot: str | None, base: Path) -> tuple[Folder,
     tokenizer = tokenizer_of(contents.manifest, objects)
     if tokenizer is not None:
         files[manifests.TOKENIZER_FILE] = tokenizer
-    with platform.writing(final, "creating"):
-        attempt = platform.attempt_name(final)
-        platform.make_dir(attempt / "snapshots")
-        for file, content in files.items():
-            platform.write_file(attempt / file, content)
-        platform.place(attempt, final)
-    return Folder(final), contents
+    return Folder(cache.add_tables(final.name, files)), contents

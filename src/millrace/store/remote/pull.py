@@ -11,6 +11,7 @@ from pathlib import Path
 from millrace.errors import ConfigError, StoreWriteFailed
 from millrace.store import manifest as manifests
 from millrace.store import platform
+from millrace.store.folder import Folder
 from millrace.store.journal import NAME as JOURNAL
 from millrace.store.ownership import OWNER, is_lease
 from millrace.store.plain_file import MAX_BYTES
@@ -37,7 +38,7 @@ def pull(
     something else is refused. A compressed store becomes a plain one.
     """
     objects, out = Objects(url), Path(folder).absolute()
-    contents = Contents.read(objects)
+    contents = Contents.read(objects) if not objects.is_local else Contents.of(Folder(objects.url))
     report = Transfer(objects.url, str(out), contents.fingerprint, 0, 0)
     if contents.codec is not None:
         contents.codec.library()
@@ -90,7 +91,7 @@ def _fill(
         if is_there:
             progress(file.num_bytes)
 
-    in_threads(fetch, files, workers)
+    in_threads(fetch, files, workers, objects)
     with platform.writing(folder):
         for name, data in side_files.items():
             if name != MANIFEST:

@@ -15,12 +15,12 @@ import msgspec
 
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.store import manifest as manifests
-from millrace.store import platform, strict_json
+from millrace.store import platform
 from millrace.store.codec import Codec
 from millrace.store.compressed import CompressedFile, compressed
 from millrace.store.folder import Folder
 from millrace.store.plain_file import MAX_BYTES
-from millrace.store.remote.contents import MANIFEST, UNHASHED, Contents, RemoteFile
+from millrace.store.remote.contents import MANIFEST, UNHASHED, Contents, RemoteFile, read_manifest
 from millrace.store.remote.objects import PART_BYTES, ObjectMissing, Objects, is_url
 from millrace.store.shard import check_blocks
 
@@ -84,7 +84,7 @@ def push(
     report = Transfer(folder.path, objects.url, contents.fingerprint, 0, 0, codec=codec)
     if before == contents.data[MANIFEST]:
         return report
-    if before is not None and objects.is_local:  # a folder cannot decide which of two writers wins
+    if before is not None and not objects.decides:  # nobody says there which of two writers wins
         raise ConfigError(f"{objects.url} holds an earlier snapshot of this store; remove it, or choose another path")
     there = _begin(objects, contents.fingerprint if codec is None else f"{contents.fingerprint} {codec}")
     lock, step = threading.Lock(), progress or (lambda num_bytes: None)
@@ -99,7 +99,7 @@ def push(
             report.note(file.num_bytes, is_sent=not is_there, stored_bytes=stored_bytes)
         step(file.num_bytes)
 
-    in_threads(send, contents.files(), workers)
+    in_threads(send, contents.files(), workers, objects)
     _send_side_files(folder, contents, objects)
     if not objects.put_new(MANIFEST, contents.data[MANIFEST], over=before):
         raise ConfigError(f"{objects.url}: another push wrote a store here meanwhile; choose another URL")
@@ -133,24 +133,26 @@ def _begin(objects: Objects, snapshot: str) -> dict[str, int]:
     return {}
 
 
-def in_threads(work: Callable[[Item], None], items: Iterable[Item], workers: int) -> None:
-    """Does the work for every item; the first error ends it, when the items in hand are done."""
-    with ThreadPoolExecutor(workers) as pool:
+def in_threads(work: Callable[[Item], None], items: Iterable[Item], workers: int, *objects: Objects) -> None:
+    """Does the work for every item; the first error ends it, when the items in hand are done. Ctrl-C does not wait for them."""
+    pool = ThreadPoolExecutor(workers)
+    try:
         futures = [pool.submit(work, item) for item in items]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         pool.shutdown(wait=True, cancel_futures=True)
-        for future in done:
-            future.result()
+    except BaseException:
+        for own in objects:
+            own.is_given_up = True
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    for future in done:
+        future.result()
 
 
 def _committed(objects: Objects) -> bytes | None:
     """The manifest that is at the URL."""
     try:
-        return objects.read(MANIFEST, strict_json.MAX_BYTES)
+        return read_manifest(objects)
     except ObjectMissing:
         return None
 

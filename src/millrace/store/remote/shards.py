@@ -8,16 +8,17 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreCorrupt, StoreError
 from millrace.ragged import Array
 from millrace.store import platform
 from millrace.store.folder import Folder
 from millrace.store.layout import BLOCK_BYTES
+from millrace.store.manifest import decode
 from millrace.store.reader import DiskShards
 from millrace.store.remote.cache import Cache
-from millrace.store.remote.contents import Contents, RemoteFile
+from millrace.store.remote.contents import Contents, RemoteFile, read_manifest
 from millrace.store.remote.fetcher import Fetcher
-from millrace.store.remote.objects import NoRanges, Objects
+from millrace.store.remote.objects import NoRanges, ObjectMissing, Objects
 
 LOOKAHEAD = 256  # batches: a file takes tenths of a second to come, in which a fast loop takes hundreds
 
@@ -33,6 +34,7 @@ class RemoteShards(DiskShards):
     def __init__(self, folder: Folder, contents: Contents, objects: Objects, cache: Cache) -> None:
         super().__init__(folder, contents.manifest, contents.table, contents.counts)
         self._contents, self._objects, self._cache = contents, objects, cache
+        self._fingerprint = contents.fingerprint
         self._fetcher = Fetcher(cache, objects)
         self._window = Window(LOOKAHEAD)
         cache.next_use = self._window.next_use
@@ -141,11 +143,13 @@ class RemoteShards(DiskShards):
         return found
 
     def _check_window(self, files: Sequence[tuple[int, int]]) -> None:
-        limit, needed = self._cache.limit, self._sum(set(files))
-        if limit is not None and needed > limit:
+        limit, room, needed = self._cache.limit, self._cache.room, self._sum(set(files))
+        if room is not None and needed > room:
+            tables = self._cache.tables_bytes
             raise ConfigError(
-                f"one batch reads {len(set(files)):,} files with {needed:,} bytes, and cache_size is {limit:,}; raise cache_size, "
-                f"or read fewer shards at a time: order=mr.BlockShuffled.for_cache(view, {limit})"
+                f"one batch reads {len(set(files)):,} files with {needed:,} bytes, and cache_size is {limit:,} ({tables:,} of "
+                f"it for tables of stores); raise cache_size, or read fewer shards at a time: "
+                f"order=mr.BlockShuffled.for_cache(view, {limit})"
             )
 
     @property
@@ -157,8 +161,8 @@ class RemoteShards(DiskShards):
         files = set(files)
         if any(self._by_blocks(*file) for file in files):
             return False
-        limit = self._cache.limit
-        return (limit is None or self._sum(files) <= limit) and super().will_need(files)
+        room = self._cache.room
+        return (room is None or self._sum(files) <= room) and super().will_need(files)
 
     def num_bytes(self, shard: int, file: int) -> int:
         return int(self._bytes[shard, file])
@@ -191,12 +195,28 @@ class RemoteShards(DiskShards):
 
     def _open(self, file: RemoteFile) -> int:
         """A descriptor of a file that is held from here on."""
-        self._cache.hold(file, self._objects)
+        try:
+            self._cache.hold(file, self._objects)
+        except (StoreCorrupt, ObjectMissing) as error:
+            self._check_replaced(error)
+            raise
         try:
             return os.open(self._cache.path(file.key), os.O_RDONLY | platform.O_NOFOLLOW | platform.O_BINARY)
         except BaseException:
             self._cache.release(file.key)
             raise
+
+    def _check_replaced(self, error: StoreError) -> None:
+        """Says so where the files at the URL are those of another store now."""
+        try:
+            now = decode(read_manifest(self._objects), self._objects.url).fingerprint
+        except StoreError:
+            return
+        if now != self._fingerprint:
+            raise StoreCorrupt(
+                f"{error.path}: {self._objects.url} was replaced by another store since it was opened (fingerprint {now}; "
+                f"this one has {self._fingerprint}); open it again, or bring the old one back", path=error.path,
+            ) from error  # fmt: skip
 
     def _map(self, shard: int, file: int, *, random: bool = False) -> Array | None:
         if self._num_maps() >= self._max_maps:
