@@ -91,7 +91,5 @@ def test_a_step_that_a_run_never_took_is_refused(tokens, tmp_path, capsys):
 
 
 def test_a_transform_that_drops_what_the_model_reads_is_named(tokens, tmp_path):
-    with pytest.raises(
-        mr.ConfigError, match=r"'own_transforms:drop' returned x, and gpt reads y too; return \{\*\*batch"
-    ):
-        train(config_of(tokens, data__transform="own_transforms:drop"), tmp_path / "run")
+    with pytest.raises(mr.ConfigError, match=r"'hiding:drop' returned x, and gpt reads y too; return \{\*\*batch"):
+        train(config_of(tokens, data__transform="hiding:drop"), tmp_path / "run")
