@@ -14,6 +14,7 @@ import pytest
 
 from millrace.cli import run as millrace
 from millrace.train import launch
+from millrace.train.signals import REPEAT_S, Signals
 
 from .conftest import losses
 from .test_commands import CONFIG, environment
@@ -112,6 +113,19 @@ def test_nobody_is_left_when_one_is_killed(whom, command, tmp_path):
         assert f"continue from the last checkpoint with: millrace train {tmp_path}/small.toml" in error
     else:  # they save, as on SIGTERM
         assert (tmp_path / "run/checkpoints/latest").exists()
+
+
+def test_sigterm_for_each_thread_of_a_killed_launcher_is_one(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("millrace.train.signals.time.monotonic", lambda: now)
+    for second, later in ((signal.SIGTERM, now + 1.1 * REPEAT_S), (signal.SIGINT, now)):
+        now, signals = 100.0, Signals()
+        for _ in range(4):
+            signals.note(signal.SIGTERM)
+        assert signals.received == signal.SIGTERM
+        now = later
+        with pytest.raises(KeyboardInterrupt):
+            signals.note(second)
 
 
 def test_what_libraries_write_goes_to_a_log_and_a_silent_end_is_named(command, tmp_path, monkeypatch):
