@@ -42,8 +42,8 @@ def expected(kind, source, tmp_path_factory):
 
 
 def moments(steps):
-    """Where to strike: at every step in a soak, else at about 30 of them, and at all of the last ones, which publish."""
-    each = 1 if SOAK else max(5, len(steps) // 30)
+    """Where to strike: at every step in a soak, else at about 15 of them, and at all of the last ones, which publish."""
+    each = 1 if SOAK else max(5, len(steps) // 15)
     return [at for at in range(1, len(steps) + 1) if at % each == 1 % each or at > len(steps) - 15]
 
 

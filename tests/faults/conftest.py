@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +16,12 @@ import millrace as mr
 from millrace.testing import tree_digest
 
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def moments(total: int) -> list[int]:
+    """Where to strike: at every step in a soak, else at every third, and at all of the last ones, which publish."""
+    each = 1 if os.environ.get("MILLRACE_SOAK") else 3
+    return [at for at in range(1, total + 1) if at % each == 1 % each or at > total - 12]
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ import millrace as mr
 from millrace.store import gc
 from millrace.testing import Fault, count_steps, expect_no_leaks, kill_loop, run_forked, tree_digest
 
+from .conftest import moments
+
 KILLED = -signal.SIGKILL
 
 
@@ -43,7 +45,7 @@ def test_fresh_write_killed_at_every_step(tmp_path, job, undisturbed, resume):
     shutil.rmtree(tmp_path / "counted")
     finished = 0
     with expect_no_leaks():
-        for at in range(1, total + 1):
+        for at in moments(total):
             assert run_forked(job.write, out, resume=resume, fault=Fault(at, "kill")) == KILLED
             if (out / "store.json").exists():
                 finished += 1
@@ -63,7 +65,7 @@ def test_append_killed_at_every_step(fresh_copy, job, undisturbed, resume):
     total = steps_of(job.append, fresh_copy(), resume=resume)
     states = []
     with expect_no_leaks():
-        for at in range(1, total + 1):
+        for at in moments(total):
             out = fresh_copy()
             assert run_forked(job.append, out, resume=resume, fault=Fault(at, "kill")) == KILLED
             assert labels(mr.open_store(out, snapshot=undisturbed.old)) == labels(mr.open_store(undisturbed.fresh))
@@ -109,7 +111,7 @@ def test_resume_skips_what_is_durable(fresh_copy, tmp_path, job, undisturbed, ap
     shards = len([name for name in expected if name.count("/") == 2 and name.endswith("/")])
     new_shards = shards - append * mr.open_store(undisturbed.fresh).num_shards
     most = 0
-    for at in range(1, total + 1):
+    for at in moments(total):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         shutil.rmtree(tmp_path / "out.partial", ignore_errors=True)
         out = start()

@@ -16,6 +16,8 @@ import millrace as mr
 from millrace.store import gc, lock
 from millrace.testing import Fault, count_steps, iofault, run_forked, tree_digest
 
+from .conftest import moments
+
 KILLED = -signal.SIGKILL
 
 
@@ -175,7 +177,7 @@ def test_fresh_write_with_a_lease_killed_at_every_step(tmp_path, job, undisturbe
     out = tmp_path / "out"
     total = steps_of(job.write, tmp_path / "counted")
     shutil.rmtree(tmp_path / "counted")
-    for at in range(1, total + 1):
+    for at in moments(total):
         assert run_forked(job.write, out, fault=Fault(at, "kill")) == KILLED
         if not (out / "store.json").exists():
             age_leases(tmp_path / "out.partial")
@@ -189,7 +191,7 @@ def test_fresh_write_with_a_lease_killed_at_every_step(tmp_path, job, undisturbe
 @pytest.mark.usefixtures("no_flock")
 def test_append_with_a_lease_killed_at_every_step(fresh_copy, job, undisturbed):
     total = steps_of(job.append, fresh_copy())
-    for at in range(1, total + 1):
+    for at in moments(total):
         out = fresh_copy()
         assert run_forked(job.append, out, fault=Fault(at, "kill")) == KILLED
         age_leases(out.with_name("out.partial"))

@@ -183,7 +183,7 @@ def test_kill_9_at_every_step(tmp_path, appending):
     with count_steps() as steps:
         prepare()
     whole = tree_digest(out)
-    every = range(1, len(steps) + 1) if os.environ.get("MILLRACE_SOAK") else range(1, len(steps) + 1, 6)
+    every = range(1, len(steps) + 1) if os.environ.get("MILLRACE_SOAK") else range(1, len(steps) + 1, 12)
     for at in every:
         start()
         assert run_forked(prepare, fault=Fault(at, "kill")) == -9

@@ -54,7 +54,7 @@ def test_an_append_killed_anywhere_sets_aside_once(tmp_path, bad_files):
     with count_steps() as steps:
         append()
     whole = tree_digest(out)
-    for at in range(len(steps), 0, -1 if os.environ.get("MILLRACE_SOAK") else -3):
+    for at in range(len(steps), 0, -1 if os.environ.get("MILLRACE_SOAK") else -6):
         for path in (out, out.with_name("out.partial")):
             shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(tmp_path / "before", out)
