@@ -1,7 +1,6 @@
 # `make` runs the checks; `make test` is what CI runs on a fresh clone.
 PY := .venv/bin/python
-# Modules are compiled when they are first imported: all of them took half a minute, and most are never used.
-PIP := .venv/bin/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
+PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := $(wildcard src/millrace/_core/*.c src/millrace/_core/*.h)
 
 .PHONY: check setup servers test hidden sanitize valgrind demo docs bench bench-peers soak dist clean
