@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import itertools
+import threading
 import time
 
 import numpy as np
@@ -133,24 +134,48 @@ def test_a_gpu_that_is_behind_takes_no_more_memory(lag, eager, group, slots):
     ring.close()
 
 
+class WatchedGpu(SlowGpu):
+    """Notes which place of the loop's stream the copy of each batch waits for."""
+
+    def __init__(self):
+        super().__init__(eager=True)
+        self.awaited, self.changed = {}, threading.Condition()
+
+    def wait(self, stream, event):
+        if stream == "copies":
+            self.place = event.place
+        super().wait(stream, event)
+
+    def move(self, source, target, num_bytes):
+        """Of a batch of 8, whose positions come first."""
+        super().move(source, target, num_bytes)
+        with self.changed:
+            self.awaited[ctypes.c_int64.from_address(source).value // 8] = self.place
+            self.changed.notify_all()
+
+    def until_queued(self, count):
+        with self.changed:
+            assert self.changed.wait_for(lambda: all(batch in self.awaited for batch in range(count)), timeout=60)
+
+
 @pytest.mark.parametrize("lag", [0, 1000])
 def test_a_copy_waits_for_no_step_but_old_ones(lag):
-    """Else copies and steps would take turns instead of running beside each other. Threads may swap two copies."""
-    gpu, awaited = SlowGpu(eager=True), []
-    wait = gpu.wait
-    gpu.wait = lambda stream, event: (stream == "copies" and awaited.append(event.place), wait(stream, event))
+    """Else copies and steps would take turns instead of running beside each other.
+
+    Each copy waits for the step that let go of the oldest memory. The loop lets the threads come as far as they do by
+    themselves: they are woken for two batches, not for one. It never has to make a batch that a thread has begun.
+    """
+    gpu, ends = WatchedGpu(), []
     ring, _ = on_device("dense", gpu)
-    ends = []
     for number in range(200):
+        gpu.until_queued(number + DEPTH - 1)
         batch = ring.take(number)
         del batch
         gpu.queue("loop", lambda: None)
         ends.append(len(gpu.queues["loop"]))
         if number >= lag:
             gpu.run("loop", ends[number - lag])
-    later = range(2 * SLOTS, 200)
-    assert all(awaited[copy] <= ends[copy - DEPTH] for copy in later)
-    assert sum(awaited[copy] <= ends[copy - SLOTS] for copy in later) > len(later) / 2
+    assert [gpu.awaited[copy] for copy in range(SLOTS, 200)] == ends[: 200 - SLOTS]
     ring.close()
 
 
