@@ -15,12 +15,13 @@ check: .venv/ready
 setup: .venv/ready
 .venv/base: pyproject.toml constraints.txt $(CORE)
 	test -x $(PY) || python3 -m venv .venv
+	.venv/bin/pip uninstall --quiet --yes millrace 2>/dev/null  # the name of this distribution until 0.1
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[table,torch]' matplotlib
 	$(PY) -m compileall -q src  # as pip does with a wheel: processes that tests and benchmarks start need not
 	touch $@
 .venv/ready: .venv/base
-	$(PIP) 'millrace[dev]'  # it is there already: only what tests import is added
+	$(PIP) 'millrace-data[dev]'  # it is there already: only what tests import is added
 	touch $@
 
 # Tools the tests start; without root the tests that need them say so and skip.

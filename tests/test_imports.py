@@ -115,4 +115,4 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
-    assert re.fullmatch(rf"millrace\.{adapter} needs .*; pip install 'millrace\[{adapter}\]'\n", done.stdout)
+    assert re.fullmatch(rf"millrace\.{adapter} needs .*; pip install '\.\[{adapter}\]'\n", done.stdout)

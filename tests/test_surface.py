@@ -70,11 +70,6 @@ def test_an_unknown_name_is_an_attribute_error():
         millrace.Stoer  # noqa: B018
 
 
-def test_the_version_is_the_one_of_the_project():
-    project = ROOT.parents[1] / "pyproject.toml"
-    assert re.search(rf'^version = "{re.escape(millrace.__version__)}"$', project.read_text(), re.MULTILINE)
-
-
 # No code in data (promise 8): what could run code from a file is not called anywhere. Text may name it.
 
 MODULES = {"joblib", "marshal", "shelve", "dill", "cloudpickle", "yaml", "jsonpickle"}

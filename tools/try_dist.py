@@ -28,7 +28,7 @@ for package in packages:
         subprocess.run([python, "-c", STORE], check=True, cwd=folder)
         subprocess.run([f"{folder}/bin/millrace", "verify", "store"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
         demo = subprocess.run([f"{folder}/bin/millrace", "demo"], cwd=folder, capture_output=True, text=True)
-        assert (demo.returncode, "pip install 'millrace[" in demo.stderr) == (1, True), demo  # it wants the extras
+        assert (demo.returncode, "pip install 'millrace-data[" in demo.stderr) == (1, True), demo  # it wants the extras
         for preset in ("nano", "gpt-124m", "lstm"):  # they came along: what is missing is torch
             train = subprocess.run(
                 [f"{folder}/bin/millrace", "train", preset], cwd=folder, capture_output=True, text=True

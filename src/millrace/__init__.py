@@ -8,9 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from millrace.distribution import __version__ as __version__
 from millrace.lazy import attach
-
-__version__ = "0.1.0"
 
 # name -> module that defines it; this is the public surface, checked by tests/test_surface.py
 _NAMES = {

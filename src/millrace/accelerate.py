@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch, last_span
 from millrace.feed.feed import Feed
@@ -19,7 +20,7 @@ try:
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
 except ImportError as error:
-    raise ImportError("millrace.accelerate needs accelerate; pip install 'millrace[accelerate]'") from error
+    raise ImportError(f"millrace.accelerate needs accelerate; {install_command('accelerate')}") from error
 
 
 class Loader(DataLoaderStateMixin):  # type: ignore[misc]

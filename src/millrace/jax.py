@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.feed.batch import Batch
 from millrace.feed.pytrees import Outline, arrays_of, columns_of
 from millrace.ragged import Ragged
@@ -15,7 +16,7 @@ try:
     from jax.core import Tracer
     from jax.tree_util import DictKey, GetAttrKey, register_pytree_with_keys
 except ImportError as error:
-    raise ImportError("millrace.jax needs jax; pip install 'millrace[jax]'") from error
+    raise ImportError(f"millrace.jax needs jax; {install_command('jax')}") from error
 
 
 def _columns_with_keys(batch: Batch) -> tuple[list[tuple[Any, Any]], Outline]:

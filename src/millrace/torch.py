@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from millrace.distribution import install_command
+
 try:
     import torch
     from torch.utils.data import Dataset as TorchDataset
@@ -14,7 +16,7 @@ try:
     from torch.utils.data import get_worker_info
     from torch.utils.data._utils.collate import default_collate_fn_map
 except ImportError as error:
-    raise ImportError("millrace.torch needs torch; pip install 'millrace[torch]'") from error
+    raise ImportError(f"millrace.torch needs torch; {install_command('torch')}") from error
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 from millrace.feed.feed import Feed
@@ -32,7 +33,7 @@ try:
     from millrace.accelerate import Loader
 except ImportError as error:
     raise ImportError(
-        "millrace.transformers needs transformers and accelerate; pip install 'millrace[transformers]'"
+        f"millrace.transformers needs transformers and accelerate; {install_command('transformers')}"
     ) from error
 
 IGNORED = -100  # losses of transformers leave this label out

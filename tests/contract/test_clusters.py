@@ -155,7 +155,7 @@ def test_a_worker_with_other_code_is_refused(kind, cluster, fragile, tmp_path, s
     module.write_text("def keep(text):\n    return False\n")
     with pytest.raises(mr.ConfigError, match=r"worker \S+ has loaded another file of that name .*restart the workers"):
         kind.prepare(fragile, out, **options)
-    monkeypatch.setattr(cluster_engine, "version", lambda name: "9.9")
+    monkeypatch.setattr(cluster_engine, "__version__", "9.9")
     with pytest.raises(mr.ConfigError, match=r"worker \S+ has millrace 0\S+, this run 9\.9; install the same version"):
         kind.prepare(fragile, out, **kind.fragile, **cluster)
     assert not out.exists()
@@ -169,6 +169,6 @@ def test_an_address_where_nobody_answers_and_a_package_that_is_missing_are_named
     for name in ("ray", "dask"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, f"millrace.prepare.engines.on_{name}", raising=False)
-        with pytest.raises(mr.ConfigError, match=rf"engine=\"{name}\" needs {name}; pip install 'millrace\[{name}\]'"):
+        with pytest.raises(mr.ConfigError, match=rf"engine=\"{name}\" needs {name}; pip install '\.\[{name}\]'"):
             kind.prepare(fragile, tmp_path / "out", engine=name, **kind.fragile)
     assert not (tmp_path / "out.partial").exists()

@@ -226,7 +226,7 @@ def test_damaged_ranks_are_refused_with_their_line(ranks_file, more, message):
 def test_ranks_without_tiktoken_name_the_extra(ranks_file, monkeypatch):
     ranks_file.with_suffix(".json").write_text(json.dumps({"pattern": GPT2_PATTERN}))
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(ConfigError, match=r"needs tiktoken; pip install millrace\[text\]"):
+    with pytest.raises(ConfigError, match=r"needs tiktoken; pip install '\.\[text\]'"):
         tokenizer_by_name(str(ranks_file))
 
 

@@ -421,7 +421,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path, monkeypatc
         ["push", str(tmp_path / "store"), str(tmp_path / "x"), "--compress", "lz4"],
     ):
         assert millrace(command) == 1
-        assert "pip install 'millrace[compress]'" in capsys.readouterr().err
+        assert "pip install '.[compress]'" in capsys.readouterr().err
     assert not Path(tmp_path / "x").exists()
 
 

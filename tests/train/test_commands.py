@@ -298,7 +298,7 @@ def test_json_of_a_run_is_all_that_stdout_has(config, tokens, tmp_path, capsys):
 def test_without_torch_the_extra_is_named(command):
     code = "import sys; sys.modules['torch'] = None; from millrace.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "error: this needs torch: pip install 'millrace[torch]'\n")
+    assert (done.returncode, done.stderr) == (1, "error: this needs torch; pip install '.[torch]'\n")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, TrainError
 from millrace.train.metrics import read_metrics
 from millrace.train.open_run import load_model
@@ -36,7 +37,7 @@ class Demo:
             try:
                 importlib.import_module(name)
             except ImportError as error:
-                raise ConfigError(f"the demo needs {name}: pip install 'millrace[{extra}]'") from error
+                raise ConfigError(f"the demo needs {name}; {install_command(extra)}") from error
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)

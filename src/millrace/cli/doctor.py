@@ -51,14 +51,17 @@ def examine() -> dict[str, Any]:
     import platform as python_platform
 
     from millrace import __version__
+    from millrace.distribution import old_distribution_advice
     from millrace.meter.machine import shared_memory_bytes
     from millrace.native import memory_bytes, num_cores
     from millrace.store import lock, platform
     from millrace.store.publish import installed
 
+    old = old_distribution_advice()
     optional = ("numpy", "torch", "pyarrow", "tokenizers", "redis", "matplotlib")
     return {
         "millrace": __version__,
+        **({} if old is None else {"old distribution": old}),
         "python": python_platform.python_version(),
         "C core": "in use" if platform.HAS_CORE else NO_CORE,
         "file lock": "flock" if lock.HAS_FLOCK else "lease file with heartbeat (no flock on this platform)",

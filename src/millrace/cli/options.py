@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 
 Json = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
@@ -90,7 +91,7 @@ def training_extras() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
-        raise ConfigError(f"this needs {error.name}: pip install 'millrace[torch]'") from error
+        raise ConfigError(f"this needs {error.name}; {install_command('torch')}") from error
 
 
 def load_trained(run: str, checkpoint: str, model: str | None, store: str | None) -> Any:

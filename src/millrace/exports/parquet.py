@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.exports.chunks import Chunk, Source
 from millrace.exports.folder import sync_file
@@ -26,7 +27,7 @@ class ParquetWriter:
         try:
             import pyarrow.parquet
         except ImportError as error:
-            raise ConfigError("export to parquet needs pyarrow: pip install 'millrace[table]'") from error
+            raise ConfigError(f"export to parquet needs pyarrow; {install_command('table')}") from error
         self._arrow, self._parquet = pyarrow, pyarrow.parquet
         self._folder, self._source, self._file_bytes = folder, source, file_bytes
         # Lists count in int32 unless a record alone has more.

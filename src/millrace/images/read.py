@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, MillraceError
 from millrace.ragged import Array
 
@@ -49,8 +50,8 @@ def module_of(library: str) -> Any:
             importlib.import_module("torch").ops.image.decode_jpeg  # noqa: B018
         return found
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        package = "torchvision" if library == "torchvision" else "'millrace[images]'"
-        raise ConfigError(f"images need {library}, which is not installed; pip install {package}") from error
+        remedy = "pip install torchvision" if library == "torchvision" else install_command("images")
+        raise ConfigError(f"images need {library}, which is not installed; {remedy}") from error
 
 
 def fastest() -> str:
@@ -60,7 +61,7 @@ def fastest() -> str:
             module_of("pillow")  # for what the others cannot read
             module_of(library)
             return library
-    raise ConfigError("images need Pillow, and simplejpeg to be fast; pip install 'millrace[images]'")
+    raise ConfigError(f"images need Pillow, and simplejpeg to be fast; {install_command('images')}")
 
 
 def read_header(data: Array, library: str, exif: bool) -> Image:

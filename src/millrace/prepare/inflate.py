@@ -6,6 +6,7 @@ import io
 import zlib
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
 from millrace.prepare.files import InputFile
@@ -125,6 +126,6 @@ def _decompressor(source: InputFile, compression: str) -> Any:
         try:
             from backports import zstd  # type: ignore[no-redef, unused-ignore]
         except ImportError as error:
-            raise SourceError(f"{source.path!r} needs zstd; pip install millrace[text]", source=source.path) from error
+            raise SourceError(f"{source.path!r} needs zstd; {install_command('text')}", source=source.path) from error
     # Some corpora are packed with --long=31; by default a window has at most 128 MiB.
     return lambda: zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 31})

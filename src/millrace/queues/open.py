@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.queues.address import read_address
 from millrace.queues.memory import MemoryQueue, server
@@ -16,5 +17,5 @@ def open_queue(url: str) -> Queue:
     try:
         from millrace.queues.redis import RedisQueue
     except ModuleNotFoundError as error:
-        raise ConfigError(f"a queue on Redis needs {error.name}: pip install 'millrace[redis]'") from error
+        raise ConfigError(f"a queue on Redis needs {error.name}; {install_command('redis')}") from error
     return RedisQueue(address)

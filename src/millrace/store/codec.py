@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 
 LEVELS = {"zstd": (1, 22, 3), "lz4": (0, 16, 0)}  # lowest, highest, default
@@ -57,7 +58,7 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             else:
                 from backports import zstd as library
         except ImportError as error:
-            raise ConfigError(f"{self.name} is not installed; pip install 'millrace[compress]'") from error
+            raise ConfigError(f"{self.name} is not installed; {install_command('compress')}") from error
         return library
 
     def compress(self, data: bytes) -> bytes:

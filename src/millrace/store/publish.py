@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from millrace.distribution import __version__
 from millrace.errors import ConfigError, StoreError, StoreNotFound
 from millrace.native import num_cores
 from millrace.store import manifest as manifests
@@ -286,5 +287,5 @@ def installed(package: str) -> str | None:
 
 def describe_run() -> dict[str, Any]:
     """Who made this, for people: never part of the fingerprint."""
-    versions = {"python": python_platform.python_version(), **{name: installed(name) for name in ("millrace", "numpy")}}
+    versions = {"python": python_platform.python_version(), "millrace": __version__, "numpy": installed("numpy")}
     return {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": sys.argv, "versions": versions}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
@@ -51,7 +52,7 @@ def tokenizers_package(name: str) -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ConfigError(f"tokenizer {name!r} needs tokenizers; pip install millrace[text]") from error
+        raise ConfigError(f"tokenizer {name!r} needs tokenizers; {install_command('text')}") from error
     return tokenizers
 
 

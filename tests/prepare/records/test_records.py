@@ -206,7 +206,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         1,
-        "error: HDF5 needs h5py: pip install 'millrace[hdf5]'",
+        "error: HDF5 needs h5py; pip install '.[hdf5]'",
     )
 
 

@@ -149,7 +149,7 @@ def test_without_the_library_one_line_names_the_extra(tmp_path, monkeypatch):
         mr.prepare_text(
             [str(tmp_path / "b.txt"), str(tmp_path / "a.html")], tmp_path / "out", **OPTIONS, html="text", part_bytes=1
         )
-    assert str(caught.value) == "html=\"text\" needs selectolax; pip install 'millrace[html]'"
+    assert str(caught.value) == "html=\"text\" needs selectolax; pip install '.[html]'"
     assert not (tmp_path / "out.partial").exists()  # nothing was done before
     assert prepared(tmp_path / "b.txt", tmp_path / "out") == ["text"]  # which has no page
 

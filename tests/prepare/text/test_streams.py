@@ -181,7 +181,7 @@ def test_a_missing_zstd_is_named_with_its_extra(tmp_path, monkeypatch):
     path.write_bytes(zstd_compress(TEXT))
     for name in ("compression", "compression.zstd", "backports", "backports.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SourceError, match=r"needs zstd; pip install millrace\[text\]"):
+    with pytest.raises(SourceError, match=r"needs zstd; pip install '\.\[text\]'"):
         read(path)
 
 
@@ -189,9 +189,9 @@ def test_a_missing_pyarrow_is_named_with_its_extra(tmp_path, monkeypatch):
     name = "a.parquet"
     (tmp_path / name).write_bytes(b"text\na\n")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SourceError, match=r"needs pyarrow; pip install millrace\[text\]"):
+    with pytest.raises(SourceError, match=r"needs pyarrow; pip install '\.\[text\]'"):
         read(tmp_path / name)
-    with pytest.raises(SourceError, match=r"needs pyarrow; pip install millrace\[text\]"):
+    with pytest.raises(SourceError, match=r"needs pyarrow; pip install '\.\[text\]'"):
         cut_parts(find_sources([str(tmp_path / name)])[0], 1)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, FeedError
 from millrace.ragged import Array
 
@@ -35,7 +36,7 @@ class Gpu:
         try:
             import torch
         except ImportError as error:
-            raise ConfigError(f"device={device!r} needs torch; pip install millrace[torch]") from error
+            raise ConfigError(f"device={device!r} needs torch; {install_command('torch')}") from error
         if not torch.cuda.is_available():
             raise ConfigError(f'device={device!r}, but torch finds no GPU; take device="cpu"')
         wanted, count = torch.device(device), torch.cuda.device_count()

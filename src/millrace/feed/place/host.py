@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 from millrace.feed.pytrees import torch_pytrees
@@ -41,7 +42,7 @@ def tensor_converter() -> Convert:
     try:
         tensor = tensor_maker()
     except ImportError as error:
-        raise ConfigError('device="cpu" delivers torch tensors, and torch is not installed; pip install millrace[torch], '
+        raise ConfigError(f'device="cpu" delivers torch tensors, and torch is not installed; {install_command("torch")}, '
                           'or take device="numpy"') from error  # fmt: skip
     torch_pytrees()
 

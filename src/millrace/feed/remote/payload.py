@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, QueueError
 from millrace.feed.batch import MARKS, Batch, aligned, check_names
 from millrace.feed.processes.packing import HEAD_BYTES, MAX_TEXT, Layout, Packed
@@ -142,7 +143,7 @@ def _zstd() -> Any:
         else:
             from backports import zstd
     except ImportError as error:
-        raise ConfigError("compress=1 needs backports.zstd: pip install 'millrace[redis]'") from error
+        raise ConfigError(f"compress=1 needs backports.zstd; {install_command('redis')}") from error
     return zstd
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.native import num_cores
 from millrace.prepare.engines.engine import Engine
@@ -37,4 +38,4 @@ def open_engine(
 
         return DaskCluster(workers, address, stall_s)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--engine {name} needs {error.name}; pip install 'millrace[{name}]'") from error
+        raise ConfigError(f"--engine {name} needs {error.name}; {install_command(name)}") from error

@@ -13,10 +13,10 @@ import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from millrace.distribution import __version__
 from millrace.errors import ConfigError
 from millrace.native import num_cores
 from millrace.prepare.engines.engine import Engine, Function, Outcome, attempt, stalled
@@ -36,9 +36,9 @@ class Site(NamedTuple):
 
     def enter(self) -> None:
         """Refuses, in a worker, to do tasks of a run that is not at home there."""
-        if self.version != (found := version("millrace")):
+        if self.version != __version__:
             raise ConfigError(
-                f"worker {socket.gethostname()} has millrace {found}, this run {self.version}; "
+                f"worker {socket.gethostname()} has millrace {__version__}, this run {self.version}; "
                 "install the same version on all machines"
             )
         if self.attempts is not None and not os.path.isdir(self.attempts):
@@ -81,7 +81,7 @@ class Cluster(Engine):
         self._address, self._stall_s = address, stall_s
         self._is_open = False
         self._running: dict[Any, int] = {}  # what the cluster knows a task by -> its number
-        self._site = Site(version("millrace"), os.getcwd(), {}, None)
+        self._site = Site(__version__, os.getcwd(), {}, None)
 
     def settle_in(self, attempts: Path, functions: Mapping[str, str]) -> None:
         mine = attempts / uuid.uuid4().hex

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.store import platform
 from millrace.store.folder import no_store
@@ -32,7 +33,7 @@ def connect(url: str, create: bool, first_wait_s: float, retries: int = 0) -> tu
     except ModuleNotFoundError as error:
         if error.name != "obstore":
             raise
-        raise ConfigError("remote stores need obstore: pip install 'millrace[s3]'") from error
+        raise ConfigError(f"remote stores need obstore; {install_command('s3')}") from error
     if "://" not in url:
         if not create and not os.path.isdir(url):
             raise no_store(url)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, MillraceError, SourceError
 from millrace.prepare.files import InputFile
 from millrace.prepare.records.options import RecordOptions
@@ -128,7 +129,7 @@ def need(module: str, extra: str, what: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{what} needs {module.partition('.')[0]}: pip install 'millrace[{extra}]'") from error
+        raise ConfigError(f"{what} needs {module.partition('.')[0]}; {install_command(extra)}") from error
 
 
 def unreadable(source: InputFile, what: str, error: BaseException | str) -> SourceError:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.prepare.files import InputFile, ending
 
@@ -43,7 +44,7 @@ def arrow() -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise ConfigError("tables need pyarrow; pip install millrace[table]") from error
+        raise ConfigError(f"tables need pyarrow; {install_command('table')}") from error
     return pyarrow
 
 

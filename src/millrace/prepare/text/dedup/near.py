@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.prepare.text.clean.long_documents import blocks, num_characters
 from millrace.ragged import Array
@@ -33,7 +34,7 @@ def signatures(texts: Sequence[bytes]) -> Array:
     try:
         from rensa import RMinHash
     except ImportError as error:
-        raise ConfigError("--dedup near needs rensa; pip install millrace[text]") from error
+        raise ConfigError(f"--dedup near needs rensa; {install_command('text')}") from error
     table = np.empty((len(texts), BANDS * ROWS), "<u4")
     for place, text in enumerate(texts):
         signature = RMinHash(num_perm=BANDS * ROWS, seed=42)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.prepare.text.read.records import Bad
 from millrace.prepare.text.read.sources import Source
@@ -41,7 +42,7 @@ def _library() -> Any:
     try:
         from selectolax import lexbor
     except ImportError as error:
-        raise ConfigError("--html text needs selectolax; pip install 'millrace[html]'") from error
+        raise ConfigError(f"--html text needs selectolax; {install_command('html')}") from error
     return lexbor
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.distribution import install_command
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import ENDS, InputFile, find_files
 from millrace.prepare.inflate import COMPRESSED
@@ -221,5 +222,5 @@ def arrow(source: Source) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise SourceError(f"{source.path!r} needs pyarrow; pip install millrace[text]", source=source.path) from error
+        raise SourceError(f"{source.path!r} needs pyarrow; {install_command('text')}", source=source.path) from error
     return pyarrow
