@@ -82,12 +82,12 @@ bench: setup
 bench-peers: setup
 	$(PY) -m benchmarks --only feed feed_peers feed_older records images prepare_text prepare_table
 
-# Long randomised runs: 1,000 kills; the seed is printed, MILLRACE_SEED repeats it.
+# Long randomised runs: 1,000 kills, and all that draws examples once more; the seed is printed, MILLRACE_SEED repeats it.
 soak: setup servers
 	MILLRACE_SOAK=1000 $(PY) -m pytest -n 2 -q tests/faults tests/prepare/text/test_restart.py tests/prepare/text/test_lines.py --timeout 7200
 	MILLRACE_SOAK=100 $(PY) -m pytest -q tests/train/test_checkpoint.py -k loop --timeout 7200
 	MILLRACE_SOAK=500 $(PY) -m pytest -n 2 -q tests/frameworks/test_lightning_runs.py
-	MILLRACE_SOAK=1 $(PY) -m pytest -n 2 -q -m 'soak or one_way' --timeout 600
+	MILLRACE_SOAK=1 $(PY) -m pytest -n 2 -q -m 'soak or one_way or seeded or hypothesis' --timeout 600
 
 dist: setup
 	rm -rf dist build

@@ -1,4 +1,7 @@
-"""What every test shares: the hypothesis profile, and the platform without its best parts.
+"""What every test shares: the seed, the hypothesis profile, and the platform without its best parts.
+
+All that is random comes from one seed. It is 0 in ``make test``, so that it is the same everywhere, and another one each
+time in ``make soak``; MILLRACE_SEED or --hypothesis-seed give it, and the last lines of a run tell it where it matters.
 
 With ``MILLRACE_TEST_HIDE=1`` (``make hidden``) the C core, fcntl, memfd_create and madvise are not there, as on a
 platform that has none of them; this must happen before millrace is imported, so it happens here.
@@ -9,6 +12,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing.util
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,15 +21,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 # Where tests are started in the background Ctrl-C is ignored, and would be in every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HIDDEN = os.environ.get("MILLRACE_TEST_HIDE") == "1"
+IS_SOAK = bool(os.environ.get("MILLRACE_SOAK"))
+SEED = "MILLRACE_SEED"
 
 
 def _hide() -> None:
@@ -48,15 +56,61 @@ class _PlainMap(mmap.mmap):
 if HIDDEN:
     _hide()
 
-# Fewer examples where things are hidden: what random examples find is found with the core too.
+# Fewer examples where things are hidden: what random examples find is found with the core too. A health check that
+# measures time fails on a machine that others use.
 hypothesis.settings.register_profile(
-    "millrace", deadline=None, database=None, print_blob=True, max_examples=20 if HIDDEN else 60
-)
+    "millrace", deadline=None, database=None, print_blob=True, derandomize=False,
+    max_examples=300 if IS_SOAK else 20 if HIDDEN else 60, suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
 hypothesis.settings.load_profile("millrace")
+# Else it also draws constants of whatever modules are loaded: a test alone would have other examples than among others.
+providers._get_local_constants = lambda: providers._local_constants
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Settles the seed, for hypothesis too; processes that run tests inherit it."""
+    chosen = config.getoption("--hypothesis-seed")
+    if chosen is None:
+        chosen = os.environ.get(SEED) or (random.SystemRandom().randrange(1 << 32) if IS_SOAK else 0)
+    os.environ[SEED] = config.option.hypothesis_seed = str(int(chosen))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+    if reports or IS_SOAK:
+        terminalreporter.write_line(f"{SEED}={os.environ[SEED]} is the seed of all that is random here")
+    for report in reports:
+        hidden, soak = "MILLRACE_TEST_HIDE=1 " * HIDDEN, "MILLRACE_SOAK=1 " * IS_SOAK
+        terminalreporter.write_line(
+            f"again: {SEED}={os.environ[SEED]} {hidden}{soak}{sys.executable} -m pytest '{report.nodeid}'"
+        )
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    return int(os.environ[SEED])
+
+
+@pytest.fixture(autouse=True)
+def seeded_generators() -> None:
+    """What is drawn from generators that all share does not depend on the tests before."""
+    random.seed(0)
+    for name, draw in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if name in sys.modules:
+            attrgetter(draw)(sys.modules[name])(0)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where things are hidden, tests of those and in processes that see them are left out; long ones are for ``make soak``."""
+    """Where things are hidden, tests of those and in processes that see them are left out; long ones are for ``make soak``.
+
+    Tests that take the seed are marked: others with other seeds are for ``make soak``.
+    """
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if "seed" in getattr(item, "fixturenames", ()) and "seed" not in params:
+            item.add_marker("seeded")
     left_out = [item for item in items if _is_left_out(item)]
     if left_out:
         items[:] = [item for item in items if item not in left_out]
@@ -67,7 +121,7 @@ def _is_left_out(item: pytest.Item) -> bool:
     is_hidden = HIDDEN or os.environ.get("MILLRACE_NATIVE") == "0"
     if is_hidden and (item.get_closest_marker("needs_core") or item.get_closest_marker("own_process")):
         return True
-    if os.environ.get("MILLRACE_SOAK"):
+    if IS_SOAK:
         return False
     params = getattr(getattr(item, "callspec", None), "params", {})
     is_second = item.get_closest_marker("one_way") is not None and params.get("way") == "in line" and not HIDDEN
@@ -118,11 +172,11 @@ def undisturbed_s() -> Callable[..., float]:
 
 
 @pytest.fixture(scope="session")
-def kill_midway(undisturbed_s: Callable[..., float]) -> Callable[..., None]:
+def kill_midway(undisturbed_s: Callable[..., float], seed: int) -> Callable[..., None]:
     """Kills a command that makes ``out`` up to ``rounds`` times while it works, then lets it finish.
 
-    MILLRACE_SEED repeats a run. Where no kill came in time, others that kept this machine busy while it was measured have ended
-    since, and it is measured again.
+    Where no kill came in time, others that kept this machine busy while it was measured have ended since, and it is measured
+    again.
     """
 
     def run(command: Sequence[str], out: Path, rounds: int, env: Mapping[str, str] | None = None) -> None:
@@ -133,12 +187,12 @@ def kill_midway(undisturbed_s: Callable[..., float]) -> Callable[..., None]:
             if out.exists():
                 open_store(out, check=True)
 
-        seed, kills = os.environ.get("MILLRACE_SEED"), 0
+        kills = 0
         while not kills:
             shutil.rmtree(out, ignore_errors=True)
             whole_s = undisturbed_s(command, out, env)
             kills = kill_loop(
-                list(command), rounds, None if seed is None else int(seed), within_s=(0.2 * whole_s, 0.7 * whole_s),
+                list(command), rounds, seed, within_s=(0.2 * whole_s, 0.7 * whole_s),
                 done=out.exists, between=look, env=env,
             )  # fmt: skip
 

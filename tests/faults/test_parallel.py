@@ -39,9 +39,7 @@ def serial(tmp_path_factory, parallel):
     return tree_digest(path)
 
 
-def test_shards_added_in_any_order(tmp_path, parallel, serial):
-    seed = random.randrange(1 << 32)
-    print(f"seed={seed}")
+def test_shards_added_in_any_order(tmp_path, parallel, serial, seed):
     with mr.StoreWriter(tmp_path / "out", columns=parallel.COLUMNS) as writer:
         entries = [parallel.fill(writer.shard(number), number) for number in range(SHARDS)]
         random.Random(seed).shuffle(entries)

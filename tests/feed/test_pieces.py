@@ -74,18 +74,14 @@ def check_run(seed, num_batches):
     assert all((array == written).all() for array, written in held)
 
 
-def test_any_threads_depth_and_size_give_the_bytes_of_the_twin():
-    seed = int(os.environ.get("MILLRACE_SEED", "0")) or random.randrange(1 << 30)
-    print("seed", seed)
+def test_any_threads_depth_and_size_give_the_bytes_of_the_twin(seed):
     with expect_no_leaks():
         for k in range(25):
             check_run(seed + k, num_batches=12)
 
 
 @pytest.mark.soak
-def test_any_threads_depth_and_size_for_long():
-    seed = int(os.environ.get("MILLRACE_SEED", "0")) or random.randrange(1 << 30)
-    print("seed", seed)
+def test_any_threads_depth_and_size_for_long(seed):
     for k in range(1500):
         check_run(seed + k, num_batches=random.Random(k).randint(1, 60))
 

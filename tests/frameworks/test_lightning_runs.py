@@ -134,8 +134,8 @@ class Run:
 
 
 @pytest.mark.parametrize("number", range(RUNS))
-def test_what_follows_any_checkpoint_is_what_the_uninterrupted_run_did(number, tmp_path):
-    chance = random.Random(f"{os.environ.get('MILLRACE_SEED', 0)} {number}")
+def test_what_follows_any_checkpoint_is_what_the_uninterrupted_run_did(number, tmp_path, seed):
+    chance = random.Random(f"{seed} {number}")
     run = Run(chance)
     whole = run.fit()
     folder = tmp_path / "first"

@@ -75,7 +75,7 @@ def rows_of(feeds, steps):
         st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(2, 9), st.sampled_from([0, 1, 3])), min_size=2, max_size=3
     )
 )  # fmt: skip
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_run_goes_on_the_same_with_another_world_batch_and_number_of_workers(parts, feed_of):
     """Each part: steps, world, batch, workers (0: threads), from the state of the part before, as JSON."""
     found, state = [], None

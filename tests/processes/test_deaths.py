@@ -184,10 +184,8 @@ def test_a_silent_worker_is_looked_after_though_others_answer(feed_of, monkeypat
     assert looks == [True, True]  # not in the first second, nor while the loop does not wait
 
 
-def kills(count, feed_of, whole_tree):
+def kills(count, feed_of, whole_tree, seed):
     """Reads a feed while a process of it is killed at random moments, so many times."""
-    seed = int(os.environ.get("MILLRACE_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"MILLRACE_SEED={seed}")
     chance = random.Random(seed)
     feed, local, done = feed_of(functions.slow, workers=3, depth=6), iter(feed_of(functions.same, processes=False)), 0
     for number, batch in enumerate(feed):  # without an end: chance decides how many batches so many kills take
@@ -216,18 +214,18 @@ def no_limit(monkeypatch):
 
 @pytest.mark.usefixtures("no_limit")
 @pytest.mark.parametrize("whole_tree", [False, True])
-def test_batches_are_the_same_whoever_is_killed_whenever(whole_tree, feed_of):
+def test_batches_are_the_same_whoever_is_killed_whenever(whole_tree, feed_of, seed):
     with expect_no_leaks(grace_s=10):
-        kills(5, feed_of, whole_tree)
+        kills(5, feed_of, whole_tree, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_limit")
 @pytest.mark.parametrize("whole_tree", [False, True])
-def test_a_hundred_kills(whole_tree, feed_of):
+def test_a_hundred_kills(whole_tree, feed_of, seed):
     with expect_no_leaks(grace_s=10):
-        kills(100, feed_of, whole_tree)
+        kills(100, feed_of, whole_tree, seed)
 
 
 def test_signals_that_end_a_worker_from_outside_are_seen_at_once(feed_of):

@@ -202,10 +202,9 @@ def test_shards_are_copied_before_training_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(0)
-def test_kill_in_a_loop_while_saving(tokens, tmp_path, start):
+def test_kill_in_a_loop_while_saving(tokens, tmp_path, start, seed):
     """Saves after every step, killed at random moments: each time ``latest`` loads and the run goes on."""
-    seed, rounds = random.randrange(1 << 32), int(os.environ.get("MILLRACE_SOAK", "6"))
-    print(f"seed={seed}")
+    rounds = int(os.environ.get("MILLRACE_SOAK", "6"))
     moments, run = random.Random(seed), tmp_path / "run"
     values = nano(tokens, train__max_steps=10_000_000, checkpoint__every=1)
     before = 0

@@ -17,8 +17,6 @@ from millrace.train.trainer import train
 
 from .conftest import config_of, lines, losses, nano, weights
 
-SEED = random.randrange(1 << 32)
-
 
 @pytest.mark.parametrize(
     "changes",
@@ -29,12 +27,11 @@ SEED = random.randrange(1 << 32)
     ],
     ids=["gpt", "lstm", "transformer"],
 )
-def test_forty_steps_are_bitwise_the_same_after_kills(changes, tokens, waves, tmp_path, start):
+def test_forty_steps_are_bitwise_the_same_after_kills(changes, tokens, waves, tmp_path, start, seed):
     store = waves if "model__kind" in changes else tokens
     values = nano(store, train__max_steps=40, evaluation__every=9, checkpoint__every=4, **changes)
     start(values, tmp_path / "straight").finish()
-    print(f"seed={SEED}")
-    moments = random.Random(SEED)
+    moments = random.Random(seed)
     run, kills = tmp_path / "killed", 0
     for step in sorted(moments.sample(range(2, 36), 3)):
         ranks = start(values, run, stand_at=39)

@@ -68,7 +68,7 @@ def damage(path, rng):
     return kind
 
 
-def test_whatever_is_damaged_the_store_is_right_or_one_line_says_what_to_do(source, interrupted, tmp_path):
+def test_whatever_is_damaged_the_store_is_right_or_one_line_says_what_to_do(source, interrupted, tmp_path, seed):
     out, partial, whole = interrupted
     kept = shutil.copytree(partial, tmp_path / "kept")
     names = [
@@ -76,7 +76,6 @@ def test_whatever_is_damaged_the_store_is_right_or_one_line_says_what_to_do(sour
         for path in sorted(kept.rglob("*"))
         if path.is_file() and path.relative_to(kept).parts[0] in ("parts", "fit", "index", "plan.json")
     ]
-    seed = int(np.random.default_rng().integers(2**32))
     rng = np.random.default_rng(seed)
     for name in [*rng.choice(names, 25).tolist(), "plan.json", "plan.json"]:
         shutil.rmtree(partial, ignore_errors=True)
