@@ -39,7 +39,7 @@ def test_every_flag_becomes_an_argument_that_is_taken(tmp_path, kind, flag):
 
     def fails(
         paths, out, *, progress=None, workers=None, engine="local", address=None, append=False, restart=False, exclude=(),
-        stall_s=0, **options,
+        same_source=None, stall_s=0, **options,
     ):  # fmt: skip
         raise mr.ConfigError(f"go on with {flag}, if you can")
 
@@ -120,6 +120,7 @@ def test_a_word_behind_a_flag_is_a_value_or_known_to_be_none():
         "list",
         "folder",
         "own",
+        "keep",
     }
     is_bool = {name for kind in STRUCTS for name, default in defaults(kind).items() if isinstance(default, bool)}
     is_bool |= {"refit", "no_dedup", "no_normalize"}

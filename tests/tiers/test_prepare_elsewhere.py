@@ -190,6 +190,8 @@ def test_sources_over_http(tmp_path, web):
         [f"{folder}/in/part-0.jsonl", f"{folder}/in/part-1.jsonl"], tmp_path / "local", workers=1
     )
     assert report.fingerprint == local.fingerprint
+    again = mr.prepare_records([f"{url}/in/part-1.jsonl"], tmp_path / "local", append=True, workers=1)
+    assert (again.is_new, again.fingerprint) == (False, local.fingerprint)  # the same file from another place
     with pytest.raises(SourceError, match=r"is not there; over http:// give single files"):
         mr.prepare_records(f"{url}/in/", tmp_path / "other", workers=1)
 

@@ -35,6 +35,14 @@ Address = Annotated[
         metavar="ADDRESS", help="The Ray or Dask cluster to use.", show_default="one that is started on this machine"
     ),
 ]
+SameSource = Annotated[
+    str | None,
+    Option(
+        metavar="skip|keep",
+        help="With --append, sources that the store has: skip leaves them out, also where they have changed; keep adds all.",
+        show_default="skip those that are the same, refuse those that have changed",
+    ),
+]
 OwnModel = Annotated[
     str | None,
     Option(metavar="MODULE:CALLABLE", help="Your own model of the run, if you trust its code."),

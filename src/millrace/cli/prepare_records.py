@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from millrace.cli.options import Address, Engine
+from millrace.cli.options import Address, Engine, SameSource
 from millrace.cli.prepare_table import option, read_names
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
@@ -79,6 +79,7 @@ def run(
     engine: Engine = "local",
     address: Address = None,
     append: Annotated[bool, option("Add to an existing store, as a new snapshot.", None, "--append")] = False,
+    same_source: SameSource = None,
     as_json: Annotated[bool, option("Print JSON for machines.", None, "--json")] = False,
 ) -> None:
     """Make a store of records: images, events, rows with lists.

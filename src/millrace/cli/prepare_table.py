@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from millrace.cli.options import Address, Engine
+from millrace.cli.options import Address, Engine, SameSource
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
 
@@ -107,6 +107,7 @@ def run(
     engine: Engine = "local",
     address: Address = None,
     append: Annotated[bool, option("Add rows and entities to a store that is there.", None, "--append")] = False,
+    same_source: SameSource = None,
     refit: Annotated[
         bool, option("With --append: fit the scaling again and rewrite all rows.", None, "--refit")
     ] = False,

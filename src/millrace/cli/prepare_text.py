@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from millrace.cli.options import Address, Engine
+from millrace.cli.options import Address, Engine, SameSource
 from millrace.cli.printing import print_json, print_line, print_table, size
 
 EXAMPLE = "millrace prepare text books/*.txt --out corpus --tokenizer gpt2"
@@ -113,6 +113,7 @@ def run(
     engine: Engine = "local",
     address: Address = None,
     append: Annotated[bool, Option("--append", help="Add to an existing store, as a new snapshot.")] = False,
+    same_source: SameSource = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Make a token store from text files.
@@ -160,7 +161,7 @@ def prepare(context: typer.Context, function: Any, progress: Any, given: Mapping
     from millrace.prepare.advice import with_flags
 
     asked = context.params
-    options = {name: asked[name] for name in ("workers", "engine", "address", "append", "restart")}
+    options = {name: asked[name] for name in ("workers", "engine", "address", "append", "restart", "same_source")}
     with progress:
         report = with_flags(function)(
             asked["sources"],

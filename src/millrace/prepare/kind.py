@@ -13,6 +13,7 @@ import msgspec
 from millrace.prepare.engines.engine import Engine, Function
 from millrace.prepare.plan import differences
 from millrace.prepare.progress import Progress
+from millrace.prepare.stored_sources import File, StoredSources
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry
 from millrace.store.snapshot import Base
@@ -22,6 +23,10 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 class PartsVoid(Exception):
     """Raised by a kind while parts are made: all of them are wrong, and have to be made again."""
+
+
+class NothingNew(Exception):
+    """Raised where an append is given only sources that its store has."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,19 @@ class Context:
     engine: Engine
     progress: Progress
     notes: list[str] = field(default_factory=list)  # for the report
+    files: list[Any] = field(default_factory=list)  # the files that this run reads
+    stored: StoredSources | None = None  # of the store that is appended to
+
+    def new_files(self, files: Sequence[File]) -> list[File]:
+        """The files that the store does not have; notes the others. All of them, where nothing is appended to."""
+        fresh = list(files)
+        if self.stored is not None:
+            fresh, notes = self.stored.without(files)
+            self.note(*notes)
+            if not fresh:
+                raise NothingNew
+        self.files[:] = fresh
+        return fresh
 
     @property
     def sources(self) -> Path:

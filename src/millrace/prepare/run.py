@@ -22,10 +22,11 @@ from millrace.errors import ConfigError, MillraceError, SourceError, StoreWriteF
 from millrace.prepare.elsewhere import target_of
 from millrace.prepare.engines.choice import open_engine
 from millrace.prepare.engines.engine import STALL_S
-from millrace.prepare.kind import Context, Kind, PartsVoid, Product
+from millrace.prepare.kind import Context, Kind, NothingNew, PartsVoid, Product
 from millrace.prepare.parts import part_folder
 from millrace.prepare.plan import PlanForm, check_plan, show_changes
 from millrace.prepare.progress import Progress, default_progress
+from millrace.prepare.stored_sources import StoredSources, check_same_source, describe_sources
 from millrace.store import gc, platform
 from millrace.store.layout import Layout
 from millrace.store.open import open_store
@@ -49,12 +50,14 @@ class Run:
         *,
         append: bool = False,
         restart: bool = False,
+        same_source: str | None = None,
         workers: int | None = None,
         engine: str = "local",
         address: str | None = None,
         stall_s: float = STALL_S,
         progress: Progress | None = None,
     ) -> None:
+        check_same_source(same_source, append=append)
         self.target = target_of(out, append=append)
         self.out = Path(os.path.realpath(out if self.target is None else self.target.out))
         self.append = append
@@ -62,7 +65,7 @@ class Run:
         self.folder = self.partial.folder
         self.progress = progress or default_progress()
         self.base: Base | None = None  # of the store that is appended to
-        self._restart = restart
+        self._restart, self._same_source = restart, same_source
         self._place = engine, address, workers, stall_s  # where tasks run
         self._is_ours = False  # the folder was begun with our plan
         self._began_s = time.monotonic()
@@ -90,12 +93,11 @@ class Run:
             with platform.writing(self.target.folder, "creating"):
                 platform.make_dir(self.target.folder)
             self.context.note(f"the store is made in {self.target.folder}, then sent to {self.target.url}")
-        was_in_threads = kind.in_threads
-        if not kind.surveys_late:
-            kind.survey()
-        if kind.in_threads != was_in_threads:  # nothing was asked of the engine yet
-            self.engine = open_engine(*self._place, in_threads=kind.in_threads)
-            self.context = kind.context = dataclasses.replace(self.context, engine=self.engine)
+        self._surveys_late = (
+            kind.surveys_late or self.append
+        )  # under the lock: the sources of a store may grow until then
+        if not self._surveys_late:
+            self._survey()
         if not self.append and (out / "store.json").exists():
             return self._finished()
         self.partial.acquire()
@@ -115,10 +117,18 @@ class Run:
             self.engine.close()
             self.partial.close(remove=False)
 
+    def _survey(self) -> None:
+        kind = self.kind
+        was_in_threads = kind.in_threads
+        kind.survey()
+        if kind.in_threads != was_in_threads:  # nothing was asked of the engine yet
+            self.engine = open_engine(*self._place, in_threads=kind.in_threads)
+            self.context = kind.context = dataclasses.replace(self.context, engine=self.engine)
+
     def _finished(self) -> Any:
         """The output is there: the same call has nothing to do, any other is refused."""
-        if self.kind.surveys_late:
-            self.kind.survey()
+        if self._surveys_late:
+            self._survey()
         place = self.out if self.target is None or self.context.out == self.out else self.target.url
         store, earlier = open_store(place), self.kind.earlier(0)
         if changes := self.kind.changes(earlier.plan):
@@ -161,11 +171,17 @@ class Run:
         if self.append:
             self.base = read_base(self.out)
             kind.extend(self.base)
-        if kind.surveys_late:
-            kind.survey()
+            stored = StoredSources(self.out, self.base.manifest, self._same_source)
+            self.context = kind.context = dataclasses.replace(self.context, stored=stored)
+        if self._surveys_late:
+            try:
+                self._survey()
+            except NothingNew:
+                return self._nothing_new()
         if self.base is not None:
             fingerprint, last = self.base.manifest.fingerprint, kind.earlier(-1)
-            if last.fingerprint == fingerprint and not kind.changes(last.plan):
+            is_kept_again = (self._same_source == "keep") == stored.was_kept
+            if last.fingerprint == fingerprint and is_kept_again and not kind.changes(last.plan):
                 self.partial.close(remove=True)  # the last append was this one; it may have been killed at its very end
                 return self._unchanged(fingerprint, last.report)
         self._end_attempts()
@@ -183,9 +199,30 @@ class Run:
         self._end_attempts()
         product = kind.product(self.partial.entries)
         self.context.note(*product.report.get("notes", ()))
-        provenance = {"plan": kind.plan, "report": product.report, "notes": self.context.notes, **product.provenance}
+        provenance = {
+            "plan": kind.plan, "report": product.report, "notes": self.context.notes, **self._described_sources(),
+            **product.provenance,
+        }  # fmt: skip
         fingerprint = self.partial.publish(product.fields, self.base, provenance, product.files)
         return self._report(product, fingerprint, is_new=True)
+
+    def _described_sources(self) -> dict[str, Any]:
+        described = describe_sources(self.context.files, self.kind.plan["sources"])
+        if self.base is None:
+            return described
+        choice = {} if self._same_source is None else {"same_source": self._same_source}
+        return {**described, "parent": self.base.manifest.fingerprint, **choice}
+
+    def _nothing_new(self) -> Any:
+        """All sources are in the store; what an append of other sources left stays."""
+        assert self.base is not None
+        last = self.kind.earlier(-1)
+        try:
+            begun = msgspec.json.decode((self.folder / "plan.json").read_bytes(), type=dict[str, Any])
+        except (OSError, ValueError):
+            begun = {"sources": last.plan.get("sources")}
+        self.partial.close(remove=begun.get("sources") == last.plan.get("sources"))
+        return self._unchanged(self.base.manifest.fingerprint, last.report)
 
     def _report(self, product: Product, fingerprint: str, *, is_new: bool) -> Any:
         counts = {**product.report, **product.details, "notes": self.context.notes}

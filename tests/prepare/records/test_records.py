@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,59 @@ def test_an_append_keeps_what_the_store_is(prepare, plain, tmp_path, lines):
     other = write_lines(tmp_path / "other.jsonl", [{"x": [2], "label": "text"}])
     with pytest.raises(mr.ConfigError, match=r"column .* of .* is .*, and .* in what is added"):
         mr.prepare_records(other, out, append=True)
+
+
+@pytest.mark.parametrize("ending", ["png", "npy"])
+def test_of_files_that_are_records_an_append_adds_the_new_ones(plain, tmp_path, ending):
+    """The plan knows their folder alone; a run notes each of them."""
+
+    def write(folder, name, number):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        path = tmp_path / folder / f"{name}.{ending}"
+        if ending == "png":
+            path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes([number]) * 9)
+        else:
+            np.save(path, np.full(3, number))
+        return path
+
+    def append(*paths, **options):
+        return mr.prepare_records([str(path) for path in paths], tmp_path / "out", append=True, workers=1, **options)
+
+    old = [write("in/cat", "a", 1), write("in/cat", "b", 2), write("in/dog", "a", 3)]
+    made = mr.prepare_records(str(tmp_path / "in"), tmp_path / "out", workers=1)
+    for paths in ([tmp_path / "in"], old, [os.path.relpath(tmp_path / "in")], [f"{tmp_path}/in/*/*"]):
+        assert append(*paths).fingerprint == made.fingerprint
+    shutil.copytree(tmp_path / "in", tmp_path / "copy")  # with their times
+    assert append(tmp_path / "copy").fingerprint == made.fingerprint
+    fresh = write("in/dog", "b", 4)
+    report = append(tmp_path / "in")  # and no cat: labels stay
+    assert sum(report.records.values()) == 1
+    store = mr.open_store(tmp_path / "out", check=True)
+    assert store.num_records == 4
+    if ending == "png":
+        assert [(record["key"], record["label"]) for record in plain(store)[2:]] == [("dog/a.png", 1), ("dog/b.png", 1)]
+    write("in/cat", "a", 5)
+    os.utime(tmp_path / "in" / "cat" / f"a.{ending}", ns=(1, 1))
+    for paths in ([tmp_path / "in"], [old[0]]):
+        with pytest.raises(mr.SourceError, match=rf"a\.{ending}': the store was made from this path"):
+            append(*paths)
+    assert append(fresh, tmp_path / "in", same_source="skip").fingerprint == store.fingerprint
+    line, *lines = (tmp_path / "out" / "provenance.json").read_text().splitlines(keepends=True)
+    older = {name: value for name, value in json.loads(line).items() if name not in ("folder", "members")}
+    (tmp_path / "out" / "provenance.json").write_text("".join([json.dumps(older) + "\n", *lines]))
+    with pytest.raises(mr.SourceError, match="the store was made from this path"):
+        append(write("in/cat", "c", 6))  # nobody knows which files of this folder it has
+
+
+def test_records_from_python_are_added_once(tmp_path):
+    records = [{"x": [k], "label": k} for k in range(5)]
+    made = mr.prepare_records(records, tmp_path / "out", workers=1)
+    assert mr.prepare_records(records[:3], tmp_path / "out", append=True, workers=1).is_new
+    again = mr.prepare_records(list(records), tmp_path / "out", append=True, workers=1)
+    assert (again.is_new, mr.open_store(tmp_path / "out").num_records) == (False, 8)
+    assert mr.open_store(tmp_path / "out").manifest.parent == made.fingerprint
+    assert mr.prepare_records(records, tmp_path / "out", append=True, workers=1, same_source="keep").is_new
+    assert mr.open_store(tmp_path / "out").num_records == 13
 
 
 def test_a_filter_keeps_the_records_it_says(prepare, plain, lines, tmp_path, monkeypatch):

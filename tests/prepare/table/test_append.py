@@ -183,8 +183,9 @@ def test_options_need_not_be_repeated(files, tmp_path):
 def test_rows_the_store_has_and_other_stores_are_refused(files, tmp_path):
     first, more, _ = files
     mr.prepare_table(first, tmp_path / "store", **OPTIONS)
+    pd.read_parquet(first)[::-1].to_parquet(tmp_path / "again.parquet")  # the rows of a file that is not the same
     with pytest.raises(mr.SourceError, match=r"'S00' has rows from 2020-01-01.* up to 2020-01-03T11"):
-        mr.prepare_table(first, tmp_path / "store", append=True, **OPTIONS)
+        mr.prepare_table(str(tmp_path / "again.parquet"), tmp_path / "store", append=True, **OPTIONS)
     with mr.StoreWriter(tmp_path / "other", columns={"values": mr.Column("float32", (2,))}) as writer:
         writer.append({"values": np.zeros((3, 2))})
     with pytest.raises(mr.ConfigError, match="not made by prepare table"):

@@ -197,7 +197,7 @@ def test_near_duplicates_are_counted_apart_from_equal_ones(tmp_path):
         assert report.dropped == {
             "duplicate": 2, "duplicate bytes": len(first) + len(near), "near-duplicate": 1, "near-duplicate bytes": len(near),
         }  # fmt: skip
-    (tmp_path / "b.txt").write_text("\n\n".join(texts))
+    (tmp_path / "b.txt").write_text("\n\n".join([*texts, ""]))
     report = mr.prepare_text(str(tmp_path / "b.txt"), path, append=True, **options)
     assert (report.dropped["duplicate"], report.dropped["near-duplicate"]) == (4, 1)
 

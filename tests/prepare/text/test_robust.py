@@ -289,5 +289,5 @@ def test_more_sources_than_the_dictionary_of_a_store_can_take_are_refused_before
     mr.prepare_text(many[:10], tmp_path / "out", **OPTIONS)
     monkeypatch.setattr(part.PartMaker, "run", lambda self: pytest.fail("read"))
     with pytest.raises(mr.ConfigError, match=r"13 source files with those appended; this store has room for 12"):
-        mr.prepare_text(many[10:13], tmp_path / "out", append=True, **OPTIONS)
+        mr.prepare_text(many[10:14], tmp_path / "out", append=True, **OPTIONS)  # one of them is empty, as the first
     assert not (tmp_path / "out.partial").exists()

@@ -51,6 +51,7 @@ def prepare_records(
     address: str | None = None,
     append: bool = False,
     restart: bool = False,
+    same_source: str | None = None,
     exclude: Sequence[str] | str = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
@@ -60,14 +61,15 @@ def prepare_records(
     """Makes a store of records at ``out``, from files or from dicts that Python gives; see ``RecordOptions``.
 
     An array or list in a record is a run of rows, any other value one item. ``exclude`` holds patterns of files to leave
-    out. ``engine`` is local, ray or dask. ``restart`` removes what an interrupted run left and begins afresh. All files
-    but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
+    out. ``engine`` is local, ray or dask. ``restart`` removes what an interrupted run left and begins afresh. An append
+    skips sources that the store has, and refuses those that have changed; ``same_source="skip"`` leaves these out too,
+    ``"keep"`` adds them all. All files but ``provenance.json`` are byte-identical for any number of workers and any interruptions.
     """
     given = expand_split({**options, "split": split}, RECORD_FORMS)
     paths = _as_paths(source)
     run = Run(
-        out, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
-        progress=progress,
+        out, SCRATCH, append=append, restart=restart, same_source=same_source, workers=workers, engine=engine, address=address,
+        stall_s=stall_s, progress=progress,
     )  # fmt: skip
     parsed = parse_options(options_of_append(run.out, given) if append else given)
     kind = Records(paths, None if paths else source, as_list(exclude), parsed)
@@ -121,7 +123,7 @@ class Records(Kind):
             is_writing = context.append or not (context.out / "store.json").exists()
             spool = Spool(context.folder if is_writing and context.folder.exists() else None, options)
             self._spool = spool.read(self._given)
-            self._sources = [spool.source]
+            self._sources = context.new_files([spool.source])
             self._schema, self._format, self._weights = spool.schema, ITERABLE, spool.sizes
             self._classes = {spool.schema.names[name]: tuple(names) for name, names in spool.classes.items()}
             context.note(*spool.notes)

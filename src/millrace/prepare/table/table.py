@@ -52,6 +52,7 @@ def prepare_table(
     address: str | None = None,
     append: bool = False,
     restart: bool = False,
+    same_source: str | None = None,
     exclude: Sequence[str] | str = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
@@ -62,13 +63,15 @@ def prepare_table(
 
     ``engine`` is local, ray or dask; ``address`` is that of a cluster, else one of this machine is started.
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
-    All files but ``provenance.json`` are byte-identical for any engine, any number of workers and any interruptions.
+    An append skips sources that the store has, and refuses those that have changed; ``same_source="skip"`` leaves these
+    out too, ``"keep"`` adds them all. All files but ``provenance.json`` are byte-identical for any engine, any number of
+    workers and any interruptions.
     """
     options = expand_split({**options, "split": split}, TABLE_FORMS)
     inputs = Inputs(as_list(paths), as_list(exclude))
     run = Run(
-        out, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
-        progress=progress,
+        out, SCRATCH, append=append, restart=restart, same_source=same_source, workers=workers, engine=engine, address=address,
+        stall_s=stall_s, progress=progress,
     )  # fmt: skip
     if append:
         from millrace.prepare.table.append import open_append
@@ -115,7 +118,7 @@ class Table(Kind):
     def survey(self) -> None:
         options, listed = self._options, find_tables(self._inputs, self.context)
         self.context.note(*listed.notes)
-        self._found = survey(listed, options)
+        self._found = survey(listed._replace(files=self.context.new_files(listed.files)), options)
         schema = self._found.schema
         grid_step(options.freq, schema)
         if options.calendar and schema.time_unit is None:

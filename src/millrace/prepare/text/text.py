@@ -65,6 +65,7 @@ def prepare_text(
     address: str | None = None,
     append: bool = False,
     restart: bool = False,
+    same_source: str | None = None,
     exclude: Sequence[str] = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
@@ -75,12 +76,14 @@ def prepare_text(
 
     ``engine`` is local, ray or dask; ``address`` is that of a cluster, else one of this machine is started.
     ``exclude`` holds patterns of files to leave out. ``restart`` removes what an interrupted run left and begins afresh.
-    All files but ``provenance.json`` are byte-identical for any engine, any number of workers and any interruptions.
+    An append skips sources that the store has, and refuses those that have changed; ``same_source="skip"`` leaves these
+    out too, ``"keep"`` adds them all. All files but ``provenance.json`` are byte-identical for any engine, any number of
+    workers and any interruptions.
     """
     options = expand_split({**options, "split": split}, TEXT_FORMS)
     run = Run(
-        out, SCRATCH, append=append, restart=restart, workers=workers, engine=engine, address=address, stall_s=stall_s,
-        progress=progress,
+        out, SCRATCH, append=append, restart=restart, same_source=same_source, workers=workers, engine=engine, address=address,
+        stall_s=stall_s, progress=progress,
     )  # fmt: skip
     reading, cutting = split_options(recipe.options_of_append(run.out, options) if append else options)
     return run.make(Text(as_list(paths), as_list(exclude), reading, cutting))  # type: ignore[no-any-return]
@@ -115,6 +118,7 @@ class Text(Kind):
             exclude=self._exclude,
         )
         self.context.note(*notes)
+        sources = context.new_files(sources)
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")

@@ -45,7 +45,12 @@ def survey(paths: Sequence[str], exclude: Sequence[str], context: Context, optio
     """Finds files and compares what they hold: a column of another type is refused before any work."""
     kind, files, notes = _find(paths, exclude, context, options)
     options.check_format(kind.name)
-    sources, more = kind.sources(files, options)
+    every, more = kind.sources(files, options)
+    if any(source.members for source in every):  # each file is a record
+        fresh = context.new_files(files)
+        sources = every if len(fresh) == len(files) else _labelled_alike(kind, every, kind.sources(fresh, options)[0])
+    else:
+        sources = context.new_files(every)
     outlines = [(source, _outline(kind, source, options)) for source in sources]
     empty = [source.path for source, outline in outlines if not outline.pieces]
     used = [(source, outline) for source, outline in outlines if outline.pieces]
@@ -62,7 +67,7 @@ def survey(paths: Sequence[str], exclude: Sequence[str], context: Context, optio
     unify = getattr(kind, "unify", None)
     detail = unify(details) if unify is not None else details[0]
     parts, weights = _cut(used, kind, options.part_bytes)
-    classes = _classes(kind, used, schema)
+    classes = _classes(kind, every, used, schema)
     return Survey(kind, sources, schema, detail, classes, parts, weights, [*notes, *more, *shared])
 
 
@@ -137,7 +142,18 @@ def _cut(
     return parts, [*weights, weight]
 
 
-def _classes(kind: Format, used: Sequence[tuple[Source, Outline]], schema: Schema) -> dict[str, tuple[str, ...]]:
+def _labelled_alike(kind: Format, every: Sequence[Source], fresh: Sequence[Source]) -> list[Source]:
+    """The sources that are left of all that were given, with the numbers that their classes have among all."""
+    named = getattr(kind, "class_names", None)
+    if named is None:
+        return list(fresh)
+    names = named(every)
+    return [msgspec.structs.replace(source, label=names.index(named([source])[0])) for source in fresh]
+
+
+def _classes(
+    kind: Format, every: Sequence[Source], used: Sequence[tuple[Source, Outline]], schema: Schema
+) -> dict[str, tuple[str, ...]]:
     """By column of the store: the names of its numbers. Files that disagree are refused."""
     found: dict[str, tuple[str, ...]] = {}
     first: dict[str, str] = {}
@@ -151,7 +167,7 @@ def _classes(kind: Format, used: Sequence[tuple[Source, Outline]], schema: Schem
             first.setdefault(own, source.path)
     named = getattr(kind, "class_names", None)
     if named is not None and "label" in schema.names:
-        found[schema.names["label"]] = tuple(named([source for source, _ in used]))
+        found[schema.names["label"]] = tuple(named(every))
     return found
 
 
