@@ -20,6 +20,7 @@ _OPPOSITE = {
 }  # fmt: skip
 _SWAPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 MAX_PARTS = 500  # 20,000 comparisons overflowed pyarrow's stack, which ended the process
+MAX_TEXT = 1 << 20  # characters, 150,000 numbers: Python's parser takes 400 bytes for each of them
 HELP = "expected comparisons of columns with values, joined by and, or, not: volume > 0 and exchange in ('A', 'B')"
 
 
@@ -81,6 +82,11 @@ def _spelled(value: Any) -> str:
 
 
 def _tree(text: str, what: str) -> ast.Expression:
+    if len(text) > MAX_TEXT:
+        raise ConfigError(
+            f"{what} {text[:60]!r}... has {len(text):,} characters; at most {MAX_TEXT:,}: choose in Python, as in "
+            "mr.Subset(mr.Records(store), np.isin(store.columns['label'][:], values))"
+        )
     try:
         parsed = ast.parse(text.strip(), mode="eval")
         size = sum(isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) for node in ast.walk(parsed))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pickle
 import threading
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import default_collate
 
 import millrace as mr
+from millrace.augment import Compose
 from millrace.feed.pytrees import torch_pytrees
 
 
@@ -263,11 +265,79 @@ def test_threads_may_look_at_the_marks_of_a_batch_at_once(at_once):
     assert problems == []
 
 
-@pytest.mark.parametrize("name", ["positions", "micro", "_marks"])
-def test_columns_that_would_hide_what_a_batch_has_are_refused(name):
-    store = mr.from_arrays({name: np.arange(10.0)})
-    with pytest.raises(mr.ConfigError, match=f"cannot have a column named '{name}'"):
-        mr.Feed(mr.Records(store), batch=2)
+NAMES = [
+    "values",
+    "keys",
+    "items",
+    "to",
+    "get",
+    "update",
+    "micro",
+    "pin_memory",
+    "positions",
+    "samples",
+    "valid",
+    "num_samples",
+]
+NAMES += ["_marks", "_span", "bins", "marks", "__array__", "__len__", "__deepcopy__", "self", "name"]
+
+
+def named_columns(rows):
+    return {name: np.arange(rows) * (2 + k) for k, name in enumerate(NAMES)}
+
+
+def keep_all(batch, rng):
+    return {**batch, "drawn": rng.integers(0, 9)}
+
+
+def keep_record(record, rng):
+    return dict(record)
+
+
+FEEDS = {
+    "plain": {}, "large": {"workers": 2}, "threads": {"transform": keep_all, "workers": 2}, "decode": {"decode": keep_record},
+    "processes": {"transform": Compose([]), "processes": True, "workers": 1}, "tensors": {"device": "cpu"},
+    "budget": {"max_rows": 12}, "renamed": {"rename": {"x": "setdefault", "self": "clear"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.one_way] if how == "processes" else []) for how in FEEDS]
+)
+def test_columns_may_have_any_name(how):
+    """Half of them are columns of rows, half of records."""
+    if how == "processes" and not hasattr(os, "memfd_create"):
+        pytest.skip("processes need memfd_create")
+    options = {"device": "numpy", **FEEDS[how]}
+    columns, rename = {**named_columns(64), "x": np.arange(64)}, options.get("rename", {})
+    if how == "large":  # enough that the core's threads make batches
+        columns["wide"] = np.arange(64 * 600).reshape(64, 600)
+    per = dict.fromkeys(NAMES[::2], "record")
+    view = mr.Records(mr.from_arrays(columns, np.arange(65), per=per))
+    with mr.Feed(view, batch=8, epochs=1, order=mr.Sequential(64), **options) as feed:
+        delivered = []
+        for batch in feed:
+            parts = [
+                batch, copy.deepcopy(batch), batch.micro(1)[0], batch.to("cpu"),
+                type(batch)(dict(batch.items())),
+            ]  # fmt: skip
+            for part in parts:
+                for name, values in columns.items():
+                    column = part[rename.get(name, name)]
+                    column = column.values if isinstance(column, mr.Ragged) else column
+                    assert np.array_equal(np.ravel(column), values[batch.samples].ravel())
+                assert_marks_equal(part, batch)
+            assert len(batch.values()) == len(batch.keys()) == len(batch.items()) == len(batch)
+            delivered += batch.samples.tolist()
+    assert sorted(delivered) == list(range(64))
+
+
+def test_pytrees_keep_columns_of_any_name():
+    torch_pytrees()
+    batch = next(iter(mr.Feed(mr.Records(mr.from_arrays(named_columns(8))), batch=4, device="cpu")))
+    again = tree_map(lambda leaf: leaf + 1, batch)
+    assert again.positions.tolist() == batch.positions.tolist()
+    assert all(again[name].values.tolist() == (batch[name].values + 1).tolist() for name in NAMES)
 
 
 def test_whole_batches_are_not_stacked():

@@ -21,9 +21,8 @@ N = 6
 def a_batch():
     marks = {"positions": np.arange(N), "samples": np.arange(N) * 7, "valid": np.ones(N, bool)}
     ragged = mr.Ragged(np.arange(9.0), np.array([0, 2, 2, 5, 5, 8, 9]))
-    return mr.Batch(
-        {"x": np.arange(N * 4, dtype=np.int32).reshape(N, 4), "r": ragged, "name": [f"n{k}" for k in range(N)]}, **marks
-    )
+    x, names = np.arange(N * 4, dtype=np.int32).reshape(N, 4), [f"n{k}" for k in range(N)]
+    return mr.Batch({"x": x, "r": ragged, "name": names, "values": x + 1, "positions": x + 2, "_marks": x + 3}, **marks)
 
 
 def memory(size):
@@ -59,6 +58,8 @@ def test_a_batch_comes_back_as_it_was(compress):
     assert batch["name"] == expected["name"]
     for name in ("x", "positions", "samples", "valid"):
         assert getattr(batch, name).tolist() == getattr(expected, name).tolist()
+    for name in ("values", "positions", "_marks"):  # of attributes too
+        assert batch[name].tolist() == expected[name].tolist()
     assert batch["r"].values.tolist() == expected["r"].values.tolist()
     assert batch["r"].offsets.tolist() == expected["r"].offsets.tolist()
     assert packed().tobytes() == packed().tobytes()

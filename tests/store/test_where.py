@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -56,7 +57,9 @@ LEAVES = [
     ("key in ('é1', 'é3')", lambda r: r["key"] in ("é1", "é3")), ("key > 'é2'", lambda r: r["key"] > "é2"),
     ("n_hits > 2", lambda r: r["n_hits"] > 2), ("n_tracks == 0", lambda r: r["n_tracks"] == 0),
     ("n_energy >= n_tracks", lambda r: r["n_hits"] >= r["n_tracks"]), ("weight < label", lambda r: r["weight"] < r["label"]),
-    ("label == 300", lambda r: False),
+    ("label == 300", lambda r: False), ("label in (300, -1e999, 3.0, 2.5, -1, 1e30)", lambda r: r["label"] == 3),
+    ("weight in (2, 0.8, 1e999)", lambda r: r["weight"] in (2, 0.8)), ("good in (1, 7)", lambda r: r["good"]),
+    ("kind not in ('muon', 'tau')", lambda r: r["kind"] == "pion"),
 ]  # fmt: skip
 NEGATED = {2: lambda r: not 1 <= r["label"] < 3}
 
@@ -185,6 +188,7 @@ def test_blocks_and_offsets_have_no_meaning_there():
         ("label ==", "cannot be read"),
         ("label in ()", "is not understood"),
         (" or ".join(["label == 1"] * 600), "at most 500"),
+        (f"label in ({'1, ' * 400_000})", r"has 1,200,011 characters; at most 1,048,576.*mr\.Subset\("),
         (3, "expected a condition as text"),
     ],
 )
@@ -210,6 +214,27 @@ def test_values_beyond_a_float_column(tmp_path):
     store = mr.open_store(tmp_path / "store")
     for text, expected in (
         ("x < 70000", [0, 1]), ("x > -70000", [0, 1, 3]), ("x == 70000", []), ("x != 70000", [0, 1, 3]),
-        ("x in (1, 70000)", [0]), (f"x > -1{'0' * 400}", [0, 1, 3]), ("x < 1e999", [0, 1]),
+        ("x in (1, 70000)", [0]), ("x not in (1, 70000)", [1, 3]), ("x in (1e999, 70000, -2)", [1, 3]),
+        (f"x > -1{'0' * 400}", [0, 1, 3]), ("x < 1e999", [0, 1]),
     ):  # fmt: skip
         assert store.where(text).chosen.tolist() == expected, text
+
+
+def test_the_memory_of_many_values_grows_with_records_or_values_never_with_both():
+    store = mr.from_arrays({"label": np.arange(100_000)}, per={"label": "record"})
+    values = list(range(0, 100_000, 71))
+    for text in (f"label in {tuple(values)}", f"label in {(2.0**60, *map(float, values))}"):
+        tracemalloc.start()
+        found = store.where(text)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.chosen.tolist() == values
+        assert most < 32 << 20  # 1,400 comparisons of 100,000 records each kept 140 MB
+
+
+def test_large_integers_are_compared_as_numpy_compares_them():
+    numbers = np.array([2**53, 2**53 + 1, 2**63 - 1, -(2**63), 7])
+    store = mr.from_arrays({"n": numbers}, per={"n": "record"})
+    for value in (2**53 + 1, 2.0**53, 2.0**63, 2**63, -(2**63), 7.0, 7.5):
+        assert store.where(f"n in ({value}, 1)").chosen.tolist() == np.flatnonzero(numbers == value).tolist()
+        assert store.where(f"n == {value}").chosen.tolist() == np.flatnonzero(numbers == value).tolist()

@@ -22,7 +22,7 @@ from millrace.train.pace import memory_by_part
 from millrace.train.precision import Precision
 from millrace.train.trainer import Trainer, train
 
-from .conftest import config_of, lines, losses
+from .conftest import config_of, lines, losses, nano
 from .test_equivalence import ALONE, batch_of, stepper_of
 
 SMALL = {"layers": 2, "heads": 2, "width": 16}
@@ -399,3 +399,33 @@ def test_dropout_follows_the_step_and_nothing_else(tokens, tmp_path):
     trainer.run()
     trainer.close()
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_sources_of_two_tokenizers_train_where_that_is_allowed(tmp_path):
+    """The ids of all fit into the model, whichever source is the first."""
+    (tmp_path / "text.txt").write_text("to be or not to be " * 40)
+    for name in ("char", "bytes"):
+        mr.prepare_text(str(tmp_path / "text.txt"), tmp_path / name, tokenizer=name, val=0, workers=1)
+    sources = [{"store": str(tmp_path / name), "weight": 1} for name in ("char", "bytes")]
+    values = nano(tmp_path / "char", data__sources=sources, data__store="")
+    store = mr.open_store(tmp_path / "char")
+    with pytest.raises(mr.ConfigError, match=r"another tokenizer.*data\.allow_mixed_tokenizers = true"):
+        training_view(store, parse_config(values))
+    values["data"]["allow_mixed_tokenizers"] = True
+    config = parse_config(values)
+    assert len(training_view(store, config).stores) == 2
+    assert vocabulary(store, config) == 320  # 257 of bytes
+
+
+def test_a_run_reads_the_column_that_the_configuration_names():
+    store = mr.from_arrays({"ids": np.arange(90, dtype=np.uint16), "more": np.zeros(90, np.uint16)})
+    with pytest.raises(mr.ConfigError, match="ids, more; name one"):
+        training_view(store, parse_config(nano("store")))
+    config = parse_config(nano("store", data__column="ids"))
+    assert training_view(store, config).column == "ids"
+    assert (
+        vocabulary(
+            mr.from_arrays({"ids": np.arange(90), "more": np.zeros(90, np.int64)}, meta={"vocabulary": 5}), config
+        )
+        == 128
+    )

@@ -87,7 +87,7 @@ def test_stride_is_length_unless_given_and_1_gives_every_position():
     assert every.spans(np.arange(len(every))).starts.tolist() == list(range(16))
 
 
-def test_the_column_is_tokens_or_the_first_of_rows_or_the_one_named():
+def test_the_column_is_tokens_or_the_only_one_of_rows_or_the_one_named():
     columns = {"ids": np.arange(9), "tokens": np.arange(9) + 100, "more": np.arange(9) + 200}
     assert mr.Blocks(mr.from_arrays(columns), length=2)[0]["x"].tolist() == [100, 101]
     assert mr.Blocks(mr.from_arrays(columns), length=2, column="more")[0]["x"].tolist() == [200, 201]

@@ -1,5 +1,7 @@
 """Subset and Concat against lists of the items of the views they are made of."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -260,3 +262,54 @@ def test_spans_of_a_concat_have_all_pieces_of_its_samples():
     assert found.lengths.tolist() == [6, 5, 4, 6]
     assert both.spans([len(packed)]).offsets is None
     assert both.records(order).tolist() == [0, 2, 1, 0]
+
+
+# Tokenizers.
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """The same text in the tokens of two tokenizers, and tokens of nobody knows which."""
+    folder = tmp_path_factory.mktemp("corpora")
+    (folder / "text.txt").write_text("to be or not to be " * 40)
+    for name in ("bytes", "char"):
+        mr.prepare_text(str(folder / "text.txt"), folder / name, tokenizer=name, val=0, workers=1)
+    stores = {name: mr.open_store(folder / name) for name in ("bytes", "char")}
+    return {**stores, "unknown": mr.from_arrays({"tokens": np.arange(99, dtype=np.uint16)})}
+
+
+def test_tokens_of_two_tokenizers_are_not_mixed(corpora):
+    spaced, char, unknown = (mr.Blocks(corpora[name], length=8) for name in ("bytes", "char", "unknown"))
+    for make in (mr.Concat, lambda views, **given: mr.Mixture([(view, 1) for view in views], **given)):
+        for views in ([spaced, char], [unknown, spaced, mr.Subset(char, [3, 1])], [spaced, make([char, unknown])]):
+            if isinstance(views[-1], mr.Mixture):
+                continue
+            with pytest.raises(mr.ConfigError, match=r"'char'.*'bytes'.*allow_mixed_tokenizers=True"):
+                make(views)
+            both = make(views, allow_mixed_tokenizers=True)
+            assert len(both) == sum(map(len, views))
+        assert len(make([spaced, unknown, mr.Subset(spaced, [0])])) == len(spaced) + len(unknown) + 1
+        labels = [mr.Records(corpora[name], columns=["source"]) for name in ("bytes", "char")]
+        assert len(make(labels)) == 2  # no tokens, so nothing to mix
+
+
+def test_a_running_mixture_of_two_tokenizers_goes_on_where_it_is_allowed(corpora):
+    views = [mr.Blocks(corpora[name], length=8) for name in ("bytes", "char")]
+    mixture = mr.Mixture([(view, 1) for view in views], allow_mixed_tokenizers=True)
+    assert "allow_mixed_tokenizers" not in str(mixture.spec())
+    assert mixture.fingerprint == mr.Concat(views, allow_mixed_tokenizers=True).fingerprint
+    stores = {store.fingerprint: store for store in mixture.stores}
+    with pytest.raises(mr.ConfigError, match="allow_mixed_tokenizers=True"):
+        mr.from_spec(mixture.spec(), stores)
+    subset = mr.Subset(mixture, [5, 2])
+    for view in (mixture, subset):
+        again = mr.from_spec(view.spec(), stores, {subset.ids_hash: [5, 2]}, allow_mixed_tokenizers=True)
+        assert again.fingerprint == view.fingerprint
+        assert again[1]["x"].tolist() == view[1]["x"].tolist()
+    with mr.Feed(mixture, batch=4, device="numpy", processes=hasattr(os, "memfd_create")) as feed:
+        first = next(iter(feed)).samples
+        state = feed.state_dict()
+    assert len(mr.balanced(mr.Records(corpora["bytes"]), "source")) == 1  # parts of one view are of one tokenizer
+    with mr.Feed(mixture, batch=4, device="numpy") as feed:
+        feed.load_state_dict(state)
+        assert not set(first) & set(next(iter(feed)).samples)

@@ -274,7 +274,7 @@ def test_single_numbers_per_row_are_rows_of_one():
     }
     meta = {"categorical": ["venue"], "known_future": ["close", "venue"]}
     store = mr.from_arrays(columns, meta=meta)
-    view = mr.Windows(store, lookback=3, horizon=2, include=["mask", "categorical", "known_future"])
+    view = mr.Windows(store, lookback=3, horizon=2, column="close", include=["mask", "categorical", "known_future"])
     item = view[4]
     for name, rows in (("x", [4, 5, 6]), ("mask", [4, 5, 6]), ("categorical", [4, 5, 6]), ("y", [7, 8]),
                        ("y_mask", [7, 8]), ("known_future", [7, 8]), ("known_categorical", [7, 8])):  # fmt: skip

@@ -1,6 +1,7 @@
 """Windows against rows labelled one by one with their split; features, targets, dtypes, what is refused."""
 
 import tracemalloc
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -233,13 +234,32 @@ def test_a_column_of_single_numbers_is_one_feature_named_like_it():
         mr.Windows(store, lookback=3, horizon=2, target=["values"])
 
 
-def test_the_column_is_values_or_the_first_of_rows_or_the_one_named():
+def test_the_column_is_values_or_the_only_one_of_rows_or_the_one_named():
     columns = {"time": np.arange(6), "values": np.arange(6.0) * 2, "other": np.arange(6.0) * 3}
     for name, expected_x in ((None, [0, 2]), ("other", [0, 3]), ("time", [0, 1])):
         view = mr.Windows(mr.from_arrays(columns), lookback=2, horizon=1, column=name)
         assert view[0]["x"].ravel().tolist() == expected_x
-    del columns["values"]
-    assert mr.Windows(mr.from_arrays(columns), lookback=2, horizon=1)[0]["x"].dtype == np.int64
+    only = mr.from_arrays({"hits": np.arange(6), "label": [3, 1]}, [0, 4, 6])
+    assert mr.Windows(only, lookback=2, horizon=1)[0]["x"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "make", [partial(mr.Windows, lookback=2, horizon=1), partial(mr.Blocks, length=2), partial(mr.Packed, length=2)]
+)
+def test_rows_that_nobody_chose_are_no_samples(make):
+    events = mr.from_arrays({"hits": np.arange(6), "momenta": np.arange(6), "label": [3, 1]}, [0, 4, 6])
+    with pytest.raises(mr.ConfigError, match=r"this store has hits, momenta; name one.*column='hits'"):
+        make(events)
+    images = mr.from_arrays({"image": np.arange(6, dtype=np.uint8), "label": [3, 1]}, [0, 4, 6])
+    with pytest.raises(mr.ConfigError, match=r"'image' holds bytes.*Records.*column='image'"):
+        make(images)
+    for store, name in ((events, "momenta"), (images, "image")):
+        named = make(store, column=name)
+        again = mr.from_spec(named.spec(), store)  # a spec names the column, also one of a view that did not
+        assert again.column == name
+        assert again.fingerprint == named.fingerprint
+    with pytest.raises(mr.ConfigError, match="this store has none"):
+        make(mr.from_arrays({"label": [1, 2]}, per={"label": "record"}))
 
 
 @pytest.mark.parametrize("name", ["label", "key", "cube", "gone"])

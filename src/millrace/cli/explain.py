@@ -99,7 +99,7 @@ def explain_run(path: str, step: int) -> Any:
         store = open_store(where)
         is_same = store.fingerprint == fingerprint or store.manifest is None  # else rows were appended since
         stores[fingerprint] = store if is_same else open_store(where, snapshot=fingerprint)
-    view = from_spec(start["view"], stores, journal.arrays(path))
+    view = from_spec(start["view"], stores, journal.arrays(path), allow_mixed_tokenizers=True)
     order = order_from_spec(start["order"])
     found = describe(view, order, journal.positions_of_step(path, step, view, order), step - 1)
     found |= {"sources": prepared_from(view), "stop": start["stop"]}

@@ -67,6 +67,9 @@ class Items(ItemsView[str, Any]):
 class Batch(dict[str, Any]):
     """A dict of arrays (or tensors) by name. ``batch.x`` is ``batch["x"]``.
 
+    A column may have any name. Of one that is also an attribute, such as ``values`` or ``positions``, ``batch["values"]`` is
+    the column and ``batch.values`` the attribute.
+
     The marks ``positions``, ``samples`` and ``valid`` are numpy arrays on the host: which samples it holds. Padding rows
     have -1, -1 and False. If a framework rebuilds a batch with another number of rows, its marks are None.
     """
@@ -103,6 +106,8 @@ class Batch(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in MARKS:
             return self._look_at(name)
+        if name.startswith("__"):  # Python and numpy look for these, and would take a column for a method
+            raise AttributeError(name)
         try:
             return self[name]
         except KeyError:
@@ -213,19 +218,14 @@ def aligned(num_bytes: int) -> int:
 
 
 def check_names(names: Mapping[str, Any] | list[str]) -> None:
-    """Refuses columns that would hide an attribute of Batch."""
+    """Any text is a column's name. One that is also an attribute of Batch is reached as an item only."""
     for name in names:
         if not isinstance(name, str):
             raise ConfigError(f"a batch has column {name!r}; names are strings")
-        if name in (*MARKS, "_marks", "_span") or hasattr(Batch, name):
-            raise ConfigError(
-                f"a batch cannot have a column named {name!r}, a name of Batch itself; rename the column where "
-                "it is made, or leave it out: Records(store, columns=[...])"
-            )
 
 
 def check_rename(rename: Mapping[str, str], names: list[str] | None) -> None:
-    """Refuses names that a batch cannot have, or that would hide a column. ``names`` are its columns, if known."""
+    """Refuses names that are no text, or that would hide a column. ``names`` are its columns, if known."""
     check_names(list(rename.values()))
     if names is None:
         return

@@ -22,7 +22,8 @@ class Mixture(Concat):
 
     At every prefix the number of samples of each source is less than one off its weight. ``by="token"`` takes the weights
     as shares of rows instead of samples. ``schedule`` holds later weights: ``[(position, weights), ...]``. A run that is
-    resumed with other weights goes on with them: no source repeats samples of its pass.
+    resumed with other weights goes on with them: no source repeats samples of its pass. Sources of different tokenizers
+    are refused, as by ``Concat``; a run that began with such restores with ``allow_mixed_tokenizers=True``.
 
     >>> from millrace import Blocks, Feed, from_arrays
     >>> a, b = (Blocks(from_arrays({"tokens": np.arange(n, dtype=np.uint16)}), length=10) for n in (1000, 500))
@@ -32,7 +33,12 @@ class Mixture(Concat):
     """
 
     def __init__(
-        self, sources: Sequence[tuple[View, float]], *, by: str = "sample", schedule: Sequence[tuple[int, Any]] = ()
+        self,
+        sources: Sequence[tuple[View, float]],
+        *,
+        by: str = "sample",
+        schedule: Sequence[tuple[int, Any]] = (),
+        allow_mixed_tokenizers: bool = False,
     ) -> None:
         sources = list(sources)
         if not sources or not all(isinstance(source, (tuple, list)) and len(source) == 2 for source in sources):
@@ -48,7 +54,7 @@ class Mixture(Concat):
         check_views(views)
         if empty := [number for number, view in enumerate(views) if not len(view)]:
             raise ConfigError(f"source {empty[0]} of the mixture has no samples; leave it out")
-        super().__init__(views)
+        super().__init__(views, allow_mixed_tokenizers=allow_mixed_tokenizers)
         lengths = np.ones(len(views)) if by == "sample" else np.array([mean_rows(view) for view in views])
         self.schedule = [(at, _numbers(own, len(views)) / lengths) for at, own in ((0, weights), *_pairs(schedule))]
         self.default_order(0)  # refuses wrong weights now
@@ -58,7 +64,7 @@ class Mixture(Concat):
         return MixtureOrder([len(view) for view in self.views], self.schedule, seed=seed)
 
     def plan(self) -> list[tuple[Any, ...]] | None:
-        return Concat(self.views).plan()
+        return Concat(self.views, allow_mixed_tokenizers=True).plan()
 
 
 def _pairs(schedule: Any) -> list[tuple[Any, Any]]:

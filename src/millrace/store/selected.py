@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.condition import Compare, Condition, Joined, Name, names, parse
+from millrace.condition import Condition, Joined, Name, names, parse
 from millrace.errors import ConfigError, did_you_mean
 from millrace.identity import digest
 from millrace.lazy import cached_property
@@ -22,6 +22,7 @@ from millrace.ragged import Array, Int64s
 from millrace.store.store import Store
 
 CHUNK = 1 << 18  # records whose columns are compared at a time
+EXACT = 1 << 53  # floats below it stand for one integer each
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
 }  # fmt: skip
@@ -131,11 +132,11 @@ def select(store: Store, text: str) -> Store:
         condition = parse(f"({before}) and ({condition})")
     sources = {name: _Source(store.whole, name, text) for name in sorted(names(condition))}
     _check(condition, sources, text)
-    found = []
+    found, members = [], _Members()
     for first in range(0, store.whole.num_records, CHUNK):
         last = min(first + CHUNK, store.whole.num_records)
         arrays = {name: source.values(first, last) for name, source in sources.items()}
-        found.append(first + np.flatnonzero(_holds(condition, arrays)))
+        found.append(first + np.flatnonzero(_holds(condition, arrays, members)))
     return Selected(store.whole, str(condition), np.concatenate([np.zeros(0, np.int64), *found]))
 
 
@@ -182,16 +183,57 @@ def _check(condition: Condition, sources: Mapping[str, _Source], text: str) -> N
             raise ConfigError(f"where {text!r}: {condition.column} is a number; compare it: {condition.column} > 0")
 
 
-def _holds(condition: Condition, arrays: Mapping[str, Array]) -> Array:
+class _Members:
+    """The values of each ``in (...)`` as sorted arrays, made once for all chunks of records."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Array, Array]] = {}
+
+    def hold(self, values: tuple[Any, ...], column: Array) -> Array:
+        """Which items of a column are among the values."""
+        if column.dtype.kind not in "iuf":
+            among = set(values)
+            return np.fromiter((item in among for item in column.tolist()), bool, len(column))
+        if id(values) not in self._made:
+            self._made[id(values)] = _as_column(values, column.dtype)
+        numbers, wide = self._made[id(values)]
+        is_among = _are_among(column, numbers)
+        return is_among | _are_among(column.astype(np.float64), wide) if len(wide) else is_among
+
+
+def _as_column(values: tuple[Any, ...], dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """The numbers that a column of this dtype can hold, and those with which it is compared as float64."""
+    numbers: list[Any] = []
+    wide: list[float] = []
+    if dtype.kind == "f":
+        most = float(np.finfo(dtype).max)
+        numbers = [value for value in values if abs(value) <= most]
+        wide = [math.inf if value > 0 else -math.inf for value in values if abs(value) > sys.float_info.max]
+    else:
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        wide = [value for value in values if isinstance(value, float) and abs(value) >= EXACT]
+        rest = (value for value in values if not isinstance(value, float) or abs(value) < EXACT)
+        numbers = [int(value) for value in rest if low <= value <= high and value == int(value)]
+    return np.unique(np.array(numbers, dtype)), np.unique(np.array(wide, np.float64))
+
+
+def _are_among(column: Array, values: Array) -> Array:
+    if not len(values):
+        return np.zeros(len(column), bool)
+    places = np.minimum(np.searchsorted(values, column), len(values) - 1)
+    return np.asarray(values[places] == column)
+
+
+def _holds(condition: Condition, arrays: Mapping[str, Array], members: _Members) -> Array:
     if isinstance(condition, Joined):
         join = np.logical_and if condition.word == "and" else np.logical_or
-        return join.reduce([_holds(part, arrays) for part in condition.parts])  # type: ignore[no-any-return]
+        return join.reduce([_holds(part, arrays, members) for part in condition.parts])  # type: ignore[no-any-return]
     left, value = arrays[condition.column], condition.value
     if isinstance(value, tuple):
-        is_in = condition.sign == "in"
-        join, sign = (np.logical_or, "==") if is_in else (np.logical_and, "!=")
-        each = [Compare(condition.column, sign, item) for item in value]
-        return join.reduce([_holds(part, arrays) for part in each])  # type: ignore[no-any-return]
+        is_among = members.hold(value, left)
+        if condition.sign == "in":
+            return is_among
+        return ~is_among & ~np.isnan(left) if left.dtype.kind == "f" else ~is_among  # NaN is missing
     right = arrays[value.column] if isinstance(value, Name) else value
     if left.dtype.kind == "f" and not isinstance(value, Name) and abs(value) > float(np.finfo(left.dtype).max):
         is_larger = abs(value) > sys.float_info.max  # than any float; numpy refuses such an int

@@ -103,7 +103,7 @@ def check_kind(config: Config, store: Store) -> None:
     has_tokens = any(column.axis and not column.shape and column.dtype[:4] == "uint" for column in columns)
     fits = has_tokens if wanted == "text" and store.kind != "text" else store.kind == wanted
     if wanted == "series" and store.kind == "records":
-        fits = "values" in store.layout.columns
+        fits = (config.data.column or "values") in store.layout.columns
     if wanted is not None and not fits:
         remedy = "model.kind = 'lstm' or 'transformer'" if store.kind == "series" else "model.kind = 'gpt'"
         raise ConfigError(
@@ -123,14 +123,17 @@ def training_view(store: Store, config: Config) -> View:
             raise ConfigError(why_empty(views[-1], part, config.data))
     if not config.data.sources:
         return views[0]
-    return Mixture([(view, source["weight"]) for view, source in zip(views, config.data.sources, strict=True)])
+    weights = [source["weight"] for source in config.data.sources]
+    mixed = config.data.allow_mixed_tokenizers
+    return Mixture(list(zip(views, weights, strict=True)), allow_mixed_tokenizers=mixed)
 
 
 def validation_view(store: Store, config: Config) -> View | None:
     """The view of the val split, of all sources one after the other; None where no sample fits into any."""
     parts = [own.split(config.data.val_split) for own in _stores(store, config) if config.data.val_split in own.splits]
     views = [view for part in parts if len(view := _view(part, config))]
-    return None if not views else views[0] if len(views) == 1 else Concat(views)
+    mixed = config.data.allow_mixed_tokenizers
+    return None if not views else views[0] if len(views) == 1 else Concat(views, allow_mixed_tokenizers=mixed)
 
 
 def _stores(store: Store, config: Config) -> list[Store]:
@@ -140,9 +143,10 @@ def _stores(store: Store, config: Config) -> list[Store]:
         None if own.manifest is None or not own.manifest.tokenizer else own.manifest.tokenizer["hash"] for own in stores
     ]
     for own, tokenizer in zip(stores, known, strict=True):
-        if tokenizer != known[0]:
+        if tokenizer != known[0] and not config.data.allow_mixed_tokenizers:
             raise ConfigError(
-                f"{own.path} has another tokenizer than {store.path}, so their tokens differ; prepare both with the same"
+                f"{own.path} has another tokenizer than {store.path}, so their tokens differ; prepare both with the same, or set "
+                "data.allow_mixed_tokenizers = true"
             )
     return stores
 
@@ -151,8 +155,8 @@ def _view(part: Store, config: Config) -> View:
     data = config.data
     if KINDS.get(config.model.kind, part.kind) == "text":
         if data.pack:
-            return Packed(part, length=data.length)
-        return Blocks(part, length=data.length, stride=data.stride or None)
+            return Packed(part, length=data.length, column=data.column or None)
+        return Blocks(part, length=data.length, stride=data.stride or None, column=data.column or None)
     if KINDS.get(config.model.kind, part.kind) == "series":
         return windows_of(part, data)
     return Records(part)
@@ -162,7 +166,7 @@ def windows_of(part: Store, data: Data) -> Windows:
     """The windows of a store or split, as the configuration describes them."""
     return Windows(
         part, lookback=data.lookback, horizon=data.horizon, stride=data.stride or 1, lead=data.lead,
-        target=data.target or None, inputs=data.inputs or None, include=data.include,
+        target=data.target or None, inputs=data.inputs or None, include=data.include, column=data.column or None,
     )  # fmt: skip
 
 
@@ -188,7 +192,9 @@ def with_mask_of(config: Config, store: Store, before: RunFile | None, say: Call
 def with_mask(config: Config, store: Store) -> Config:
     """Adds the mask for forecasters: without it they would learn the values that fill gaps."""
     is_ready = config.model.kind not in FORECASTERS or "mask" in config.data.include
-    if is_ready or store.kind != "series" or not has_mask(store, row_column(store, "values")):
+    if is_ready or store.kind != "series":
+        return config
+    if not has_mask(store, row_column(store, config.data.column or None, "values", "Windows")):
         return config
     return replace(config, data=replace(config.data, include=(*config.data.include, "mask")))
 
@@ -196,12 +202,14 @@ def with_mask(config: Config, store: Store) -> Config:
 def vocabulary(store: Store, config: Config) -> int:
     """How many ids the model has: ``model.vocabulary``, or those of the store, rounded up."""
     described = None if store.manifest is None else store.manifest.tokenizer
-    known = described["vocab_size"] if described else store.meta.get("vocabulary")
+    stores = _stores(store, config)
+    sizes = [own.manifest.tokenizer["vocab_size"] for own in stores if own.manifest and own.manifest.tokenizer]
+    known = max(sizes) if described else store.meta.get("vocabulary")
     wanted = config.model.vocabulary
     if known is None and not wanted:
         raise ConfigError(f"{store.path} does not say its vocabulary; set model.vocabulary, e.g. 50304 for GPT-2's")
-    largest = 0 if described else max(_largest_token(own) for own in _stores(store, config))
-    needed = int(known or 0) if described else max(int(known or 0), largest + 1)
+    unsaid = [own for own in stores if own.manifest is None or not own.manifest.tokenizer]
+    needed = max([int(known or 0), *sizes, *(_largest_token(own, config.data.column) + 1 for own in unsaid)])
     if wanted and needed > wanted:
         or_not = ", or leave it out" if known is not None else ""
         raise ConfigError(
@@ -211,9 +219,9 @@ def vocabulary(store: Store, config: Config) -> int:
     return wanted or -(-needed // ROUND) * ROUND
 
 
-def _largest_token(store: Store) -> int:
+def _largest_token(store: Store, name: str) -> int:
     """The largest id among the first ``MAX_SCAN`` tokens."""
-    column: Any = store.columns["tokens" if "tokens" in store.columns else next(iter(store.layout.columns))]
+    column: Any = store.columns[row_column(store, name or None, "tokens", "Blocks")]
     largest, num_tokens = 0, 0
     for _, piece in column.pieces():
         for start in range(0, len(piece), 1 << 24):

@@ -39,6 +39,8 @@ FIXED = ("model", "data")
 FREE = {
     "data.store",
     "data.sources",
+    "data.allow_mixed_tokenizers",
+    "data.column",
     "data.input",
     "data.prepare",
     "data.val_split",

@@ -30,6 +30,8 @@ class Data:
         "Several stores instead of one: a table [[data.sources]] for each, with its `store` and `weight`. The weights are "
         "shares of samples, and may change when a run continues.",
     )
+    allow_mixed_tokenizers: bool = key(False, "Several stores: train on tokens of different tokenizers.")
+    column: str = key("", "The row column of samples. Empty: tokens for text, values for series, else the only one.")
     split: str = key("train", "The split to train on.")
     val_split: str = key("val", "The split to evaluate on. A store without it is trained without evaluation.")
     length: int = key(256, "Text: tokens of one sample.", least=1)

@@ -132,13 +132,16 @@ def _chosen(ids: npt.ArrayLike | Bitmap, length: int) -> Int64s | Bitmap:
 class Concat(View):
     """The samples of several views one after the other; all must deliver the same fields.
 
+    Tokens of different tokenizers are refused: one id would stand for two texts. ``allow_mixed_tokenizers=True`` joins them
+    all the same, such as for a run that began so. A store without a tokenizer of its own fits every other.
+
     >>> from millrace import Blocks, from_arrays
     >>> a, b = (Blocks(from_arrays({"tokens": np.arange(n, dtype=np.uint16)}), length=10) for n in (100, 50))
     >>> len(Concat([a, b])) == len(a) + len(b)
     True
     """
 
-    def __init__(self, views: Sequence[View]) -> None:
+    def __init__(self, views: Sequence[View], *, allow_mixed_tokenizers: bool = False) -> None:
         if not views:
             raise ConfigError("Concat of no views; give at least one")
         check_views(views)
@@ -153,6 +156,8 @@ class Concat(View):
                     f"view {number} has other features than view 0, or another order; Concat would mix them"
                 )
         _check_dictionaries(self)
+        if not allow_mixed_tokenizers:
+            _check_tokenizers(self.views)
         self._ends = np.cumsum([len(view) for view in views])
 
     def __len__(self) -> int:
@@ -282,6 +287,30 @@ def _check_dictionaries(view: Concat) -> None:
                     f"dictionary column {field.name!r} stands for {list(mine)} in one view and {list(known)} in another, "
                     "so that codes differ; prepare both with the same values="
                 )
+
+
+def _check_tokenizers(views: Sequence[View]) -> None:
+    """Refuses tokens of different tokenizers. What is joined already, such as the classes of one view, may be joined again."""
+    tokenizers = [(number, _tokenizers(view)) for number, view in enumerate(views)]
+    named = [(number, by_hash) for number, by_hash in tokenizers if by_hash]
+    for number, by_hash in named[1:]:
+        first, expected = named[0]
+        if by_hash.keys() != expected.keys():
+            raise ConfigError(
+                f"view {number} has tokens of {' and '.join(by_hash.values())}, view {first} of "
+                f"{' and '.join(expected.values())}, and these tokenizers differ: an id would stand for two texts. Prepare the "
+                "stores with one tokenizer, or give allow_mixed_tokenizers=True"
+            )
+
+
+def _tokenizers(view: View) -> dict[str, str]:
+    """The names of the tokenizers that made a view's tokens, by their hashes. Stores of other tools do not say theirs."""
+    by_hash = {}
+    for leaf in leaves(view):
+        manifest = getattr(leaf.store.root, "manifest", None)
+        if manifest is not None and manifest.tokenizer and any(field.column == "tokens" for field in leaf.fields):
+            by_hash[str(manifest.tokenizer["hash"])] = f"{manifest.tokenizer.get('name')!r} ({leaf.store.root.path})"
+    return by_hash
 
 
 class _LocatedConcat(Located):

@@ -27,7 +27,7 @@ def token_column(store: StoreLike, column: str | None, view: str) -> tuple[str, 
         raise ConfigError(
             f"where({store.condition!r}) leaves out records, so that there is no token stream; use Records, or Subset"
         )
-    name = column or row_column(store, "tokens")
+    name = row_column(store, column, "tokens", view)
     declared = store.layout.columns.get(name)
     if declared is None or declared.axis is None or declared.shape or declared.storage.kind not in "iu":
         held = "nothing" if declared is None else f"{declared.dtype}{list(declared.shape)} per {declared.per}"

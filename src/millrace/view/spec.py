@@ -20,21 +20,29 @@ from millrace.view.windows import Windows
 _LEAVES: dict[str, Callable[..., View]] = {"blocks": Blocks, "windows": Windows, "records": Records, "packed": Packed}
 
 
-def from_spec(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.ArrayLike] | None = None) -> View:
+def from_spec(
+    spec: Mapping[str, Any],
+    store: Any,
+    arrays: Mapping[str, npt.ArrayLike] | None = None,
+    *,
+    allow_mixed_tokenizers: bool = False,
+) -> View:
     """The view that ``view.spec()`` described, over a store or ``{fingerprint: store}``.
 
-    ``arrays`` holds the ids of subsets by their hash, as ``view_arrays`` collects them.
+    ``arrays`` holds the ids of subsets by their hash, as ``view_arrays`` collects them. ``allow_mixed_tokenizers`` is that
+    of ``Concat``: a spec does not say it.
     """
     try:
-        return _rebuilt(spec, store, arrays)
+        return _rebuilt(spec, store, arrays, allow_mixed_tokenizers)
     except (TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"this is no spec of a view: {spec}: {error!r}") from error
 
 
-def _rebuilt(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.ArrayLike] | None) -> View:
+def _rebuilt(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.ArrayLike] | None, mixed: bool) -> View:
     kind = spec["view"]
     if kind == "subset":
-        of, ids, by = from_spec(spec["of"], store, arrays), (arrays or {}).get(spec["ids"]), spec.get("by")
+        of = from_spec(spec["of"], store, arrays, allow_mixed_tokenizers=mixed)
+        ids, by = (arrays or {}).get(spec["ids"]), spec.get("by")
         if ids is None and by is not None:
             ids = attachment("selection")(of, by)
         if ids is None:
@@ -47,7 +55,8 @@ def _rebuilt(spec: Mapping[str, Any], store: Any, arrays: Mapping[str, npt.Array
             )  # fmt: skip
         return subset
     if kind == "concat":
-        return Concat([from_spec(part, store, arrays) for part in spec["of"]])
+        views = [from_spec(part, store, arrays, allow_mixed_tokenizers=mixed) for part in spec["of"]]
+        return Concat(views, allow_mixed_tokenizers=mixed)
     if kind not in _LEAVES:
         raise ConfigError(f"view {kind!r} is unknown; expected one of {', '.join((*_LEAVES, 'subset', 'concat'))}")
     options = {key: value for key, value in spec.items() if key not in ("view", "store", "split", "where")}

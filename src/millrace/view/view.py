@@ -203,10 +203,24 @@ def check_store(store: Any) -> None:
         raise ConfigError(f"a view reads a store, not {store!r}; open it first: mr.open_store(path)")
 
 
-def row_column(store: StoreLike, preferred: str) -> str:
-    """The preferred row column, else the first one."""
-    rows = [name for name, column in store.layout.columns.items() if column.axis is not None]
-    return preferred if preferred in rows else rows[0]
+def row_column(store: StoreLike, name: str | None, preferred: str, view: str) -> str:
+    """The row column that was named, else the ``preferred`` one, else the only one, unless it holds bytes."""
+    rows: list[str] = [column for column, own in store.layout.columns.items() if own.axis is not None]
+    if name is not None or preferred in rows:
+        return name or preferred
+    if len(rows) != 1:
+        example = f"{view}(store, column={(rows[0] if rows else preferred)!r})"
+        raise ConfigError(
+            f"{view} reads the row column {preferred!r}, and this store has {', '.join(rows) or 'none'}; name one, as in "
+            f"{example}, or take Records for whole records"
+        )
+    declared = store.layout.columns[rows[0]]
+    if declared.dtype == "uint8" and not declared.shape and rows[0] not in ("tokens", "values"):
+        raise ConfigError(
+            f"{view} reads numbers, and {rows[0]!r} holds bytes, such as those of a file; take Records and decode=, or name it "
+            f"to read bytes as numbers: {view}(store, column={rows[0]!r})"
+        )
+    return rows[0]
 
 
 def store_spec(store: StoreLike) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Windows(View):
                 f"lookback={lookback}, horizon={horizon}, stride={stride}, lead={lead}; expected 1 or more rows each, lead 0 too"
             )
         self.store, self.lookback, self.horizon, self.stride, self.lead = store, lookback, horizon, stride, lead
-        self.column = column or row_column(store, "values")
+        self.column = row_column(store, column, "values", "Windows")
         values = column_field(store, self.column, key="x", length=lookback)
         if values.axis is None or len(values.tail) > 1:
             raise ConfigError(

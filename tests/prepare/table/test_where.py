@@ -1,5 +1,7 @@
 """``--where``: the rows pandas would give, whether a row group was read or left out by its statistics."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -10,7 +12,7 @@ from pyarrow import parquet
 
 import millrace as mr
 from millrace.prepare.table.read import csv_files
-from millrace.prepare.table.read.where import check, columns_of
+from millrace.prepare.table.read.where import check, columns_of, expression
 
 SCHEMA = pa.schema(
     [
@@ -253,6 +255,8 @@ def test_categories_are_those_of_the_rows_that_were_taken(tmp_path):
         ("s > 3", r"does not fit the columns: s is string"),
         ("x > 'much'", r"x is double, compared with 'much'"),
         ("d > 'soon'", r"d is date32\[day\], compared with 'soon'"),
+        (f"s in ({'0.5, ' * 65})", "compares a column of string with 65 numbers; at most 64"),
+        (f"n > 1{'0' * 30}", r"n is int32, compared with 10"),
         ("d > 5", r"d is date32\[day\], compared with 5 .*is no time"),
         ("not " * 5000 + "flag", "has 5000 parts; at most 500|cannot be read"),
         ("(" * 300 + "flag" + ")" * 300, "cannot be read"),
@@ -264,12 +268,26 @@ def test_what_is_no_condition_is_refused_with_the_part_that_is_not(where, said):
         check(where, SCHEMA)
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.int64(), pa.uint8()])
+def test_as_many_values_as_one_likes_are_compared(kind):
+    """A chain of 10,000 comparisons overflowed the stack, which ended the process."""
+    whole = [0, 1, 2, 200] if pa.types.is_integer(kind) else [0.0, -0.0, 1.0, 2.5, 200.0, math.inf, math.nan]
+    table = pa.table({"x": pa.array([*whole, None], kind)})
+    others = [f"{k}.5" for k in range(3, 20_000)]
+    for values in (["0", "2.5", "1e999"], ["1", "200.0", "1e30"], []):
+        among = {float(value) for value in values}
+        inside, outside = (
+            table.filter(expression(f"x {sign} ({', '.join([*values, *others])})", {"x": kind})).column("x").to_pylist()
+            for sign in ("in", "not in")
+        )
+        assert inside == [x for x in whole if x in among]
+        assert outside == [x for x in whole if x not in among and x == x]  # neither NaN nor null
+
+
 def test_conditions_on_times_with_a_zone_are_in_utc():
     table = pa.table(
         {"when": pa.array([0, 3_600_000, 7_200_000]).cast(pa.timestamp("ms")).cast(pa.timestamp("ms", "Asia/Tokyo"))}
     )
-    from millrace.prepare.table.read.where import expression
-
     kept = table.filter(
         expression("'1970-01-01 01:00' <= when < '1970-01-01T02:00:00'", {"when": table.schema.field("when").type})
     )

@@ -137,7 +137,7 @@ def check_queue(feed: Feed) -> None:
     functions_of(feed)
     try:
         stores = {store.fingerprint: store for store in feed.view.stores}
-        view: Any = from_spec(feed.view.spec(), stores, view_arrays(feed.view))
+        view: Any = from_spec(feed.view.spec(), stores, view_arrays(feed.view), allow_mixed_tokenizers=True)
         order: Any = order_from_spec(feed.order.spec())
     except Exception as error:
         raise ConfigError(

@@ -83,7 +83,7 @@ class Lines:
         if any(data is None for data in found.values()):  # lost in a flush: the trainer puts them again
             return None
         arrays = {key: np.frombuffer(data or b"", np.int64) for key, data in found.items()}
-        line = record.line(from_spec(record.view, stores, arrays))
+        line = record.line(from_spec(record.view, stores, arrays, allow_mixed_tokenizers=True))
         functions = self._functions._replace(seed=record.seed)
         program = Program.of(line) if with_core else None
         make = compose_make(line, functions, program, slots=self._threads + 1, in_threads=True)
