@@ -12,6 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import millrace as mr
 import millrace.torch
+from millrace.accelerate import Loader
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -147,6 +148,22 @@ def test_what_cannot_be_exact_is_refused_with_the_line_that_is(train, val, messa
     loader = feed_of().by_epoch() if train is None else train(feed_of)
     with pytest.raises(mr.ConfigError, match=message):
         fit(loader, None if val is None else val(feed_of))
+
+
+def test_a_dataset_of_the_users_own_is_seen_through(feed_of):
+    """Also beside a loader that Lightning knows, and where the loader is ours, but for another framework."""
+
+    class Own(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from feed_of().by_epoch()
+
+    def own():
+        return DataLoader(Own(), batch_size=None)
+
+    message = r"through another one, and restores only what it knows; give it feed\.by_epoch\(\) itself"
+    for loader in (own(), {"known": feed_of().by_epoch(), "own": own()}, Loader(feed_of().by_epoch())):
+        with pytest.raises(mr.ConfigError, match=message):
+            fit(loader)
 
 
 def test_what_lightning_cannot_count_or_repeat_is_refused(feed_of):

@@ -29,7 +29,7 @@ from millrace.feed.processes.pool import Pool, close_all
 from millrace.feed.processes.shared_slots import SharedSlots
 from millrace.feed.remote.link import Link
 from millrace.feed.report import Report
-from millrace.feed.world import rank_and_world
+from millrace.feed.world import check_loader_worker, rank_and_world
 from millrace.meter.verdict import Verdict
 from millrace.native import num_cores
 from millrace.order.orders import MAX_POSITION, Order, Shuffled
@@ -166,6 +166,7 @@ class Feed:
 
     def line_here(self, start: int, stop: int | None) -> Line:
         """The line for the rank that this process is now."""
+        check_loader_worker()
         rank, world = rank_and_world(*self.rank_option)
         check_ranks(self, rank, world)
         return self.line(start, stop, rank, world, self.bin if start == self.position else 0)

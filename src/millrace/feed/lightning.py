@@ -35,6 +35,11 @@ def join(fit: Any, loader: Any, is_setup: bool) -> LastBatch:
     """
     try:
         passes = _passes_of(fit._combined_loader.flattened)
+        if not any(each is loader for each in passes):
+            raise ConfigError(
+                "Lightning reads this loader through another one, and restores only what it knows; give it feed.by_epoch() "
+                "itself, without DataLoader or a dataset of your own"
+            )
         _check_loop(fit, passes)
         if is_setup and loader is passes[0]:
             for each in passes:
