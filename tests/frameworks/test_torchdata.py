@@ -1,5 +1,7 @@
 """A feed in the loaders of torch and torchdata: its dataset has its state; what would stack or repeat batches is refused."""
 
+import functools
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -13,8 +15,11 @@ def loader_of(feed):
     return StatefulDataLoader(millrace.torch.IterableDataset(feed), batch_size=None)
 
 
+@pytest.mark.parametrize("last", ["pad", "drop"])
 @pytest.mark.parametrize("stop", range(1, 10))
-def test_a_stateful_loader_resumes_within_and_between_passes(feed_of, stop):
+def test_a_stateful_loader_resumes_within_and_between_passes(feed_of, stop, last):
+    feed_of = functools.partial(feed_of, last=last)
+
     def run(loader, start, count):
         """The samples of steps [start, count) and the state after the last."""
         seen = []

@@ -96,7 +96,7 @@ def settle(fit: Any) -> None:
         _settle_batches(loop, is_over, is_rolled_back=is_left or batch.ready != batch.processed)
     fit._restarting = loop.restarting = is_within  # the loop's setter would ask for max_steps
     for loader in loaders:
-        is_used_up = fit._combined_loader._mode == "max_size" and not loader.feed.is_within_epoch
+        is_used_up = fit._combined_loader._mode == "max_size" and not loader.feed.is_within_epoch()
         if is_over or (is_within and batch.processed and is_used_up) or (not is_within and epoch.processed):
             loader.end_epoch(epoch.processed if is_within else None)
 
