@@ -60,6 +60,14 @@ def test_copies_are_passes_of_a_feed_and_other_splits_stay(path, tmp_path):
     assert said["seed"] == 5
 
 
+def test_a_copy_is_whole_in_one_task_of_several(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert mr.augment.augment_store(path, tmp_path / "out", copies=1, record=shaken)["records"] == {
+        "train": 7,
+        "val": 3,
+    }
+
+
 def test_the_command_changes_pixels(path, tmp_path, capsys):
     options = ["--copies", "2", "--flip", "0.5", "--crop", "1", "--color", "0.3", "--seed", "4"]
     assert run(["augment", str(path), "--out", str(tmp_path / "out"), *options, "--json"]) == 0

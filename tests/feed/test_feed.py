@@ -211,11 +211,26 @@ def test_last_batches_are_padded_dropped_or_short(n, batch, epochs, threads):
         assert np.array_equal(got.x[:, 0], got.samples)
 
 
-def test_the_tail_that_is_dropped_is_behind_the_feed_once_its_last_batch_is_delivered():
+def test_the_tail_that_is_dropped_is_behind_the_feed_once_the_loop_asks_for_more():
+    """Until then it was not delivered: a smaller batch may still deliver it."""
     feed = feed_of(epochs=1, last="drop")
     states = [feed.state_dict() for _ in feed]
-    assert [state["position"] for state in states] == [4, 10]
-    assert [feed.state_at(k)["position"] for k in range(3)] == [0, 4, 10]
+    assert [state["position"] for state in states] == [4, 8]
+    assert feed.position == 10
+    assert feed.remaining == 0
+    assert [feed.state_at(k)["position"] for k in range(4)] == [0, 4, 8, 10]
+    smaller = feed_of(batch=2, epochs=1, last="drop")
+    smaller.load_state_dict(states[1])
+    assert [got.positions.tolist() for got in smaller] == [[8, 9]]
+    again = feed_of(epochs=1, last="drop")
+    again.load_state_dict(states[1])
+    assert (again.remaining, list(again), again.position) == (0, [], 10)
+    counted = feed_of(epochs=1, last="drop")
+    for _ in itertools.islice(counted, 2):  # counts its batches, and does not ask for more
+        pass
+    assert counted.position == 8
+    with pytest.raises(mr.ConfigError, match="delivered all of its epochs=1"):
+        iter(counted)
     assert feed.explain(1).positions.tolist() == [4, 5, 6, 7]
     samples = feed.order.samples(np.arange(10))
     assert feed.steps_of(samples[:8], 0).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -39,6 +39,24 @@ def test_a_job_of_several_without_a_process_group_is_refused():
             begin(feed)
 
 
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_tasks_of_other_launchers_are_never_all_rank_0_of_1(name, monkeypatch):
+    """srun, mpirun and mpiexec start the tasks; which of them is whom, a process group says or the user."""
+    monkeypatch.setenv(name, "2")
+    for begin in (iter, lambda feed: next(iter(feed.by_epoch()))):
+        with pytest.raises(mr.ConfigError, match=f"^{name}=2, but there is no process group; .*rank=0, world=1"):
+            begin(feed_of())
+    assert next(iter(feed_of(rank=0, world=1))).num_samples == 10
+    monkeypatch.setenv(name, "1")
+    assert (feed_of().rank, feed_of().world) == (0, 1)
+
+
+def test_the_tasks_of_a_batch_script_say_nothing(monkeypatch):
+    """sbatch and salloc set SLURM_NTASKS for the script, which runs once."""
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    assert next(iter(feed_of())).num_samples == 10
+
+
 @pytest.mark.usefixtures("torchrun")
 def test_what_is_given_counts():
     """Data-parallel ranks are fewer than processes where a model is split over several of them."""
@@ -67,6 +85,8 @@ def test_a_process_group_says_rank_and_world(tmp_path, monkeypatch):
         assert (feed.rank, feed.world) == (2, 3)
         for made in (feed, early):
             assert next(iter(made)).positions.tolist() == [6, 7, 8, 9]
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+        assert (feed_of().rank, feed_of().world) == (2, 3)
         assert next(iter(feed_of(rank=0, world=1))).num_samples == 10  # explicit ones are the data-parallel ones
         with pytest.raises(mr.ConfigError, match="world=2, but the process group has 3 processes"):
             iter(feed_of(rank=0, world=2))

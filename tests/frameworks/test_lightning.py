@@ -1,5 +1,6 @@
 """A feed in Lightning: whatever the checkpoint was saved by, the samples after it are those of the uninterrupted run."""
 
+import functools
 import logging
 
 import lightning
@@ -12,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import millrace as mr
 import millrace.torch
+from millrace.accelerate import Loader
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -60,11 +62,14 @@ SAVES = [
         {"max_epochs": 3},
         {"max_epochs": -1, "max_steps": 7, "limit_train_batches": 2},
         {"max_epochs": 3, "val_check_interval": 2},
+        {"max_epochs": 2, "last": "drop"},
     ],
     ids=str,
 )
 def test_every_checkpoint_resumes_exactly(options, feed_of, tmp_path):
     """By step, by epoch, before and after the validation of an epoch's end, with and without one."""
+    options = dict(options)
+    feed_of = functools.partial(feed_of, last=options.pop("last", "pad"))
     for validates in (True, False) if "val_check_interval" not in options else (True,):
 
         def run(loader, validates=validates, **more):
@@ -89,6 +94,14 @@ def test_another_batch_within_an_epoch_is_refused(feed_of, tmp_path):
     fit(feed_of().by_epoch(), callbacks=[saves])
     with pytest.raises(mr.ConfigError, match="begun with batch=3, and Lightning goes on counting"):
         fit(feed_of(batch=2).by_epoch(), resume=tmp_path / "step=2.ckpt")
+
+
+def test_another_batch_from_the_end_of_an_epoch_is_not(feed_of, tmp_path):
+    """Also where a sample is left to nobody, which the smaller batch could deliver: Lightning's epoch is over."""
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=1, filename="{step}", save_top_k=-1)
+    fit(feed_of(last="drop").by_epoch(), callbacks=[saves])
+    seen = fit(feed_of(batch=1, last="drop").by_epoch(), resume=tmp_path / "step=3.ckpt").seen
+    assert [sample for batch in seen for sample in batch] == feed_of().order.samples(np.arange(10, 20)).tolist()
 
 
 def test_a_checkpoint_without_a_state_of_the_loader_is_refused_within_an_epoch(feed_of, tmp_path):
@@ -147,6 +160,22 @@ def test_what_cannot_be_exact_is_refused_with_the_line_that_is(train, val, messa
     loader = feed_of().by_epoch() if train is None else train(feed_of)
     with pytest.raises(mr.ConfigError, match=message):
         fit(loader, None if val is None else val(feed_of))
+
+
+def test_a_dataset_of_the_users_own_is_seen_through(feed_of):
+    """Also beside a loader that Lightning knows, and where the loader is ours, but for another framework."""
+
+    class Own(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from feed_of().by_epoch()
+
+    def own():
+        return DataLoader(Own(), batch_size=None)
+
+    message = r"through another one, and restores only what it knows; give it feed\.by_epoch\(\) itself"
+    for loader in (own(), {"known": feed_of().by_epoch(), "own": own()}, Loader(feed_of().by_epoch())):
+        with pytest.raises(mr.ConfigError, match=message):
+            fit(loader)
 
 
 def test_what_lightning_cannot_count_or_repeat_is_refused(feed_of):

@@ -1,6 +1,9 @@
 """A feed in the loaders of torch and torchdata: its dataset has its state; what would stack or repeat batches is refused."""
 
+import functools
+
 import pytest
+import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -12,8 +15,11 @@ def loader_of(feed):
     return StatefulDataLoader(millrace.torch.IterableDataset(feed), batch_size=None)
 
 
+@pytest.mark.parametrize("last", ["pad", "drop"])
 @pytest.mark.parametrize("stop", range(1, 10))
-def test_a_stateful_loader_resumes_within_and_between_passes(feed_of, stop):
+def test_a_stateful_loader_resumes_within_and_between_passes(feed_of, stop, last):
+    feed_of = functools.partial(feed_of, last=last)
+
     def run(loader, start, count):
         """The samples of steps [start, count) and the state after the last."""
         seen = []
@@ -68,6 +74,32 @@ def test_a_loader_passes_again_where_passes_do_and_is_refused_where_the_feed_has
     assert len(list(loader)) == len(loader) == 4
     with pytest.raises(mr.ConfigError, match="delivered all of its epochs=1"):
         iter(loader).__next__()
+
+
+class Passing(torch.utils.data.IterableDataset):
+    """A user's own dataset, which passes on what it reads."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        yield from self.loader
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [(DataLoader, "passes"), (StatefulDataLoader, "feed"), (DataLoader, "repeat"), (DataLoader, "ranked")],
+)
+def test_workers_of_a_users_own_dataset_are_refused(feed_of, kind, made):
+    """Each of them would deliver every batch. One worker delivers each once."""
+    feed = feed_of(epochs=1, **({"rank": 0, "world": 1} if made == "ranked" else {}))
+    loader = {"passes": feed.by_epoch, "repeat": lambda: feed.by_epoch(repeat=True)}.get(made, lambda: feed)()
+    message = r"num_workers=2: .*set num_workers=0 and loop over millrace\.torch\.IterableDataset\(feed\)"
+    with pytest.raises(mr.ConfigError, match=message):
+        list(kind(Passing(loader), batch_size=None, num_workers=2))
+    if made == "passes":
+        one = DataLoader(Passing(loader), batch_size=None, num_workers=1)
+        assert sorted(sample for batch in one for sample in batch.samples[batch.valid].tolist()) == list(range(10))
 
 
 def test_pinning_keeps_the_marks(feed_of, monkeypatch):

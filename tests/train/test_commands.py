@@ -268,6 +268,10 @@ def test_a_wrong_resume_is_wrong_usage(config, tokens, tmp_path, capsys):
         ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h"}, "WORLD_SIZE = 2, but MASTER_PORT is not set"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two' in the environment; expected a number"),
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "RANK = 2 and WORLD_SIZE = 2"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "2"},
+            "SLURM_STEP_NUM_TASKS=2, but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are",
+        ),
     ],
 )
 def test_ranks_that_torchrun_did_not_start(told, message, config, tokens, tmp_path, capsys, monkeypatch):

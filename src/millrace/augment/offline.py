@@ -110,6 +110,7 @@ def _feed(part: Store, **options: Any) -> Feed | None:
     if not part.num_records:
         return None
     size = min(BATCH, part.num_records)
+    options |= {"rank": 0, "world": 1}  # a copy is whole, also where ranks train
     return Feed(Records(part), batch=size, order=Sequential(part.num_records), device="numpy", **options)
 
 

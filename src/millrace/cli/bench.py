@@ -98,7 +98,7 @@ def measure(view: Any, batch: int, functions: dict[str, Any], seconds: float) ->
     sample, files = speed.SampleBytes.of(view), speed.files_of(view)
     sample.check(batch)
     before_share = resident_share(files) if files else None
-    with Feed(view, batch=batch, device="numpy", **functions) as feed:
+    with Feed(view, batch=batch, **speed.ALONE, **functions) as feed:
         before = Usage.read()
         found = speed.rate(iter(feed), seconds)
         used = Usage.read().rates(before)

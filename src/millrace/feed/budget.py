@@ -184,13 +184,16 @@ class BudgetLine(Line):
         return self.count(max(0, self._ends[-1]))
 
     def _bins_before(self, batches: int) -> int:
-        total = self.num_batches
-        is_over = total is not None and batches >= total
+        most = self.num_batches
+        is_over = most is not None and batches >= most + (self.last == "drop")  # which leaves some bins to nobody
         return MAX_POSITION if is_over else batches * self.batch
 
     def end(self, batches: int) -> int:
         """The window in which the line goes on after so many batches; ``place`` says where in it."""
         return self.place(batches)["position"]
+
+    def begin(self, batch: int) -> int:
+        return self.end(batch)
 
     def place(self, batches: int) -> dict[str, int]:
         if self._by_epoch is None:

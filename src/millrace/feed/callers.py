@@ -7,7 +7,7 @@ lead to ``iter()``, once per iterator. Only the frame that asks for the iterator
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -92,9 +92,8 @@ def check_caller(loader: str) -> Asker:
     raise ConfigError(message)
 
 
-def check_restore(batch: int, is_within: bool, state: Mapping[str, Any]) -> None:
+def check_restore(batch: int, counted: int, is_within: bool) -> None:
     """Refuses another batch size within an epoch: Lightning goes on counting its batches."""
-    counted = state.get("batch", batch)
     if is_within and counted != batch and _asker().name == "lightning":
         raise ConfigError(
             f"this pass was begun with batch={counted}, and Lightning goes on counting its batches; resume with "

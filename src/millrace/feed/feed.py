@@ -29,7 +29,7 @@ from millrace.feed.processes.pool import Pool, close_all
 from millrace.feed.processes.shared_slots import SharedSlots
 from millrace.feed.remote.link import Link
 from millrace.feed.report import Report
-from millrace.feed.world import rank_and_world
+from millrace.feed.world import check_loader_worker, rank_and_world
 from millrace.meter.verdict import Verdict
 from millrace.native import num_cores
 from millrace.order.orders import MAX_POSITION, Order, Shuffled
@@ -133,11 +133,15 @@ class Feed:
     @property
     def bin(self) -> int:
         """Of a feed with ``max_rows``: the bins delivered of the window at ``position``."""
-        return self._bin if self.progress is None else self.progress.line.place(self.progress.count).get("bin", 0)
+        return self._bin if self.progress is None else self.progress.place.get("bin", 0)
 
-    @property
-    def is_within_epoch(self) -> bool:
-        return self.position % self.order.n > 0 or self.bin > 0
+    def is_within_epoch(self, batch: int | None = None) -> bool:
+        """Whether the epoch has begun, and batches of it are left, of this size."""
+        n = self.order.n
+        if not (self.position % n or self.bin):
+            return False
+        line = self.line(self.position, (self.position // n + 1) * n, first_bin=self.bin)
+        return bool(replace(line, batch=batch or self.batch).num_batches)
 
     @property
     def reached(self) -> int:
@@ -166,6 +170,7 @@ class Feed:
 
     def line_here(self, start: int, stop: int | None) -> Line:
         """The line for the rank that this process is now."""
+        check_loader_worker()
         rank, world = rank_and_world(*self.rank_option)
         check_ranks(self, rank, world)
         return self.line(start, stop, rank, world, self.bin if start == self.position else 0)
@@ -227,7 +232,12 @@ class Feed:
 
     def check_unfinished(self, start: int) -> None:
         """Refuses an iterator that would be empty, unless the feed was restored at its end."""
-        if self.stop is not None and start >= self.stop and self.progress is not None and self.progress.count:
+        if self.stop is None or self.progress is None or not self.progress.count:
+            return
+        first_bin = self.bin if start == self.position else 0
+        if start >= self.stop or (
+            self.last == "drop" and not self.line(start, self.stop, first_bin=first_bin).num_batches
+        ):
             raise ConfigError(
                 f"this feed has delivered all of its epochs={self.epochs} and would be empty; leave epochs= out and use "
                 "feed.by_epoch(), or use feed.by_epoch(repeat=True) to evaluate"

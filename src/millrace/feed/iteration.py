@@ -37,15 +37,20 @@ if hasattr(os, "register_at_fork"):
 class Progress:
     """How many batches of a line the loop got. The feed holds it too: an iterator may end at any moment."""
 
-    __slots__ = ("count", "is_pass", "line")
+    __slots__ = ("count", "is_exhausted", "is_pass", "line")
 
     def __init__(self, line: Line, is_pass: bool = False) -> None:
         self.line, self.count, self.is_pass = line, 0, is_pass
+        self.is_exhausted = False  # the loop asked for more: what last="drop" leaves out is behind it
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Where the line goes on after the batches that the loop got, as a cursor keeps it."""
+        return self.line.place(self.count + self.is_exhausted)
 
     @property
     def position(self) -> int:
-        """Where the line goes on after the batches that the loop got."""
-        return self.line.end(self.count)
+        return self.place["position"]
 
 
 class Iteration:
@@ -95,6 +100,7 @@ class Iteration:
                 raise FeedError("two threads take batches from one iterator at a time; give each thread its own feed")
             count = progress.count
             if self.is_closed or count == self.total:
+                progress.is_exhausted = count == self.total
                 raise StopIteration
             began = perf_counter()
             place = self._place

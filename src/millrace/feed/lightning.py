@@ -35,6 +35,11 @@ def join(fit: Any, loader: Any, is_setup: bool) -> LastBatch:
     """
     try:
         passes = _passes_of(fit._combined_loader.flattened)
+        if not any(each is loader for each in passes):
+            raise ConfigError(
+                "Lightning reads this loader through another one, and restores only what it knows; give it feed.by_epoch() "
+                "itself, without DataLoader or a dataset of your own"
+            )
         _check_loop(fit, passes)
         if is_setup and loader is passes[0]:
             for each in passes:
@@ -91,7 +96,7 @@ def settle(fit: Any) -> None:
         _settle_batches(loop, is_over, is_rolled_back=is_left or batch.ready != batch.processed)
     fit._restarting = loop.restarting = is_within  # the loop's setter would ask for max_steps
     for loader in loaders:
-        is_used_up = fit._combined_loader._mode == "max_size" and not loader.feed.is_within_epoch
+        is_used_up = fit._combined_loader._mode == "max_size" and not loader.feed.is_within_epoch()
         if is_over or (is_within and batch.processed and is_used_up) or (not is_within and epoch.processed):
             loader.end_epoch(epoch.processed if is_within else None)
 

@@ -68,16 +68,26 @@ class Line:
         return end, self.count(end - self.start)
 
     def end(self, batches: int) -> int:
-        """The position after this many batches; after the last batch it is the end of the pass or line."""
-        position = self.start + batches * self.batch
+        """The position after this many batches; one more than there are is the end of the pass or line.
+
+        What ``last="drop"`` leaves out comes after the last batch: nobody got it, and a smaller batch may still deliver it.
+        """
+        if not batches:
+            return self.start
+        end = self.begin(batches)
+        return end if self.last != "drop" else min(self.begin(batches - 1) + self.batch, end)
+
+    def begin(self, batch: int) -> int:
+        """Where a batch begins; behind the last one it is the end of the line."""
+        position = self.start + batch * self.batch
         if self.epoch is not None:
             first_end, first_batches = self._first_pass
-            passes, inside = divmod(batches - first_batches, self.count(self.epoch))
-            if batches >= first_batches:
+            passes, inside = divmod(batch - first_batches, self.count(self.epoch))
+            if batch >= first_batches:
                 position = first_end + passes * self.epoch + inside * self.batch
         if self.stop is None:
             return position
-        is_over = self.last == "drop" and batches >= (self.num_batches or 0)
+        is_over = self.last == "drop" and batch >= (self.num_batches or 0)
         return max(self.stop, self.start) if is_over else min(position, max(self.stop, self.start))
 
     def after(self, batches: int) -> Line:
@@ -104,8 +114,8 @@ class Line:
 
     def span(self, batch: int) -> tuple[int, int]:
         """The positions [first, last) of one batch, over all ranks."""
-        first = self.end(batch)
-        return first, min(first + self.batch, self.end(batch + 1))
+        first = self.begin(batch)
+        return first, min(first + self.batch, self.begin(batch + 1))
 
     def number_of(self, position: Any) -> Any:
         """The batch that holds a position; negative before the start."""

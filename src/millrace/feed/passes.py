@@ -76,8 +76,11 @@ class Passes:
             return None
         if self.is_repeated:
             return Iteration(feed, feed.line_here(0, feed.order.n), keeps_workers=True)
+        start, before = self.next_start, feed.progress
+        if before is not None and before.is_pass and before.count == before.line.num_batches:
+            before.is_exhausted = True  # whoever counts batches does not ask for one more
         feed.count_passes(True)
-        line = self._pass_from(self.next_start)
+        line = self._pass_from(start)
         if not line.num_batches and line.stop != feed.stop:  # last="drop" leaves out all that is left
             line = self._pass_from(line.stop or 0)
         return feed.iterate(line, is_pass=True)
@@ -107,8 +110,9 @@ class Passes:
 
     def end_epoch(self, epoch: int | None) -> None:
         """Ends the pass that was restored. In this epoch of the framework nothing more is delivered."""
-        n = self.feed.order.n
-        self.feed.earliest_pass, self.ended_epoch = (self.feed.position // n + self.feed.is_within_epoch) * n, epoch
+        feed, n = self.feed, self.feed.order.n
+        passes = feed.position // n + bool(feed.position % n or feed.bin)
+        feed.earliest_pass, self.ended_epoch = passes * n, epoch
 
     @property
     def sampler(self) -> Passes:
@@ -127,7 +131,8 @@ class Passes:
             return
         self._end_pass()
         self.feed.load_state_dict(state)
-        check_restore(self.feed.batch, self.feed.is_within_epoch, state)
+        counted = state.get("batch", self.feed.batch)
+        check_restore(self.feed.batch, counted, self.feed.is_within_epoch(counted))
 
     def __getitem__(self, key: Any) -> Any:
         raise not_by_number("passes over a feed have")

@@ -24,6 +24,11 @@ from millrace.native import memory_bytes, num_cores
 from millrace.view.compose import Subset
 from millrace.view.view import View
 
+ALONE: dict[str, Any] = {
+    "device": "numpy",
+    "rank": 0,
+    "world": 1,
+}  # a measurement is whole, also in one task of several
 SLOTS = 6  # batches that a feed has at a time, with the usual depth
 PROBED = 256  # samples whose sizes are looked at
 WARM_BYTES = 256 << 20  # of the samples that are read twice to measure gather apart from the disk
@@ -46,7 +51,7 @@ class SampleBytes:
     @classmethod
     def of(cls, view: View) -> SampleBytes:
         count = min(len(view), PROBED)
-        with Feed(view, batch=max(count, 1), device="numpy", epochs=1) as feed:  # an empty view is refused here
+        with Feed(view, batch=max(count, 1), epochs=1, **ALONE) as feed:  # an empty view is refused here
             made = sum(value.nbytes for value in _arrays(next(iter(feed)))) / count
         first = view.stores[0]
         rows = sum(_row_bytes(column, first.num_rows) for column in first.columns.values())
@@ -106,7 +111,7 @@ def rate(
 
 def speed(view: View, *, seconds: float = 1.0, **options: Any) -> float:
     """Samples per second of a feed by itself."""
-    with Feed(view, **{"device": "numpy", **options}) as feed:
+    with Feed(view, **{**ALONE, **options}) as feed:
         return rate(iter(feed), seconds)
 
 
@@ -182,7 +187,7 @@ def _hot_rate(view: View, batch: int, sample: SampleBytes, seconds: float) -> fl
     count = min(len(view), max(batch * WARM_BATCHES, int(WARM_BYTES / max(sample.read, 1))), 1 << 20)
     some = np.sort(np.random.default_rng(0).choice(len(view), count, replace=False)) if count < len(view) else None
     few = view if some is None else Subset(view, some)
-    with Feed(few, batch=batch, device="numpy", epochs=1) as warm:
+    with Feed(few, batch=batch, epochs=1, **ALONE) as warm:
         began = time.perf_counter()
         for _ in warm:
             if time.perf_counter() - began > 2 * seconds:
@@ -221,7 +226,7 @@ def autotune(view: View, *, batch: int, within_s: float = TUNE_S, **options: Any
     with contextlib.ExitStack() as stack:
         live = []
         for setting in left:
-            feed = stack.enter_context(Feed(view, batch=batch, **{"device": "numpy", **options, **setting}))
+            feed = stack.enter_context(Feed(view, batch=batch, **{**ALONE, **options, **setting}))
             live.append((setting, iter(feed), list[float]()))
         while True:
             left_s = end - time.perf_counter()

@@ -11,6 +11,10 @@ import sys
 
 from millrace.errors import ConfigError
 
+# The tasks of a job, as torchrun, srun, Open MPI and MPICH count them. SLURM_NTASKS is none of them: sbatch and salloc set it
+# for a script that runs once.
+LAUNCHERS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
     """The data-parallel rank and world size. In a job of several it is never silently rank 0 of 1."""
@@ -24,12 +28,29 @@ def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
         return rank, world
     if group is not None:
         return group
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size.isdigit() and int(size) > 1:
+    if (launched := launched_world()) is not None:
         raise ConfigError(
-            f"WORLD_SIZE={size}, but there is no process group; call init_process_group first, or give rank=, world="
+            f"{launched}, but there is no process group; call init_process_group first, or give rank=, world= (rank=0, world=1 "
+            "where this process runs by itself)"
         )
     return 0, 1
+
+
+def launched_world() -> str | None:
+    """What the launcher of this process says about a job of several, such as ``SLURM_STEP_NUM_TASKS=4``; None if it is alone."""
+    sizes = ((name, os.environ.get(name, "")) for name in LAUNCHERS)
+    return next((f"{name}={size}" for name, size in sizes if size.isdigit() and int(size) > 1), None)
+
+
+def check_loader_worker() -> None:
+    """Refuses the workers of a torch ``DataLoader``: each of them would deliver every batch of the feed."""
+    data = sys.modules.get("torch.utils.data")  # every worker has imported it
+    info = None if data is None else data.get_worker_info()
+    if info is not None and info.num_workers > 1:
+        raise ConfigError(
+            f"num_workers={info.num_workers}: each worker of the DataLoader would deliver every batch of this feed; set "
+            "num_workers=0 and loop over millrace.torch.IterableDataset(feed), and give the feed transform= and workers="
+        )
 
 
 def _group() -> tuple[int, int] | None:

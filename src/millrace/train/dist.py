@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from millrace.errors import ConfigError, MillraceError, TrainError
+from millrace.feed.world import launched_world
 
 # The command puts a list here. It holds the process groups until the process ends: a group of gloo that is freed while one
 # of its threads waits for Python never ends.
@@ -65,6 +66,11 @@ class World:
 
 def start_world(device: str, timeout_s: int) -> World:
     """Joins the process group that torchrun describes, if any, and chooses the device."""
+    if "WORLD_SIZE" not in os.environ and (launched := launched_world()) is not None:
+        raise ConfigError(
+            f"{launched}, but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set, so every task would train alone; start "
+            f"the ranks by torchrun or --ranks, or, for a run of each task, call env -u {launched.split('=')[0]} millrace train"
+        )
     size = _number("WORLD_SIZE", 1)
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 and name not in os.environ]
     if missing:
