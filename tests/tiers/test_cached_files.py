@@ -38,7 +38,9 @@ def numbers(store):
 
 def files(cache):
     """The files of column x."""
-    return sorted(path for path in (cache / "shards").iterdir() if path.name != "locks" and path.stat().st_size == ROWS * 8)
+    return sorted(
+        path for path in (cache / "shards").iterdir() if path.name != "locks" and path.stat().st_size == ROWS * 8
+    )
 
 
 @pytest.fixture
