@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+PRIVATE = 0o700  # of folders of the cache: whoever can write there can change what is trained
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -72,3 +73,12 @@ def cache_folder() -> Path:
     """Where things that can be made or fetched again are kept: ``MILLRACE_CACHE``, else the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(os.path.abspath(os.environ.get("MILLRACE_CACHE") or os.path.join(base, "millrace")))
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder of the cache, and those above it that are missing, which nobody else may enter."""
+    if not folder.is_dir():
+        if folder.parent != folder:
+            make_private(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(PRIVATE)

@@ -19,7 +19,7 @@ import msgspec
 
 from millrace.errors import ConfigError, SourceError, StoreWriteFailed
 from millrace.identity import digest
-from millrace.native import cache_folder
+from millrace.native import PRIVATE, cache_folder
 from millrace.prepare.files import InputFile, describe_file
 from millrace.prepare.progress import Progress
 from millrace.store import platform
@@ -189,7 +189,7 @@ class Target:
             return None
         shell = self.folder / "there" / self.out.name
         with platform.writing(shell, "creating"):
-            platform.make_dir(shell)
+            platform.make_dir(shell, PRIVATE)
             platform.write_file(shell / PROVENANCE, provenance)
             platform.write_file(shell / MANIFEST, data)
         return shell

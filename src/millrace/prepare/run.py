@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ConfigError, MillraceError, SourceError, StoreWriteFailed
+from millrace.native import PRIVATE
 from millrace.prepare.elsewhere import target_of
 from millrace.prepare.engines.choice import open_engine
 from millrace.prepare.engines.engine import STALL_S
@@ -91,7 +92,7 @@ class Run:
         kind.context = self.context
         if self.target is not None and out == self.out:
             with platform.writing(self.target.folder, "creating"):
-                platform.make_dir(self.target.folder)
+                platform.make_dir(self.target.folder, PRIVATE)
             self.context.note(f"the store is made in {self.target.folder}, then sent to {self.target.url}")
         self._surveys_late = (
             kind.surveys_late or self.append

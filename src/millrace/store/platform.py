@@ -59,16 +59,16 @@ def writing(path: str | Path, doing: str = "writing") -> Iterator[None]:
         raise write_failed(error, str(error.filename or path), doing) from error
 
 
-def make_dir(path: str | Path) -> None:
+def make_dir(path: str | Path, mode: int = 0o777) -> None:
     """A folder, if it is not there; the names of parents that had to be made are durable, its own is not yet."""
     parent = os.path.dirname(path)
     if parent and not os.path.isdir(parent):
-        make_dir(parent)
+        make_dir(parent, mode)
         sync_dir(os.path.dirname(parent) or ".")
     _step("mkdir", path)
     while not os.path.isdir(path):
         try:
-            os.mkdir(path)
+            os.mkdir(path, mode)
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):  # another writer was done with it just then: once more
                 if not stat.S_ISDIR(os.lstat(path).st_mode):

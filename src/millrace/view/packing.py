@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.identity import digest
-from millrace.native import cache_folder, core
+from millrace.native import cache_folder, core, make_private
 from millrace.ragged import Array, Int64s, as_int64s
 
 MAX_LENGTH = 1 << 24
@@ -110,7 +110,7 @@ def _keep(folder: Path, packing: Packing) -> None:
     """Keeps a packing for other processes. A full or read-only disk only costs them time."""
     aside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     with contextlib.suppress(OSError):
-        aside.mkdir(parents=True)
+        make_private(aside)
         for name, array in packing._asdict().items():
             np.save(aside / f"{name}.npy", array)
         (aside / "hash").write_text(_hash(packing))

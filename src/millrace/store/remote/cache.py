@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from millrace.errors import ConfigError, StoreError
-from millrace.store import platform
+from millrace.native import PRIVATE
+from millrace.store import checked_files, platform
+from millrace.store.checked_files import CheckedFiles
 from millrace.store.descriptors import lock_of
 from millrace.store.remote.contents import RemoteFile
 from millrace.store.remote.download import write_checked
@@ -67,7 +69,8 @@ class Cache:
     def __init__(self, base: Path, limit: int | None) -> None:
         self.folder, self.tables, self.limit = base / "shards", base / "stores", limit
         with platform.writing(self.folder, "creating"):
-            platform.make_dir(self.folder)
+            platform.make_dir(self.folder, PRIVATE)
+        self._checked = CheckedFiles(base / checked_files.NAME)
         self.next_use: Callable[[str], float] = lambda key: float("inf")  # when this process needs a file again
         self._locks = ByteLocks(self.folder)
         self._lock = lock_of(self)
@@ -120,7 +123,7 @@ class Cache:
 
     def _write_tables(self, final: Path, files: Mapping[str, bytes]) -> Path:
         aside = platform.attempt_name(final)
-        platform.make_dir(aside / "snapshots")
+        platform.make_dir(aside / "snapshots", PRIVATE)
         for file, content in files.items():
             platform.write_file(aside / file, content)
         platform.place(aside, final)
@@ -138,8 +141,11 @@ class Cache:
 
         def attempt() -> None:
             with self._turn(file.key):
-                if not self._hold_again(file.key):
-                    self._bring(file, objects, is_urgent)
+                is_held = self._hold_again(file.key)
+                if is_held and self._is_there(file):  # else it was removed or replaced under those who hold it
+                    return
+                self._bring(file, objects, is_urgent)
+                if not is_held:
                     with self._lock:
                         self._held[file.key] = 1
 
@@ -227,15 +233,11 @@ class Cache:
         self._locks.share(key)
 
     def _is_there(self, file: RemoteFile) -> bool:
-        path = self.path(file.key)
-        try:
-            if os.lstat(path).st_size != file.num_bytes:
-                return False
-            if self.limit is not None:
-                os.utime(path)  # what was used last goes last
-        except OSError:
-            return False
-        return True
+        """Whether a file is there with the right bytes."""
+        status = self._checked.is_right(self.path(file.key), file.key, file.num_bytes, file.hashes)
+        if status is not None and self.limit is not None:
+            self._checked.touch(file.key, status)  # what was used last goes last
+        return status is not None
 
     def _download(self, file: RemoteFile, objects: Objects, is_urgent: bool) -> None:
         path, aside = self.path(file.key), str(platform.attempt_name(self.path(file.key)))
@@ -248,7 +250,10 @@ class Cache:
                 finally:
                     os.close(fd)
                 with self._making_room():  # others count sizes: neither twice nor never
+                    if os.path.isdir(path):  # nothing of ours
+                        platform.remove(path)
                     platform.rename(aside, path)
+                self._checked.note(file.key, os.lstat(path))
             except BaseException:
                 with contextlib.suppress(OSError):
                     platform.remove(aside)
@@ -294,11 +299,11 @@ class Cache:
         if excess <= 0:
             return
         # Those that this process needs last go first, of equal ones the one that was used longest ago.
-        found.sort(key=lambda entry: (-self.next_use(entry[0][:KEY_CHARS]), entry[1].st_mtime_ns))
+        found.sort(key=lambda entry: (-self.next_use(entry[0][:KEY_CHARS]), self._used_ns(*entry)))
         for name, status in found:
             if excess <= 0 or (latest is not None and self.next_use(name[:KEY_CHARS]) <= latest):
                 break
-            if self._remove(name):
+            if self._remove(name, status):
                 excess -= status.st_size
         if excess > 0:
             raise NoRoom
@@ -310,7 +315,10 @@ class Cache:
                     with contextlib.suppress(FileNotFoundError):
                         yield entry.name, entry.stat(follow_symlinks=False)
 
-    def _remove(self, name: str) -> bool:
+    def _used_ns(self, name: str, status: os.stat_result) -> int:
+        return self._checked.used_ns(name[:KEY_CHARS], status)
+
+    def _remove(self, name: str, status: os.stat_result) -> bool:
         """Removes a file that nobody uses."""
         key = name[:KEY_CHARS]
         with self._lock:
@@ -322,6 +330,7 @@ class Cache:
             if not self._locks.own(key, wait=False):
                 return False
             platform.remove(self.path(name))
+            self._checked.forget(key, status)
             self._locks.release(key)
             return True
         finally:

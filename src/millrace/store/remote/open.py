@@ -77,9 +77,12 @@ def _tables(objects: Objects, snapshot: str | None, cache: Cache) -> tuple[Folde
     if final.is_dir():
         try:
             folder = Folder(final)
-            return folder, Contents.of(folder)
-        except StoreError:  # damaged: once more
-            platform.remove(final)
+            contents = Contents.of(folder)
+            if contents.data[MANIFEST] == manifests.encode(manifests.decode(data, objects.where(name))):
+                return folder, contents
+        except StoreError:
+            pass
+        platform.remove(final)  # damaged, or of another store: once more
     contents = Contents.read(objects, data)
     files = dict(contents.data)
     tokenizer = tokenizer_of(contents.manifest, objects)

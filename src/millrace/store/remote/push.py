@@ -55,7 +55,7 @@ class Transfer(msgspec.Struct):
 
 def push(
     store: str | os.PathLike[str],
-    url: str,
+    url: str | os.PathLike[str],
     *,
     compress: str | None = None,
     workers: int = THREADS,
@@ -71,7 +71,7 @@ def push(
     ``compress="zstd:3"`` or ``"lz4"`` compresses the files, in blocks. The fingerprint stays: whoever reads the store gets
     the same bytes. A store that is compressed already is copied as it is.
     """
-    began = time.monotonic()
+    began, url = time.monotonic(), os.fspath(url)
     if is_url(url) and url.split(":")[0] in ("http", "https"):
         raise ConfigError(f"{url.split(':')[0]}:// can only be read; push to s3://, gs://, az:// or a path")
     folder = Folder(store)

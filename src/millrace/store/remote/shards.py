@@ -14,6 +14,7 @@ from millrace.store import platform
 from millrace.store.folder import Folder
 from millrace.store.layout import BLOCK_BYTES
 from millrace.store.manifest import decode
+from millrace.store.plain_file import open_plain, unreadable
 from millrace.store.reader import DiskShards
 from millrace.store.remote.cache import Cache
 from millrace.store.remote.contents import Contents, RemoteFile, read_manifest
@@ -200,11 +201,12 @@ class RemoteShards(DiskShards):
         except (StoreCorrupt, ObjectMissing) as error:
             self._check_replaced(error)
             raise
+        path = self._cache.path(file.key)
         try:
-            return os.open(self._cache.path(file.key), os.O_RDONLY | platform.O_NOFOLLOW | platform.O_BINARY)
-        except BaseException:
+            return open_plain(path)
+        except OSError as error:  # removed or replaced just now
             self._cache.release(file.key)
-            raise
+            raise unreadable(path, error) from error
 
     def _check_replaced(self, error: StoreError) -> None:
         """Says so where the files at the URL are those of another store now."""
