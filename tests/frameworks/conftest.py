@@ -1,9 +1,6 @@
 """What the tests of frameworks share: a small view, feeds of it, and no hub."""
 
-import contextlib
-import itertools
 import os
-import socket
 import warnings
 
 import numpy as np
@@ -40,19 +37,6 @@ def events():
     hits = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
     columns = {"hits": hits, "label": np.arange(10), "key": [f"k{i}" for i in range(10)]}
     return mr.Records(mr.from_arrays(columns, offsets=np.arange(0, 51, 5)))
-
-
-# Below those that the system gives away; each worker of xdist has its own.
-PORTS = itertools.count(27_000 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
-
-
-@pytest.fixture
-def free_port():
-    for port in PORTS:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    return None
 
 
 @pytest.fixture(autouse=True)

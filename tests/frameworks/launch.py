@@ -4,13 +4,12 @@ The libraries are imported once; ranks are forked from here with the environment
 when it asks its feed for batch number KILL (0: never), and the others with it, as torchrun does.
 """
 
-import contextlib
-import itertools
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
+
+from millrace.testing.servers import free_port
 
 BEFORE = {
     "plain_ddp": "torch.nn.parallel",
@@ -24,8 +23,6 @@ BEFORE = {
     "events": "torch",
 }
 NAMES = {"__name__": "__main__"}
-# Each worker of xdist has its own, below those that the system gives away: nobody takes one before the ranks meet there.
-PORTS = itertools.count(28_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
 
 
 def kill_at(count: int) -> None:
@@ -53,14 +50,6 @@ def rank_of(example: str, store: str, run: str, rank: int, world: int, port: int
         kill_at(count)
     # Its names stay until the process has ended: what frameworks do when theirs go is not what is tried here.
     exec(compile(Path(example).read_text(), example, "exec"), NAMES)
-
-
-def free_port() -> int:
-    for port in PORTS:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError
 
 
 def live(example: str, store: str, run: str, world: int, count: int) -> int:

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 
 import millrace as mr
+from millrace.testing.servers import free_port
 
 PYTREES = """
 import jax, numpy as np
@@ -62,8 +63,8 @@ print(json.dumps([batch.samples.tolist() for batch in mr.Feed(view, batch=4, see
 """
 
 
-def test_processes_of_jax_share_a_batch(free_port):
-    command = [sys.executable, "-W", "ignore", "-c", PROCESS, f"127.0.0.1:{free_port}"]
+def test_processes_of_jax_share_a_batch():
+    command = [sys.executable, "-W", "ignore", "-c", PROCESS, f"127.0.0.1:{free_port()}"]
     processes = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     shares = [json.loads(process.communicate(timeout=100)[0].splitlines()[-1]) for process in processes]
     together = [sample for batches in zip(*shares, strict=True) for share in batches for sample in share]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import multiprocessing
-import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +16,7 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.testing.servers import free_port
 from millrace.train.config import Config, parse_config
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -212,7 +209,7 @@ def start(forkserver: Any) -> Iterator[Any]:
     def begin(values: dict[str, Any], run: Path, ranks: int = 1, stand_at: int = 0) -> Ranks:
         found = Ranks(run)
         run.parent.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
+        port = free_port()
         for number in range(ranks):
             environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
             environment |= {"RANK": str(number), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(number)}
@@ -230,16 +227,3 @@ def start(forkserver: Any) -> Iterator[Any]:
             if process.exitcode is None:
                 process.kill()
                 process.join()
-
-
-# Below those that the system gives away: nobody takes one before the ranks meet there. Each process of pytest begins 100
-# ports from the next, so runs at once on one machine do not meet.
-PORTS = itertools.count(20_000 + 100 * (os.getpid() % 120))
-
-
-def _free_port() -> int:
-    for port in PORTS:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import itertools
+import os
 import shutil
 import signal
 import socket
@@ -11,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +88,21 @@ def find_server() -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port where a server may be started, and started again.
+
+    It is below those that the system gives to whoever connects, so nobody else takes it meanwhile. Each process begins
+    100 ports from the next, so tests of several processes do not meet.
+    """
+    for port in _ports(os.getpid()):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
+
+
+@functools.cache
+def _ports(process: int) -> Iterator[int]:
+    return itertools.cycle([20_000 + (100 * process + k) % 12_000 for k in range(12_000)])
 
 
 def _answers(port: int) -> bool:
