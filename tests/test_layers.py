@@ -20,6 +20,7 @@ LINES = [
     ["ragged"],
     ["condition", "padding"],
     ["distribution", "errors", "identity", "lazy", "native"],
+    ["terminal"],
 ]
 HEIGHT = {part: len(LINES) - k for k, line in enumerate(LINES) for part in line}
 EDGES = {("view", "gather.gather")}  # for view[i]

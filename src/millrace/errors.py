@@ -33,6 +33,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from millrace.terminal import LINES, printable
+
 # The user and the query of a URL; one slash where a URL became a path. Addresses of queues hold no secret.
 _USER = re.compile(r"\b((?!rediss?:)[a-z][a-z0-9+.]+:/{1,2})\S*@", re.IGNORECASE)
 _QUERY = re.compile(r"\b([a-z][a-z0-9+.]+:/{1,2}[^\s?]*\?)\S*=\S*", re.IGNORECASE)
@@ -53,7 +55,7 @@ class MillraceError(Exception):
     is_reported = False  # whether another rank of a training run prints it
 
     def __init__(self, message: str, **context: Any) -> None:
-        super().__init__(without_secrets(message))
+        super().__init__(printable(without_secrets(message)))
         self._context = context
         for name, value in context.items():
             setattr(self, name, value)
@@ -173,12 +175,12 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 def rebuild_error(described: dict[str, Any]) -> Exception:
     """The error again: one of ours as the class it was, caused by its traceback in the other process."""
     kind = globals().get(described["kind"])
-    error: Exception = RuntimeError(described["message"])
+    error: Exception = RuntimeError(printable(described["message"]))
     if isinstance(kind, type) and issubclass(kind, MillraceError):
         error = kind(described["message"], **described["context"])
     elif described["kind"]:  # a class that another module defines
         error = MillraceError(described["message"])
-    error.__cause__ = RuntimeError(f"in another process:\n{described['trace']}")
+    error.__cause__ = RuntimeError(f"in another process:\n{printable(described['trace'], keep=LINES)}")
     return error
 
 

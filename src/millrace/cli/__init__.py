@@ -9,15 +9,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from millrace.cli import streams
+from millrace.cli.printing import print_note, same_command
 from millrace.errors import MillraceError, too_long
+from millrace.terminal import printable
 
 INTERRUPTED, TERMINATED = 130, 143
 GRACE_S = 3.0  # for threads, after Ctrl-C
@@ -70,7 +74,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except streams.OutputFailed as error:
         streams.discard_output()
-        sys.stderr.write(f"error: {error}\n")
+        print_note(f"error: {error}")
         return 1
     except (streams.ReaderGone, BrokenPipeError):
         streams.discard_output()
@@ -82,7 +86,6 @@ def _run(arguments: list[str]) -> int:
     """Runs the command, and prints its errors in one line."""
     from millrace.cli.app import Abort, UsageError, app
     from millrace.cli.prepare_text import modern
-    from millrace.cli.printing import same_command
 
     arrived: list[int] = []
     try:
@@ -94,20 +97,28 @@ def _run(arguments: list[str]) -> int:
     except (streams.OutputFailed, streams.ReaderGone):
         raise
     except MillraceError as error:
-        sys.stderr.write(f"error: {error}\n")
+        print_note(f"error: {error}")
         return 1
     except UsageError as error:
-        error.show()
+        _show_usage(error)
         return 2
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        sys.stderr.write(f"error: {too_long(str(error.filename or ''))}\n")
+        print_note(f"error: {too_long(str(error.filename or ''))}")
         return 1
     except (KeyboardInterrupt, Abort):
         if os.environ.get("RANK", "0") == "0":  # of a training run, one rank says it
-            sys.stderr.write(f"interrupted; run it again with: {same_command(arguments)}\n")
+            print_note(f"interrupted; run it again with: {same_command(arguments)}")
         return TERMINATED if arrived else INTERRUPTED
+
+
+def _show_usage(error: Any) -> None:
+    """Prints how a command is used, and what is wrong with the arguments."""
+    shown = io.StringIO()
+    error.message = printable(str(error.message))  # it names arguments, which may be names of files
+    error.show(file=shown)
+    sys.stderr.write(printable(shown.getvalue(), keep="\n"))
 
 
 @contextlib.contextmanager

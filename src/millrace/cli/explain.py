@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from millrace.cli import options
-from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten
+from millrace.cli.printing import plural, print_json, print_line, print_table, several, shorten
 
 EXAMPLE = "millrace explain corpus/ --step 81204 --length 1024 --batch 32 --seed 7"
 MAX_CELL = 300  # characters
@@ -158,4 +158,4 @@ def shown_value(value: Any) -> str:
     """A value of a record column in one cell."""
     if isinstance(value, list):
         return "[" + ", ".join([shown_value(item) for item in value[:4]] + ["..."] * (len(value) > 4)) + "]"
-    return f"{value:.6g}" if isinstance(value, float) else shorten(printable(str(value)), MAX_CELL)
+    return f"{value:.6g}" if isinstance(value, float) else shorten(str(value), MAX_CELL)

@@ -25,6 +25,7 @@ def run(
 ) -> None:
     """Continue a prompt with a trained GPT."""
     from millrace.cli.printing import print_json, print_line
+    from millrace.terminal import LINES
 
     with options.training_extras():
         from millrace.train.generate import generate
@@ -34,4 +35,4 @@ def run(
     if as_json:
         print_json({"step": trained.step, "prompt": prompt, "text": text})
     else:
-        print_line(text)
+        print_line(text, keep=LINES)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from millrace.cli import options
-from millrace.cli.printing import plural, print_json, print_line, print_table, printable
+from millrace.cli.printing import plural, print_json, print_line, print_table
 
 EXAMPLE = "millrace head prices/ --split val --records 2"
 SHOWN_BY_NAME = ("values", "time", "scaling", "name", "categorical", "static", "static_categorical", "cuts")
@@ -178,7 +178,7 @@ def show(entry: dict[str, Any]) -> None:
             for cells in zip(*columns, strict=True):
                 print_line(f"    {'  '.join(cells)}{'  ...' * (len(value[0]) > MAX_NUMBERS)}")
         else:
-            of_class = f" ({printable(entry['classes'][name])})" if name in entry.get("classes", {}) else ""
+            of_class = f" ({entry['classes'][name]})" if name in entry.get("classes", {}) else ""
             print_line(f"  {name}  {_short(value)}{of_class}")
 
 

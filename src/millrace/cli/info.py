@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from millrace.cli import options
-from millrace.cli.printing import plural, print_json, print_line, print_table, printable, several, shorten, size
+from millrace.cli.printing import plural, print_json, print_line, print_table, several, shorten, size
 
 EXAMPLE = "millrace info prices/"
 KINDS = {"series": "series (a table)"}
@@ -247,7 +247,7 @@ def _snapshots(facts: dict[str, Any]) -> list[Sequence[str]]:
 def _meta(meta: dict[str, Any]) -> list[Sequence[str]]:
     """The other keys of meta, such as the user's own."""
     others = {key: value for key, value in meta.items() if key not in SAID}
-    table = [(printable(key), shorten(printable(_plain(value)), 400)) for key, value in others.items()]
+    table = [(key, shorten(_plain(value), 400)) for key, value in others.items()]
     return [("name", "value"), *table] if table else []
 
 

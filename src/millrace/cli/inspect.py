@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from millrace.cli import options
-from millrace.cli.printing import print_json, print_line, print_table, printable, shorten
+from millrace.cli.printing import print_json, print_line, print_table, shorten
 
 MOST_BARS = 6  # that a line names
 EXAMPLE = "millrace inspect prices/ --html report.html"
@@ -68,8 +68,8 @@ def show(report: Any) -> None:
     """The facts and tables of a report; charts are for the page."""
     from millrace.report.blocks import Bars, Facts, Histogram, Note, Table
 
-    print_line(printable(report.title))
-    print_line(printable(report.subtitle))
+    print_line(report.title)
+    print_line(report.subtitle)
     for section in report.sections:
         if not any(isinstance(block, (Bars, Facts, Histogram, Note, Table)) for block in section.blocks):
             continue  # all of it is for the page
@@ -81,18 +81,18 @@ def show(report: Any) -> None:
             elif isinstance(block, Table):
                 print_table(_cells(block.rows))
             elif isinstance(block, Note):
-                print_line(f"  {printable(block.text)}")
+                print_line(f"  {block.text}")
             elif isinstance(block, Bars):
                 pairs = list(zip(block.names, block.counts, strict=True))
-                shown = [f"{printable(name)} ({count:,.0f})" for name, count in pairs[:MOST_BARS]]
+                shown = [f"{name} ({count:,.0f})" for name, count in pairs[:MOST_BARS]]
                 more = [f"{len(pairs) - MOST_BARS} more"] if len(pairs) > MOST_BARS else []
-                print_line(f"  {printable(block.title)}: {', '.join(shown + more)}")
+                print_line(f"  {block.title}: {', '.join(shown + more)}")
             elif isinstance(block, Histogram):
-                about = f" ({printable(block.note)})" if block.note else ""
-                print_line(f"  {printable(block.title)}{about}: {block.edges[0]:,.6g} to {block.highest or 0:,.6g}")
+                about = f" ({block.note})" if block.note else ""
+                print_line(f"  {block.title}{about}: {block.edges[0]:,.6g} to {block.highest or 0:,.6g}")
     print_line()
     print_line("--html report.html draws the charts, passages and pictures.")
 
 
 def _cells(rows: Any) -> list[tuple[str, ...]]:
-    return [tuple(shorten(printable(cell), 200) for cell in row) for row in rows]
+    return [tuple(shorten(cell, 200) for cell in row) for row in rows]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from millrace.cli.printing import size
+from millrace.cli.printing import print_note, size
 
 EVERY_S = 5.0
 NOUNS = {"read": "part", "measure": "entity group", "write": "shard"}  # of the stages of a table
@@ -57,13 +57,11 @@ class TextProgress:
 
     def __call__(self, stage: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
         if stage == "note":
-            sys.stderr.write(f"note: {facts['note']}\n")
+            print_note(f"note: {facts['note']}")
             return
         if stage == "room":
             if done > total:
-                sys.stderr.write(
-                    f"about {size(done)} of disk may be needed, {size(total)} are free; it may not be enough\n"
-                )
+                print_note(f"about {size(done)} of disk may be needed, {size(total)} are free; it may not be enough")
             return
         if stage != self._stage:
             begins = facts.get("begins", False)
@@ -81,7 +79,7 @@ class TextProgress:
             self._said = time.monotonic()
             left = (time.monotonic() - self._started) * (total - done) / max(done - self._done, 1)
             when = f", about {left:.0f} s left" if done > self._done else ""
-            sys.stderr.write(f"{stage}: {done / max(total, 1):.0%}, {SEPARATOR.join(shown)}{when}\n")
+            print_note(f"{stage}: {done / max(total, 1):.0%}, {SEPARATOR.join(shown)}{when}")
 
     def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
         """Facts to show, the most important first."""

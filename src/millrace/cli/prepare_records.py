@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -12,6 +11,7 @@ from millrace.cli.options import Address, Engine, SameSource
 from millrace.cli.prepare_table import option, read_names
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
+from millrace.terminal import quoted
 
 EXAMPLE = "millrace prepare records photos/ --out store --split hash:0.1"
 Names: TypeAlias = list[str] | None
@@ -135,4 +135,4 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         f"{report.bytes / seconds / 1e6:.1f} MB/s"
     )
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
-    print_line(f"next: millrace head {shlex.quote(out)}")
+    print_line(f"next: millrace head {quoted(out)}")

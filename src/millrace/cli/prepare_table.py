@@ -10,6 +10,7 @@ import typer
 from millrace.cli.options import Address, Engine, SameSource
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
+from millrace.terminal import quoted
 
 EXAMPLE = "millrace prepare table prices/*.parquet --out store --entity symbol --time date --target close --split time:2023-01-01"
 Names: TypeAlias = list[str] | None
@@ -157,7 +158,7 @@ def show(report: Any, out: str, lookback: int, horizon: int) -> None:
     before = f"; {plural(report.rows_kept, 'row')} had been read before" if report.rows_kept else ""
     print_line(f"read {now:,} rows in {seconds:.1f} s: {now / seconds:,.0f} rows/s{before}")
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
-    print_line(f"next: millrace head {out}")
+    print_line(f"next: millrace head {quoted(out)}")
 
 
 def _show_store(report: Any, lookback: int, horizon: int) -> None:

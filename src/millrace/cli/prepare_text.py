@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from typer import Argument, Option
 
 from millrace.cli.options import Address, Engine, SameSource
 from millrace.cli.printing import print_json, print_line, print_table, size
+from millrace.terminal import quoted
 
 EXAMPLE = "millrace prepare text books/*.txt --out corpus --tokenizer gpt2"
 
@@ -210,7 +210,7 @@ def show(report: Any, out: str, *, is_append: bool) -> None:
         f"{tokens / seconds:,.0f} tokens/s"
     )
     print_line(f"wrote {report.path}, fingerprint {report.fingerprint}")
-    print_line(f"next: millrace head {shlex.quote(out)}")
+    print_line(f"next: millrace head {quoted(out)}")
 
 
 def _splits(documents: dict[str, int], tokens: dict[str, int], shards: dict[str, int]) -> list[tuple[str, ...]]:

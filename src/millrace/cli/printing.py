@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import shlex
 import shutil
 import sys
 import threading
@@ -14,11 +13,20 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
+from millrace.terminal import printable, quoted
+
 LEAST = 24  # characters that are left of a cell cut to fit
+MOST = 8000  # characters of a line on standard error, and of a cell
 
 
-def print_line(text: str = "") -> None:
-    sys.stdout.write(text + "\n")
+def print_line(text: str = "", keep: str = "") -> None:
+    """Prints one line, whatever strings from data it holds; characters in ``keep`` stay as they are."""
+    sys.stdout.write(printable(text, keep) + "\n")
+
+
+def print_note(text: str) -> None:
+    """Prints one line on standard error: an error, a note or progress."""
+    sys.stderr.write(shorten(printable(text), MOST) + "\n")
 
 
 def print_json(value: Any) -> None:
@@ -39,7 +47,7 @@ def _finite(value: Any) -> Any:
 def same_command(arguments: Sequence[str]) -> str:
     """The command that runs these arguments again. Options of torchrun are left out as ``...``."""
     start = "torchrun ... -m -- millrace" if "TORCHELASTIC_RUN_ID" in os.environ else "millrace"
-    return f"{start} {shlex.join(arguments)}"
+    return " ".join([start, *map(quoted, arguments)])
 
 
 def print_table(
@@ -51,16 +59,16 @@ def print_table(
     terminal. In a file or a pipe nothing is cut.
     """
     heading = rows[0]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(heading))]
+    cells = [[shorten(printable(cell), MOST) for cell in row] for row in rows]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(heading))]
     if fit in heading and (columns := terminal_columns()):
         place = heading.index(fit)
         rest = len(indent) + sum(widths) + 2 * (len(widths) - 1) - widths[place]
         widths[place] = min(widths[place], max(columns - rest, LEAST))
-    for row in rows:
-        cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for row in cells:
         aligned = [
-            cell.rjust(width) if name in right else cell.ljust(width)
-            for name, cell, width in zip(heading, cells, widths, strict=True)
+            shorten(cell, width).rjust(width) if name in right else shorten(cell, width).ljust(width)
+            for name, cell, width in zip(heading, row, widths, strict=True)
         ]
         print_line((indent + "  ".join(aligned)).rstrip())
 
@@ -80,11 +88,6 @@ def shorten(text: str, width: int) -> str:
         return text
     side = max(width - 3, 2) // 2
     return f"{text[:side]}...{text[-side:]}"
-
-
-def printable(text: str) -> str:
-    """The text on one line, with control characters as escapes."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def several(names: Sequence[str], most: int, rest: str) -> str:
@@ -146,6 +149,6 @@ def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
             done += num_bytes
             if time.monotonic() - printed_at >= 5:
                 printed_at = time.monotonic()
-                sys.stderr.write(f"{label}: {done / max(total, 1):.0%} of {size(total)}\n")
+                print_note(f"{label}: {done / max(total, 1):.0%} of {size(total)}")
 
     yield step

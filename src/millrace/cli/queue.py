@@ -21,7 +21,7 @@ def status(
     """Show the runs of a queue: tickets, leases, payloads, workers and their rates."""
     from contextlib import closing
 
-    from millrace.cli.printing import plural, print_json, print_line, print_table, printable
+    from millrace.cli.printing import plural, print_json, print_line, print_table
     from millrace.queues.open import open_queue
 
     with closing(open_queue(url)) as queue:
@@ -34,7 +34,7 @@ def status(
     for run in found:
         oldest = "" if run.oldest_s is None else f", the oldest for {run.oldest_s:.1f} s"
         print_line(
-            f"{printable(run.run)}: {'live' if run.is_live else 'no trainer'}, {plural(run.depth, 'ticket')} waiting{oldest}, "
+            f"{run.run}: {'live' if run.is_live else 'no trainer'}, {plural(run.depth, 'ticket')} waiting{oldest}, "
             f"{plural(len(run.leases), 'lease')}, {plural(run.ready, 'payload')} ready"
         )
         if run.workers:
@@ -43,7 +43,7 @@ def status(
                 made, seconds = float(info.get("made", 0)), float(info.get("seconds", 0))
                 held = sum(held.worker == worker for held in run.leases)
                 rate = made / seconds if seconds else 0.0
-                rows.append((printable(worker), str(info.get("threads", "?")), f"{made:,.0f}", f"{rate:.1f}", str(held),
+                rows.append((worker, str(info.get("threads", "?")), f"{made:,.0f}", f"{rate:.1f}", str(held),
                              f"{info['seen_s']:.1f} s ago"))  # fmt: skip
             print_table(rows, right=("threads", "made", "batches/s", "leases"))
 

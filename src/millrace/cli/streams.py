@@ -1,7 +1,7 @@
 """Standard output and error of a command, which may be closed, full, or have lost their reader.
 
 ``main`` calls ``prepare`` once. Then a full standard output is an error of one line. If standard error is full or closed,
-the command goes on without it.
+the command goes on without it. Python's own messages, tracebacks and warnings, are made printable.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
+import warnings
+from types import TracebackType
 from typing import Any, TextIO
 
 from millrace.errors import MillraceError
+from millrace.terminal import LINES, printable
 
 
 # Both are OSErrors, since training goes on without its output. They have no errno: typer would end the command by it.
@@ -58,6 +62,20 @@ def prepare() -> None:
                 os.close(null)
     sys.stdout = _stream(sys.stdout, _Output, 1)
     sys.stderr = _stream(sys.stderr, _Notes, 2)
+    sys.excepthook, warnings.formatwarning = _show_exception, _format_warning
+
+
+def _show_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace)), keep=LINES))
+
+
+_format = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return printable(_format(message, category, filename, lineno, line), keep=LINES)
 
 
 def send_errors_to(fd: int) -> None:

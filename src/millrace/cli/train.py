@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from millrace.cli import options
-from millrace.cli.printing import print_json, print_line, same_command
+from millrace.cli.printing import print_json, print_line, print_note, same_command
 
 EXAMPLE = "millrace train nano --store corpus/ --run runs/nano --set train.max_steps=200"
 
@@ -124,7 +124,7 @@ def run(
         raise KeyboardInterrupt
     if stopped_by:
         if is_first:
-            sys.stderr.write(f"stopped by signal {stopped_by}; continue with: {same_command(sys.argv[1:])}\n")
+            print_note(f"stopped by signal {stopped_by}; continue with: {same_command(sys.argv[1:])}")
         raise typer.Exit(128 + stopped_by)
 
 

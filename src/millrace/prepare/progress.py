@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from millrace.terminal import printable
+
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]  # stage, done, total, facts
 STAGES = {"lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing", "push": "sending"}
 
@@ -31,7 +33,7 @@ class ProgressLine:
 
     def __call__(self, stage: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
         if stage == "note":
-            self._replace(f"note: {facts['note']}\n")
+            self._replace(printable(f"note: {facts['note']}") + "\n")
         elif stage in STAGES and total:
             text = f"{STAGES[stage]}: {min(done / total, 1):.0%}"
             if text != self._shown:

@@ -6,6 +6,8 @@ import html
 import math
 from collections.abc import Sequence
 
+from millrace.terminal import printable
+
 
 def visible(text: object, *, keep: str = "") -> str:
     """HTML that shows the text and does nothing else, for elements and attributes.
@@ -16,13 +18,7 @@ def visible(text: object, *, keep: str = "") -> str:
     >>> visible('<b title="x">') + visible("a\\u202eb")
     '&lt;b title=&quot;x&quot;&gt;a\\\\u202eb'
     """
-    letters = (letter if letter.isprintable() or letter in keep else _escape(letter) for letter in str(text))
-    return html.escape("".join(letters), quote=True)
-
-
-def _escape(letter: str) -> str:
-    code = ord(letter)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    return html.escape(printable(str(text), keep), quote=True)
 
 
 def label(text: object, width: int) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shlex
 from collections import Counter
 
 from millrace.errors import closest, too_long
 from millrace.store.ownership import url_in
+from millrace.terminal import quoted
 
 PACKED = (".gz", ".zst", ".bz2", ".xz")  # endings that stand behind another
 ENDINGS = {
@@ -64,7 +64,7 @@ def _kind(name: str) -> str | None:
 
 
 def _remedy(kind: str, path: str) -> str:
-    source = shlex.quote(path)
+    source = quoted(path)
     if kind == "table":
         return (
             f"make one with: millrace prepare table {source} --out STORE --entity COLUMN --time COLUMN "

@@ -175,8 +175,8 @@ def _refuse_pickles(folder: str, where: str) -> None:
         path = os.path.join(folder, name)
         raise ConfigError(
             f"{path} may hold the scaler, but loading it would run code from the data; expected scaler.json. "
-            "Convert it once, where you trust it:\n"
-            f"import joblib, json; scaler = joblib.load({path!r})\n"
+            "Where you trust it, convert it once with this line of Python: "
+            f"import joblib, json; scaler = joblib.load({path!r}); "
             f'json.dump({{"mean": scaler.mean_.tolist(), "scale": scaler.scale_.tolist()}}, open({where!r}, "w"))',
             path=path,
         )

@@ -22,6 +22,7 @@ from millrace.store.manifest import Cuts, Manifest, digest
 from millrace.store.shards import Shards
 from millrace.store.text_columns import DictionaryColumn, StringColumn
 from millrace.store.times import read_times
+from millrace.terminal import printable
 
 
 class _Columns(dict[str, Any]):
@@ -341,7 +342,7 @@ class Store:
         raise TypeError("a store is not iterable; make a view of it (Records, Windows, Blocks) or index its columns")
 
     def __repr__(self) -> str:
-        where = self.path or "in memory"
+        where = printable(self.path or "in memory")
         split = f", split {self.split_name!r}" if self.split_name else ""
         columns = ", ".join(f"{name} {c.dtype}{list(c.shape) or ''}" for name, c in self.layout.columns.items())
         return f"<Store {where}{split}: {self.num_records:,} records, {self.num_rows:,} rows; {columns}>"

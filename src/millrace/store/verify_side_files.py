@@ -19,6 +19,7 @@ from millrace.identity import digest
 from millrace.store import manifest as manifests
 from millrace.store.folder import Folder
 from millrace.store.manifest import Manifest
+from millrace.terminal import printable
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -36,7 +37,7 @@ class Damage(msgspec.Struct, omit_defaults=True):
     def __str__(self) -> str:
         where = "" if self.block is None else f", block {self.block} (bytes {self.bytes[0]:,} to {self.bytes[1]:,})"  # type: ignore[index]
         records = "" if self.records is None else f", records {self.records[0]:,} to {self.records[1] - 1:,}"
-        return f"{self.path}{where}{records}: {self.problem}"
+        return printable(f"{self.path}{where}{records}: {self.problem}")
 
 
 @contextlib.contextmanager

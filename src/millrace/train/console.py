@@ -9,6 +9,7 @@ import time
 from typing import TextIO
 
 from millrace.prepare.progress import is_watched
+from millrace.terminal import printable
 
 BLINK_S = 0.1  # least time between two notes: nobody reads faster
 
@@ -36,14 +37,16 @@ class StreamConsole(Console):
         self._noted_at = -BLINK_S
 
     def say(self, text: str) -> None:
-        self._write(text, "\n")
+        self._write(printable(text), "\n")
         self._width = 0
 
     def show(self, text: str) -> None:
         if not self._is_terminal:
             self.say(text)
             return
-        text = text[: max(20, shutil.get_terminal_size().columns - 1)]  # a line that wraps cannot be replaced
+        text = printable(text)[
+            : max(20, shutil.get_terminal_size().columns - 1)
+        ]  # a line that wraps cannot be replaced
         self._write(text, "")
         self._width = len(text)
 

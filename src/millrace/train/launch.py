@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import math
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from millrace.errors import ConfigError
+from millrace.terminal import printable, quoted
 from millrace.train.signals import catch
 
 MARK = "MILLRACE_LAUNCHER"  # in the environment of a rank: the launcher's process id
@@ -155,7 +155,8 @@ def _report(codes: list[int], arguments: Sequence[str], run: Path) -> None:
     )
     hint = "; if memory ran out, lower train.batch or train.micro_batch" if codes[rank] == -signal.SIGKILL else ""
     log = run / f"rank-{rank}.log"
-    more = f" (more in {log})" if log.exists() else ""
+    more = f" (more in {printable(str(log))})" if log.exists() else ""
+    again = " ".join(map(quoted, arguments))
     sys.stderr.write(
-        f"error: rank {rank} {how}{more}{hint}; continue from the last checkpoint with: millrace {shlex.join(arguments)}\n"
+        f"error: rank {rank} {how}{more}{hint}; continue from the last checkpoint with: millrace {again}\n"
     )

@@ -23,6 +23,7 @@ from millrace.feed.line import Line
 from millrace.feed.remote.record import batch_of, run_name, ticket_of
 from millrace.queues.open import open_queue
 from millrace.queues.protocol import MOST_AHEAD, Offer, Queue
+from millrace.terminal import printable
 from millrace.view.spec import view_arrays
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Link:
             window.ready = seen.ready
             del window.unwanted[:count]
         if not self.is_up and self._said:
-            log.warning("the queue %s answers again", queue.name)
+            log.warning("the queue %s answers again", printable(queue.name))
         self.is_up, self.threads, self._said = True, seen.threads, ""
 
     def _keep_arrays(self) -> None:
