@@ -6,8 +6,12 @@ import functools
 import http.client
 import http.server
 import logging
+import os
 import re
+import subprocess
+import sys
 import threading
+import time
 import urllib.request
 import uuid
 from pathlib import Path
@@ -15,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from millrace.store.remote import objects
+from millrace.testing.servers import _answers, free_port
 
 KEY, SECRET = "AKIAMILLRACETEST", "s3cr3t/that+must=never+show"
 
@@ -174,3 +179,36 @@ def web(request, tmp_path, monkeypatch):
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def rclone(tmp_path, monkeypatch):
+    """The URL of a folder on another S3 server, rclone's."""
+    port = free_port()
+    (tmp_path / "served" / "bucket").mkdir(parents=True)
+    program = os.path.join(os.path.dirname(sys.executable), "rclone")
+    command = [
+        program,
+        "serve",
+        "s3",
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--auth-key",
+        f"{KEY},{SECRET}",
+        tmp_path / "served",
+    ]
+    environment = {**os.environ, "HOME": str(tmp_path), "RCLONE_CONFIG": os.devnull}
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    while server.poll() is None and not _answers(port):
+        time.sleep(0.01)
+    yield "s3://bucket/stores/prices"
+    server.kill()
+    server.wait()

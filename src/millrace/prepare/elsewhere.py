@@ -27,7 +27,8 @@ from millrace.store.folder import Folder
 from millrace.store.plain_file import MAX_BYTES
 from millrace.store.remote.contents import MANIFEST, PROVENANCE, Contents, read_manifest
 from millrace.store.remote.objects import ObjectChanged, ObjectMissing, Objects, WrongBytes, is_url, normal_url
-from millrace.store.remote.push import THREADS, in_threads, push
+from millrace.store.remote.push import push
+from millrace.store.remote.transfer import THREADS, in_threads
 
 MAGIC = re.compile(r"[*\[]")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -18,12 +20,16 @@ from millrace.store.codec import Codec
 from millrace.store.folder import Folder
 from millrace.store.layout import BLOCK_BYTES, block_ends, num_blocks
 from millrace.store.manifest import Manifest, TableFile
-from millrace.store.remote.objects import Objects
+from millrace.store.remote.objects import ObjectMissing, Objects
 from millrace.store.shard import shard_name
 from millrace.store.verify_side_files import QUARANTINE
 
 MANIFEST, PROVENANCE = "store.json", "provenance.json"
+FIRST_PUSHED = manifests.MAX_SHARDS  # shard numbers from here on are those of a push; on a disk they count from 0
 UNHASHED = (PROVENANCE, QUARANTINE)  # outside the fingerprint; they may be missing
+
+
+_TABLE = re.compile(r"shards-([0-9a-f]{16})\.bin")
 
 
 class RemoteFile(NamedTuple):
@@ -88,6 +94,47 @@ class Contents:
         table, hashes = (self.data[file.name] for file in names)
         return Contents(manifests.encode(manifest), table, hashes, self._where)
 
+    def renumbered(self, numbers: Array, shards: str, hashes: str) -> Contents:
+        """The same store with other shard numbers, which are names alone, and with tables of these names."""
+        table = self.table.copy()
+        table[:, 1] = numbers
+        data = self.data[self.manifest.hashes.name]
+        files = (
+            TableFile(shards, table.nbytes, digest(table.tobytes())),
+            TableFile(hashes, len(data), self.manifest.hashes.hash),
+        )
+        manifest = msgspec.structs.replace(self.manifest, shards=files[0], hashes=files[1])
+        return Contents(manifests.encode(manifest), table.tobytes(), data, self._where)
+
+    @property
+    def push(self) -> str | None:
+        """The push that brought it where it lies, by which its tables and its tokenizer are named. None on a disk, and
+        at a URL that 0.1 pushed to: there the names are those of a disk."""
+        return push_in(self.manifest)
+
+    def as_on_disk(self) -> Contents:
+        """The same store with the names that a writer on a disk gives: a push has numbers and tables of its own."""
+        if self.push is None:
+            return self
+        numbers = np.zeros(len(self.table), "<u8")
+        for split in range(len(self.manifest.splits)):
+            places = np.flatnonzero(self.table[:, 0] == split)
+            numbers[places] = np.arange(len(places))
+        plain = self.renumbered(numbers, "shards.bin", "hashes.bin")
+        if self.manifest.parent is None:
+            return plain
+        files = plain.manifest.shards, plain.manifest.hashes
+        return plain.renumbered(numbers, *(f"{file.name[:6]}-{file.hash[:16]}.bin" for file in files))
+
+    def shard_keys(self) -> list[tuple[str, bytes, bytes]]:
+        """The content of each shard: its split, its counts and the hashes of its files."""
+        ends = self._ends[:, -1].tolist() if len(self.table) else []
+        starts, splits = [0, *ends[:-1]], self.manifest.splits
+        return [
+            (splits[int(row[0])], row[2:].tobytes(), self._hashes[start:end].tobytes())
+            for row, start, end in zip(self.table, starts, ends, strict=True)
+        ]
+
     @property
     def codec(self) -> Codec | None:
         return self.manifest.codec
@@ -118,13 +165,30 @@ class Contents:
                 yield self.file(shard, file)
 
 
-def tokenizer_of(manifest: Manifest, objects: Objects) -> bytes | None:
+def push_in(manifest: Manifest) -> str | None:
+    """The push that a manifest is of."""
+    found = _TABLE.fullmatch(manifest.shards.name)
+    return None if found is None or found[1] == manifest.shards.hash[:16] else found[1]
+
+
+def tokenizer_name(push: str) -> str:
+    return f"tokenizer-{push}.json"
+
+
+def tokenizer_of(contents: Contents, objects: Objects) -> bytes | None:
     """The tokenizer of a store, if it has one, checked by the hash in the manifest."""
+    manifest = contents.manifest
     if manifest.tokenizer is None:
         return None
-    hashed, where = str(manifest.tokenizer["hash"]), objects.where(manifests.TOKENIZER_FILE)
-    check = partial(_check_hash, hashed, where)
-    return objects.read(manifests.TOKENIZER_FILE, manifests.MAX_TOKENIZER_BYTES, check)
+
+    def read(name: str) -> bytes:
+        check = partial(_check_hash, str(manifest.tokenizer["hash"]), objects.where(name))  # type: ignore[index]
+        return objects.read(name, manifests.MAX_TOKENIZER_BYTES, check)
+
+    if contents.push is not None:
+        with contextlib.suppress(ObjectMissing):  # where a server gives a folder that somebody copied
+            return read(tokenizer_name(contents.push))
+    return read(manifests.TOKENIZER_FILE)
 
 
 def read_manifest(objects: Objects, name: str = MANIFEST) -> bytes:

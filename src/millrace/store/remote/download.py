@@ -14,7 +14,7 @@ from millrace.store import platform
 from millrace.store.layout import BLOCK_BYTES
 from millrace.store.remote.contents import RemoteFile
 from millrace.store.remote.inflate import Inflater
-from millrace.store.remote.objects import Objects, WrongBytes
+from millrace.store.remote.objects import ObjectMissing, Objects, WrongBytes
 
 Progress = Callable[[int], None]
 
@@ -68,6 +68,26 @@ def write_checked(objects: Objects, file: RemoteFile, fd: int, path: str, progre
         number = blocks.number if file.block is None else file.block
         problem = f"block {number} is not the one that was written, also after several downloads"
         raise StoreCorrupt(f"{where}: {problem}; push the store again", path=where) from error
+
+
+def is_whole(objects: Objects, file: RemoteFile) -> bool:
+    """Whether an object holds the bytes of a file: all of it is read, and nothing is kept."""
+    fd = os.open(os.devnull, os.O_WRONLY)
+    blocks = _Blocks(file, fd, os.devnull, lambda num_bytes: None)
+    inflater = None if file.codec is None else Inflater(file.codec, file.num_bytes)
+
+    def attempt() -> bool:
+        with contextlib.suppress(WrongBytes):
+            _receive(objects, file, blocks, inflater)
+            return True
+        return False
+
+    try:
+        return objects.tried(file.stored_name, attempt, lambda: blocks.done)
+    except ObjectMissing:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _receive(objects: Objects, file: RemoteFile, blocks: _Blocks, inflater: Inflater | None) -> None:

@@ -12,7 +12,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -30,6 +30,8 @@ CHUNK_BYTES = 4 << 20  # of a stream
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
 SMALL_BYTES = 64 << 10
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
+HEEDS = 3
+REMOVED_AT_ONCE = 1000  # the most that S3 takes
 _STATUS = re.compile(r"status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 Result = TypeVar("Result")
@@ -91,9 +93,15 @@ class Objects:
 
     def read(self, name: str, most: int, check: Callable[[bytes], object] | None = None) -> bytes:
         """A whole small object. What ``check`` calls corrupt is asked for again: it may be damaged on its way alone."""
+        return self.fetch(name, most, check)[0]
+
+    def fetch(
+        self, name: str, most: int, check: Callable[[bytes], object] | None = None
+    ) -> tuple[bytes, Mapping[str, Any]]:
+        """The same with what ``describe`` says of it, which is the version that ``put_new`` may replace."""
         wrong: StoreCorrupt | None = None
 
-        def attempt() -> bytes:
+        def attempt() -> tuple[bytes, Mapping[str, Any]]:
             nonlocal wrong
             wrong, began = None, time.perf_counter()
             found = interruptible(lambda: self._calls.get(self._store, name))
@@ -109,7 +117,7 @@ class Objects:
             except StoreCorrupt as error:
                 wrong = error
                 raise WrongBytes(str(error)) from error
-            return data
+            return data, found.meta
 
         try:
             return self.tried(name, attempt)
@@ -206,23 +214,41 @@ class Objects:
         with contextlib.suppress(ObjectMissing):
             self._asked(name, lambda: self._calls.delete(self._store, name))
 
-    def put_new(self, name: str, data: bytes, *, over: bytes | None = None) -> bool:
-        """Writes a small object where there is none, or where it holds ``over``; False where it holds something else.
+    def remove_all(self, names: Sequence[str]) -> None:
+        """Removes objects of a server, those that are there."""
+        for first in range(0, len(names), REMOVED_AT_ONCE):
+            some = list(names[first : first + REMOVED_AT_ONCE])
+            self._asked(some[0], lambda some=some: self._calls.delete(self._store, some))  # type: ignore[misc]
 
-        The server decides, in one step: of two writers one wins.
+    def put_new(self, name: str, data: bytes, over: Mapping[str, Any] | None = None) -> bool:
+        """Writes a small object where there is none, or over the version ``over``; False where there is another.
+
+        The server decides, in one step: of two writers one wins. One that knows no conditions writes always.
         """
+        if self._put_if(name, data, over):
+            return True
+        # Perhaps it is of an attempt of ours whose answer was lost.
+        return bytes(self._asked(name, lambda: self._calls.get(self._store, name).bytes())) == data
+
+    def heeds(self, name: str, data: bytes, over: Mapping[str, Any] | None = None) -> bool:
+        """Whether the server refuses to write an object that is there as a new one, or as if it were the version ``over``.
+
+        ``data`` is what the object holds. Who removes it meanwhile does so once: then it is there the next time.
+        """
+        return self.decides and any(not self._put_if(name, data, over) for _ in range(HEEDS))
+
+    def _put_if(self, name: str, data: bytes, over: Mapping[str, Any] | None) -> bool:
         mode: Any = "create"
         if over is not None:
-            meta, there = self._asked(
-                name, lambda: ((found := self._calls.get(self._store, name)).meta, bytes(found.bytes()))
-            )
-            mode = {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
-            if there != over:
-                return False
+            mode = {key: over[key] for key in ("e_tag", "version") if over.get(key) is not None}
         try:
             self._asked(name, lambda: self._calls.put(self._store, name, data, mode=mode, use_multipart=False))
-        except _Refused:  # perhaps by an attempt of ours whose answer was lost
-            return bytes(self._asked(name, lambda: self._calls.get(self._store, name).bytes())) == data
+        except _Refused:
+            return False
+        except ObjectMissing:
+            if over is None:
+                raise
+            return False  # the version is not there, nor any other
         return True
 
     def _asked(self, name: str, call: Callable[[], Result]) -> Result:
@@ -259,12 +285,12 @@ class Objects:
         is_remote = isinstance(failure, (known.BaseError, FileNotFoundError))
         if isinstance(failure, OSError) and failure.errno is not None and not is_remote:
             raise failure  # of this machine: a full disk, no descriptors
+        if (code := _CODE.search(text)) and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+            url = "/".join(self.url.split("/")[:3])
+            raise ObjectMissing(
+                f"{url} is not there; make the bucket first, or check its name", path=self.url
+            ) from None
         if isinstance(failure, (FileNotFoundError, known.NotFoundError)):
-            if (code := _CODE.search(text)) and code[1] in ("NoSuchBucket", "ContainerNotFound"):
-                url = "/".join(self.url.split("/")[:3])
-                raise ObjectMissing(
-                    f"{url} is not there; make the bucket first, or check its name", path=self.url
-                ) from None
             raise ObjectMissing(f"{where} is not there; check the URL, or push the store again", path=where) from None
         if isinstance(failure, (known.AlreadyExistsError, known.PreconditionError)):
             raise _Refused from None

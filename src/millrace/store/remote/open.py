@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -63,10 +64,10 @@ def open_compressed(
 
 def _tables(objects: Objects, snapshot: str | None, cache: Cache) -> tuple[Folder, Contents]:
     """The manifest and tables of a store, in a folder of the cache that all processes share."""
-    name = MANIFEST if snapshot is None else f"snapshots/{snapshot}.json"
     try:
-        data = read_manifest(objects, name)
+        data = _manifest(objects, snapshot)
     except ObjectMissing as error:
+        name = MANIFEST if snapshot is None else f"snapshots/{snapshot}.json"
         remedy = (
             "check the URL, or push a store there first" if snapshot is None else "open the store without snapshot="
         )
@@ -78,14 +79,25 @@ def _tables(objects: Objects, snapshot: str | None, cache: Cache) -> tuple[Folde
         try:
             folder = Folder(final)
             contents = Contents.of(folder)
-            if contents.data[MANIFEST] == manifests.encode(manifests.decode(data, objects.where(name))):
+            if contents.data[MANIFEST] == manifests.encode(manifests.decode(data, objects.url)):
                 return folder, contents
         except StoreError:
             pass
         platform.remove(final)  # damaged, or of another store: once more
     contents = Contents.read(objects, data)
     files = dict(contents.data)
-    tokenizer = tokenizer_of(contents.manifest, objects)
+    tokenizer = tokenizer_of(contents, objects)
     if tokenizer is not None:
         files[manifests.TOKENIZER_FILE] = tokenizer
     return Folder(cache.add_tables(final.name, files)), contents
+
+
+def _manifest(objects: Objects, snapshot: str | None) -> bytes:
+    """The newest manifest, or that of a snapshot: the newest one has it too, and first."""
+    if snapshot is None:
+        return read_manifest(objects)
+    with contextlib.suppress(ObjectMissing):
+        data = read_manifest(objects)
+        if manifests.decode(data, objects.url).fingerprint == snapshot:
+            return data
+    return read_manifest(objects, f"snapshots/{snapshot}.json")

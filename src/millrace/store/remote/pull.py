@@ -20,7 +20,7 @@ from millrace.store.reader import read_store
 from millrace.store.remote.contents import MANIFEST, UNHASHED, Contents, RemoteFile, tokenizer_of
 from millrace.store.remote.download import download
 from millrace.store.remote.objects import ObjectMissing, Objects
-from millrace.store.remote.push import THREADS, Transfer, in_threads
+from millrace.store.remote.transfer import THREADS, Transfer, in_threads
 from millrace.store.shard import check_blocks
 
 
@@ -47,13 +47,18 @@ def pull(
     partial = Partial(out)
     partial.acquire()
     try:
-        if (partial.folder / JOURNAL).exists():
-            raise ConfigError(f"{partial.folder} is an unfinished store of another command; finish that, or remove it")
+        check_unfinished(partial)
         _fill(objects, contents, partial.folder, report, workers, progress or (lambda num_bytes: None))
         partial.complete()
     finally:
         partial.close(remove=False)
     return report
+
+
+def check_unfinished(partial: Partial) -> None:
+    """Refuses a working folder with shards of a preparation, which a copy would remove."""
+    if (partial.folder / JOURNAL).exists():
+        raise ConfigError(f"{partial.folder} is an unfinished store of another command; finish that, or remove it")
 
 
 def _is_there(out: Path, contents: Contents) -> bool:
@@ -73,25 +78,27 @@ def _fill(
     objects: Objects, contents: Contents, folder: Path, report: Transfer, workers: int, progress: Callable[[int], None]
 ) -> None:
     """The files of the store, the manifest last. What an interrupted pull left is kept where its bytes are right."""
-    files = list(contents.files())
-    side_files = _side_files(objects, contents.coded(None))
-    _sweep(folder, {*side_files, *(file.name for file in files)})
+    copy = contents.coded(None).as_on_disk()
+    files = list(copy.files())
+    side_files = {**copy.data, **_beside_tables(objects, contents)}
+    sweep(folder, {*side_files, *(file.name for file in files)})
     _check_space(folder, files)
     for name in {os.path.dirname(name) for name in (*side_files, *(file.name for file in files))}:
         platform.make_dir(folder / name)
     lock = threading.Lock()
 
-    def fetch(file: RemoteFile) -> None:
+    def fetch(pair: tuple[RemoteFile, RemoteFile]) -> None:
+        file, source = pair
         path = folder / file.name
         is_there = _is_whole(path, file)
         if not is_there:
-            download(objects, file, str(path), progress)
+            download(objects, source, str(path), progress)
         with lock:
             report.note(file.num_bytes, is_sent=not is_there)
         if is_there:
             progress(file.num_bytes)
 
-    in_threads(fetch, files, workers, objects)
+    in_threads(fetch, zip(files, contents.files(), strict=True), workers, objects)
     with platform.writing(folder):
         for name, data in side_files.items():
             if name != MANIFEST:
@@ -104,9 +111,9 @@ def _fill(
         platform.sync_dir(folder)
 
 
-def _side_files(objects: Objects, contents: Contents) -> dict[str, bytes]:
-    found = dict(contents.data)
-    tokenizer = tokenizer_of(contents.manifest, objects)
+def _beside_tables(objects: Objects, contents: Contents) -> dict[str, bytes]:
+    found = {}
+    tokenizer = tokenizer_of(contents, objects)
     if tokenizer is not None:
         found[manifests.TOKENIZER_FILE] = tokenizer
     for name in UNHASHED:
@@ -117,7 +124,7 @@ def _side_files(objects: Objects, contents: Contents) -> dict[str, bytes]:
     return found
 
 
-def _sweep(folder: Path, wanted: set[str]) -> None:
+def sweep(folder: Path, wanted: set[str]) -> None:
     """Removes what belongs to another store, and parts of files."""
     with platform.writing(folder, "removing"):
         platform.remove(folder / MANIFEST)

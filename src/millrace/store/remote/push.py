@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from pathlib import Path
-from typing import TypeVar
-
-import msgspec
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.store import manifest as manifests
-from millrace.store import platform
-from millrace.store.codec import Codec
-from millrace.store.compressed import CompressedFile, compressed
+from millrace.store import strict_json
 from millrace.store.folder import Folder
-from millrace.store.plain_file import MAX_BYTES
-from millrace.store.remote.contents import MANIFEST, UNHASHED, Contents, RemoteFile, read_manifest
-from millrace.store.remote.objects import PART_BYTES, ObjectMissing, Objects, is_url
-from millrace.store.shard import check_blocks
+from millrace.store.remote.contents import MANIFEST, Contents, RemoteFile, push_in, read_manifest, tokenizer_name
+from millrace.store.remote.names import mark_of, marked_pushes, placed, push_of, reclaim, rivals
+from millrace.store.remote.objects import ObjectMissing, Objects, is_url, normal_url
+from millrace.store.remote.outgoing import Outgoing, Progress
+from millrace.store.remote.repair import put_side_files, repair
+from millrace.store.remote.to_folder import push_to_folder
+from millrace.store.remote.transfer import THREADS, Transfer
 
-MARKER = "push.fingerprint"  # of the snapshot that is on its way
-THREADS = 16  # a request waits for the server most of the time
-Item = TypeVar("Item")
-
-
-class Transfer(msgspec.Struct):
-    """What push, pull or stage did."""
-
-    source: str
-    target: str
-    fingerprint: str
-    files: int
-    bytes: int
-    sent_files: int = 0
-    sent_bytes: int = 0
-    codec: str | None = None  # what the files at the target are compressed with
-    stored_bytes: int = 0  # of the sent files, as they lie there
-    wall_s: float = 0.0
-
-    def note(self, num_bytes: int, *, is_sent: bool, stored_bytes: int | None = None) -> None:
-        """Counts a file."""
-        self.files += 1
-        self.bytes += num_bytes
-        if is_sent:
-            self.sent_files += 1
-            self.sent_bytes += num_bytes
-            self.stored_bytes += num_bytes if stored_bytes is None else stored_bytes
+ATTEMPTS = 8  # over earlier snapshots of the store that others bring there meanwhile
 
 
 def push(
@@ -63,159 +33,147 @@ def push(
 ) -> Transfer:
     """Copies the newest snapshot of a store to a URL (``s3://``, ``gs://``, ``az://``) or a folder.
 
-    Every byte is compared with the store's hashes as it is sent. Files that are there with the right size are not sent
-    again, so an interrupted push goes on when it is run again. ``store.json`` is written last and only if nobody else
-    wrote one: readers see the whole store or none. A store that was appended to replaces the snapshot it grew from; any
-    other store at the URL is refused.
+    Every byte is compared with the store's hashes as it is sent. An interrupted push goes on when it is run again.
+    ``store.json`` is written last and only if nobody else wrote one: readers see the whole store or none. A store that was
+    appended to replaces the snapshot it grew from; any other store at the URL is refused. Two pushes to one URL never
+    write over each other's files. A push to a URL that holds this store repairs what is damaged there.
 
     ``compress="zstd:3"`` or ``"lz4"`` compresses the files, in blocks. The fingerprint stays: whoever reads the store gets
     the same bytes. A store that is compressed already is copied as it is.
     """
-    began, url = time.monotonic(), os.fspath(url)
-    if is_url(url) and url.split(":")[0] in ("http", "https"):
-        raise ConfigError(f"{url.split(':')[0]}:// can only be read; push to s3://, gs://, az:// or a path")
-    folder = Folder(store)
-    plain = Contents.of(folder)
-    contents = plain.coded(_codec(plain, compress))
-    objects = Objects(url, create=True)
-    before = _committed(objects)
-    known = {} if before is None else _known(folder, contents, objects)
-    codec = None if contents.codec is None else str(contents.codec)
-    report = Transfer(folder.path, objects.url, contents.fingerprint, 0, 0, codec=codec)
-    if before == contents.data[MANIFEST]:
-        return report
-    if before is not None and not objects.decides:  # nobody says there which of two writers wins
-        raise ConfigError(f"{objects.url} holds an earlier snapshot of this store; remove it, or choose another path")
-    there = _begin(objects, contents.fingerprint if codec is None else f"{contents.fingerprint} {codec}")
-    lock, step = threading.Lock(), progress or (lambda num_bytes: None)
-
-    def send(file: RemoteFile) -> None:
-        left = there.get(file.stored_name)  # a compressed one exists whole or not at all; its size is not known before
-        is_there = known.get(file.name) == file.key or (
-            left is not None and (left == file.num_bytes or file.codec is not None)
-        )
-        stored_bytes = 0 if is_there else _send(folder, file, objects, is_plain=plain.codec is None)
-        with lock:
-            report.note(file.num_bytes, is_sent=not is_there, stored_bytes=stored_bytes)
-        step(file.num_bytes)
-
-    in_threads(send, contents.files(), workers, objects)
-    _send_side_files(folder, contents, objects)
-    if not objects.put_new(MANIFEST, contents.data[MANIFEST], over=before):
-        raise ConfigError(f"{objects.url}: another push wrote a store here meanwhile; choose another URL")
-    objects.remove(MARKER)
+    began, target = time.monotonic(), os.fspath(url)
+    if is_url(target) and target.split(":")[0] in ("http", "https"):
+        raise ConfigError(f"{target.split(':')[0]}:// can only be read; push to s3://, gs://, az:// or a path")
+    outgoing, step = Outgoing(Folder(store), compress, workers), progress or _silent
+    if not is_url(normal_url(target)):
+        report = push_to_folder(outgoing, normal_url(target), step)
+    else:
+        report = _push_to_server(outgoing, Objects(target, create=True), step)
     report.wall_s = time.monotonic() - began
     return report
 
 
-def _codec(contents: Contents, compress: str | None) -> Codec | None:
-    """How the copy is compressed: as asked, or as the store is."""
-    codec = contents.codec if compress is None else Codec.parse(compress)
-    if contents.codec not in (None, codec):
-        raise ConfigError(
-            f"compress={codec}, but the store is compressed already ({contents.codec}); leave it out, or make a plain copy "
-            "first: millrace stage"
+def _push_to_server(outgoing: Outgoing, objects: Objects, progress: Progress) -> Transfer:
+    for attempt in range(ATTEMPTS):
+        base = _Base.read(objects, outgoing, is_late=attempt > 0)
+        report = outgoing.report(objects.url)
+        if base.there is not None and base.there.fingerprint == outgoing.contents.fingerprint:
+            repair(outgoing, base.there, base.version or {}, objects, report, progress)
+            return report
+        if _commit(outgoing, base, objects, report, progress):
+            return report
+        progress = _silent  # all was counted once
+    raise ConfigError(f"{objects.url}: other pushes wrote snapshots there {ATTEMPTS} times meanwhile; run it again")
+
+
+def _silent(num_bytes: int) -> None:
+    pass
+
+
+class _Base(NamedTuple):
+    """What lies at the URL when a push begins: its manifest and version, and its files where the tables can be read."""
+
+    manifest: bytes | None = None
+    version: Mapping[str, Any] | None = None
+    there: Contents | None = None
+    unreadable: frozenset[str] = frozenset()  # the push whose tables are damaged
+
+    @classmethod
+    def read(cls, objects: Objects, outgoing: Outgoing, *, is_late: bool) -> _Base:
+        """Refuses what is no earlier snapshot of the store."""
+        try:
+            data, version = objects.fetch(MANIFEST, strict_json.MAX_BYTES)
+        except ObjectMissing:
+            return cls()
+        try:
+            manifest = manifests.decode(data, objects.where(MANIFEST))
+        except StoreCorrupt:
+            _check_was_ours(objects, outgoing)
+            return cls(data, version)
+        outgoing.check_same_line(manifest, objects.url, is_late=is_late)
+        is_same = manifest.fingerprint == outgoing.contents.fingerprint
+        if not is_same and not objects.decides:  # nobody says there which of two writers wins
+            raise ConfigError(
+                f"{objects.url} holds an earlier snapshot of this store; remove it, or choose another path"
+            )
+        try:
+            return cls(data, version, Contents.read(objects, data))
+        except (StoreCorrupt, ObjectMissing):  # tables that are damaged: all of it is sent again
+            return cls(data, version, None, frozenset({push_in(manifest) or ""} - {""}))
+
+
+def _check_was_ours(objects: Objects, outgoing: Outgoing) -> None:
+    """A manifest that cannot be read is replaced only where a snapshot beside it says that it was of this store."""
+    for name in objects.listed("snapshots"):
+        with contextlib.suppress(StoreCorrupt):
+            manifest = manifests.decode(read_manifest(objects, name), objects.where(name))
+            if outgoing.continues(manifest.fingerprint):
+                return
+    raise ConfigError(
+        f"{objects.where(MANIFEST)} is damaged, and nothing there says that it was of {outgoing.folder.path}; choose another URL"
+    )
+
+
+def _commit(outgoing: Outgoing, base: _Base, objects: Objects, report: Transfer, progress: Progress) -> bool:
+    """One attempt over what lies there; False where another push has replaced that meanwhile."""
+    push = push_of(outgoing.contents, base.manifest)
+    contents = placed(outgoing.contents, base.there, push)
+    others, is_damaged = marked_pushes(objects), base.manifest is not None and base.there is None
+    left = objects.sizes("shards") if others or is_damaged else {}
+    sent_before = left if push in others else {}  # by this push, when it was interrupted
+    others.discard(push)
+    mark, note = mark_of(push), f"{outgoing.contents.fingerprint}\n".encode()
+    objects.put(mark, note)
+    decides = objects.heeds(mark, note, base.version)
+    files_there = set() if base.there is None else {file.stored_name for file in base.there.files()}
+
+    def is_there(file: RemoteFile) -> bool:
+        size = sent_before.get(file.stored_name)  # compressed files exist whole or not at all, their size is not known
+        return (
+            file.stored_name in files_there or size == file.num_bytes or (size is not None and file.codec is not None)
         )
-    if codec is not None:
-        codec.library()
-    return codec
+
+    outgoing.send(contents, objects, is_there, report, progress)
+    manifest = contents.data[MANIFEST]
+    for table in (contents.manifest.shards.name, contents.manifest.hashes.name):
+        objects.put(table, contents.data[table])
+    if (tokenizer := outgoing.side_file(manifests.TOKENIZER_FILE)) is not None:
+        objects.put(tokenizer_name(push), tokenizer)
+    if base.there is not None:  # its push may have been killed before it did so
+        objects.put(f"snapshots/{base.there.fingerprint}.json", base.manifest or b"")
+    if not decides:
+        _check_alone(objects, push, base, manifest)
+    if not objects.put_new(MANIFEST, manifest, base.version):
+        if decides:
+            reclaim(objects, [push], {file.stored_name for file in contents.files()} - files_there)
+        objects.remove(mark)
+        return False
+    put_side_files(outgoing, contents, objects)
+    # The server must refuse all that others would commit: new ones and new versions.
+    if (
+        (others or is_damaged)
+        and decides
+        and objects.heeds(mark, note, None if base.version else objects.describe(MANIFEST))
+    ):
+        reclaim(objects, others | base.unreadable, left)
+    objects.remove(mark)
+    return True
 
 
-def _begin(objects: Objects, snapshot: str) -> dict[str, int]:
-    """The shard files that an interrupted push of this snapshot left, with their sizes.
-
-    Those of another one may have the same names and sizes: a marker says whose they are.
-    """
-    with contextlib.suppress(ObjectMissing):
-        if objects.read(MARKER, 1 << 10) == snapshot.encode():
-            return objects.sizes("shards")
-    objects.put(MARKER, snapshot.encode())
-    return {}
-
-
-def in_threads(work: Callable[[Item], None], items: Iterable[Item], workers: int, *objects: Objects) -> None:
-    """Does the work for every item; the first error ends it, when the items in hand are done. Ctrl-C does not wait for them."""
-    pool = ThreadPoolExecutor(workers)
+def _check_alone(objects: Objects, push: str, base: _Base, manifest: bytes) -> None:
+    """On a server that knows no conditions: of two pushes that see each other's mark none goes on."""
+    others = rivals(objects, push)
     try:
-        futures = [pool.submit(work, item) for item in items]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        pool.shutdown(wait=True, cancel_futures=True)
-    except BaseException:
-        for own in objects:
-            own.is_given_up = True
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    for future in done:
-        future.result()
-
-
-def _committed(objects: Objects) -> bytes | None:
-    """The manifest that is at the URL."""
-    try:
-        return read_manifest(objects)
+        now = objects.read(MANIFEST, strict_json.MAX_BYTES)
     except ObjectMissing:
-        return None
-
-
-def _known(folder: Folder, contents: Contents, objects: Objects) -> dict[str, str]:
-    """The files of the store at the URL by name and content; one that is no earlier snapshot of this store is refused."""
-    there = Contents.read(objects)
-    if there.fingerprint != contents.fingerprint and not folder.has(f"snapshots/{there.fingerprint}.json"):
-        raise ConfigError(
-            f"{objects.url} holds another store (fingerprint {there.fingerprint}; {folder.path} has "
-            f"{contents.fingerprint}); remove it or choose another URL"
-        )
-    if there.codec != contents.codec:
-        raise ConfigError(
-            f"{objects.url} holds this store {_way(there)}, not {_way(contents)}; give --compress as before, or choose "
-            "another URL"
-        )
-    return {file.name: file.key for file in there.files()}
-
-
-def _way(contents: Contents) -> str:
-    return "plain" if contents.codec is None else f"compressed by {contents.codec}"
-
-
-def _send(folder: Folder, file: RemoteFile, objects: Objects, *, is_plain: bool) -> int:
-    """Sends a file, compressed on its way where it is not yet; returns the bytes that it has there."""
-    name = file.name if is_plain else file.stored_name
-    _check(folder, file, name, None if is_plain else file.codec)
-    path = Path(folder.path, name)
-    if not is_plain or file.codec is None:
-        objects.put(file.stored_name, path)
-        return path.stat().st_size
-    codec, stored_bytes = file.codec, 0
-
-    def frames() -> Iterator[bytes]:
-        nonlocal stored_bytes
-        stored_bytes = 0
-        with folder.open_file(name) as (fd, _):
-            for part in compressed(lambda length, offset: platform.pread(fd, length, offset), file.num_bytes, codec):
-                stored_bytes += len(part)
-                yield part
-
-    # Small ones in one request: joining parts takes two more.
-    objects.put(file.stored_name, b"".join(frames()) if file.num_bytes <= PART_BYTES else frames)
-    return stored_bytes
-
-
-def _check(folder: Folder, file: RemoteFile, name: str, codec: Codec | None) -> None:
-    """Reads a file once more before it is sent: damage must not spread."""
-    where = os.path.join(folder.path, name)
-    with folder.open_file(name) as (fd, size):
-        if size != file.num_bytes and codec is None:
-            raise StoreCorrupt(f"{where}: has {size} bytes, expected {file.num_bytes}; run millrace verify", path=where)
-        read = fd if codec is None else CompressedFile(fd, file.num_bytes, codec, where).read_into
-        for first, last, problem in check_blocks(read, file.num_bytes, file.hashes.tolist()):
-            if problem is not None:
-                raise StoreCorrupt(f"{where}: bytes {first:,} to {last:,}: {problem}", path=where)
-
-
-def _send_side_files(folder: Folder, contents: Contents, objects: Objects) -> None:
-    for name, data in contents.data.items():
-        if name != MANIFEST:
-            objects.put(name, data)
-    for name in (manifests.TOKENIZER_FILE, *UNHASHED):
-        if folder.has(name):
-            objects.put(name, folder.side_file(name, MAX_BYTES))
+        now = None
+    if now != manifest and (others or now != base.manifest):
+        objects.remove(mark_of(push))
+        problem = "another push wrote a store here meanwhile; choose another URL"
+        if now == base.manifest:
+            names = ", ".join(objects.where(mark_of(other)) for other in sorted(others))
+            problem = (
+                f"another push is under way or was killed, and this server cannot decide which one wins; wait for it and run "
+                f"this again, or remove {names} if nobody runs it any more"
+            )
+        raise ConfigError(f"{objects.url}: {problem}")
