@@ -12,10 +12,12 @@ from typing import Any
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch, last_span
 from millrace.feed.feed import Feed
+from millrace.feed.options import warn_padded_training
 from millrace.feed.passes import Passes
 from millrace.view.view import View
 
 try:
+    import torch
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
 except ImportError as error:
@@ -24,6 +26,8 @@ except ImportError as error:
 
 class Loader(DataLoaderStateMixin):  # type: ignore[misc]
     """A feed or its passes as a loader; register it by ``accelerator.register_for_checkpointing``."""
+
+    framework = "Accelerate"
 
     def __init__(self, feed: Feed | Passes) -> None:
         self.passes = feed
@@ -40,6 +44,7 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_shares()
+        self._warn_padded()
         self.begin()
         try:
             for batch in self.passes:
@@ -48,6 +53,14 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]
                 yield batch
         finally:
             self.end()
+
+    def _warn_padded(self) -> None:
+        """Loops that evaluate switch gradients off, or repeat a pass."""
+        feed, is_repeated = self.feed, isinstance(self.passes, Passes) and self.passes.is_repeated
+        if is_repeated or not torch.is_grad_enabled():
+            return
+        in_pass = feed.order.n if isinstance(self.passes, Passes) else (feed.stop or feed.position) - feed.position
+        warn_padded_training(feed, in_pass, self.framework)
 
     def _check_shares(self) -> None:
         """Refuses unequal shares in an evaluation: they could not be gathered."""

@@ -58,6 +58,24 @@ def test_gradients_are_applied_at_the_end_of_a_pass_too(accelerator, feed_of):
     assert synced[3:] == [False, True]
 
 
+def test_steps_on_padding_that_nobody_chose_are_warned_of_once(feed_of, warned_of_padding):
+    """An evaluation takes no steps: it repeats its pass, or is without gradients."""
+
+    def passes_of(loader):
+        return lambda: [list(loader) for _ in range(2)]
+
+    (message,) = warned_of_padding(passes_of(Loader(feed_of().by_epoch())))
+    assert "Accelerate takes a step on it; give the feed last='drop'" in message
+    assert len(warned_of_padding(lambda: list(Loader(feed_of(batch=6, epochs=2))))) == 1
+    for loader in (feed_of(last="pad").by_epoch(), feed_of(batch=5).by_epoch(), feed_of().by_epoch(repeat=True)):
+        assert warned_of_padding(passes_of(Loader(loader))) == []
+    assert warned_of_padding(lambda: next(iter(Loader(feed_of())))) == []
+    assert warned_of_padding(lambda: list(Loader(feed_of(epochs=3, last="drop")))) == []
+    assert warned_of_padding(lambda: list(Loader(feed_of(batch=5, epochs=1)))) == []
+    with torch.no_grad():
+        assert warned_of_padding(lambda: list(Loader(feed_of(epochs=1)))) == []
+
+
 def test_a_finite_feed_that_ends_between_epochs(accelerator, feed_of):
     seen = [accelerator.gather_for_metrics(batch["x"][:, 0]) for batch in Loader(feed_of(batch=6, epochs=2))]
     assert [len(part) for part in seen] == [6, 6, 6, 2]
