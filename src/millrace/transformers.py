@@ -149,7 +149,7 @@ class TrainerLoader(Loader):
         super().__init__(feed)
         self._is_shifted, self._trains = is_shifted, trains
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for batch in super().__iter__():
             if batch.valid is not None and not batch.valid.all():
                 _ignore_padding(batch, is_refused=not self._trains)

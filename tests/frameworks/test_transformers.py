@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import millrace as mr
 import millrace.torch
+from millrace.accelerate import Loader
 from millrace.transformers import FeedMixin, FeedTrainer, last_checkpoint
 
 NAMES = {"x": "input_ids", "y": "labels"}
@@ -208,6 +209,21 @@ def test_a_plain_trainer_is_refused_with_the_one_that_works(dataset, message, to
     trainer = Trainer(model_of(), arguments, train_dataset=dataset(mr.Feed(tokens, batch=5, rename=NAMES)))
     with pytest.raises(mr.ConfigError, match=rf"{message}.*millrace\.transformers\.FeedTrainer"):
         trainer.train()
+
+
+def test_a_trainer_that_skips_batches_of_a_loader_is_refused(tokens, tmp_path):
+    """Its own way to resume: the loader knows where it stands."""
+
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            return Loader(mr.Feed(tokens, batch=5, rename=NAMES).by_epoch())
+
+    arguments = TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, max_steps=2, save_steps=1
+    )
+    Own(model_of(), arguments).train()
+    with pytest.raises(mr.ConfigError, match=r"skip_first_batches\(\).*use millrace\.transformers\.FeedTrainer"):
+        Own(model_of(), arguments).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_other_datasets_go_as_before(tokens, tmp_path):
