@@ -1,4 +1,4 @@
-"""Accelerate: the loader is registered for checkpoints and not prepared, since each rank reads its share.
+"""Accelerate: the loader is registered for checkpoints; each rank reads its share, so preparing it changes nothing else.
 
 torchrun --nproc-per-node 2 examples/accelerate_loop.py STORE RUN
 """

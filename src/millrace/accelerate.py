@@ -1,7 +1,7 @@
 """For Accelerate: a loader that says where a pass ends and how many rows of the last batch are real.
 
-So ``accelerator.gather_for_metrics`` leaves out padding, and ``accelerator.accumulate`` steps at the end of a pass. Do not
-``prepare`` it: every rank reads its own share.
+So ``accelerator.gather_for_metrics`` leaves out padding, and ``accelerator.accumulate`` steps at the end of a pass. Every rank
+reads its own share, so ``accelerator.prepare`` changes nothing about it, but ``save_state`` then saves where it stands.
 """
 
 from __future__ import annotations
@@ -13,34 +13,60 @@ from millrace.distribution import install_command
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch, last_span
 from millrace.feed.feed import Feed
+from millrace.feed.options import warn_padded_training
 from millrace.feed.passes import Passes
-from millrace.view.view import View
 
 try:
+    import torch
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
+    from torch.utils.data import DataLoader
 except ImportError as error:
     raise ImportError(f"millrace.accelerate needs accelerate; {install_command('accelerate')}") from error
 
 
-class Loader(DataLoaderStateMixin):  # type: ignore[misc]
-    """A feed or its passes as a loader; register it by ``accelerator.register_for_checkpointing``."""
+class _NoSampler:
+    """Where ``skip_first_batches`` looks for the numbers of samples. After ``load_state`` it would skip once more."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ConfigError(
+            "skip_first_batches() cannot skip batches of a feed, and need not: after accelerator.prepare(loader) "
+            "accelerator.load_state() restores where it stands, so leave it out; to leave batches out of a run call "
+            f"feed.skip(batches * {self._batch}). With the Trainer of transformers use millrace.transformers.FeedTrainer"
+        )
+
+    def __len__(self) -> int:
+        return len(list(self))
+
+
+class Loader(DataLoaderStateMixin, DataLoader[Batch]):  # type: ignore[misc]
+    """A feed or its passes as a loader. ``accelerator.prepare`` notes it for ``save_state`` and ``load_state``.
+
+    Its ``dataset`` is the view, whose length is the number of samples. ``accelerator.register_for_checkpointing`` saves
+    where it stands too, without ``prepare``.
+    """
+
+    framework = "Accelerate"
+    # accelerator.prepare() takes DataLoaders alone. One that is prepared already it notes and leaves as it is; of those that
+    # are stateful save_state() saves the state.
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True
 
     def __init__(self, feed: Feed | Passes) -> None:
         self.passes = feed
         self.feed: Feed = feed.feed if isinstance(feed, Passes) else feed
+        super().__init__(self.feed.view, batch_sampler=_NoSampler(self.feed.batch))  # type: ignore[arg-type]
         self.gradient_state = GradientState()
-
-    @property
-    def dataset(self) -> View:
-        """Its length is the number of samples."""
-        return self.feed.view
 
     def __len__(self) -> int:
         return len(self.passes)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         self._check_shares()
+        self._warn_padded()
         self.begin()
         try:
             for batch in self.passes:
@@ -49,6 +75,14 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]
                 yield batch
         finally:
             self.end()
+
+    def _warn_padded(self) -> None:
+        """Loops that evaluate switch gradients off, or repeat a pass."""
+        feed, is_repeated = self.feed, isinstance(self.passes, Passes) and self.passes.is_repeated
+        if is_repeated or not torch.is_grad_enabled():
+            return
+        in_pass = feed.order.n if isinstance(self.passes, Passes) else (feed.stop or feed.position) - feed.position
+        warn_padded_training(feed, in_pass, self.framework)
 
     def _check_shares(self) -> None:
         """Refuses unequal shares in an evaluation: they could not be gathered."""

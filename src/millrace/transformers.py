@@ -62,13 +62,9 @@ class FeedMixin:
         if isinstance(self.train_dataset, Passes) and self.train_dataset.is_repeated:
             raise ConfigError("by_epoch(repeat=True) is the first epoch again and again; train with feed.by_epoch()")
         self.args.ignore_data_skip = True
-        loader = TrainerLoader(self.train_dataset, is_shifted=self._is_shifted_twice(self.train_dataset))
+        loader = TrainerLoader(self.train_dataset, is_shifted=self._is_shifted_twice(self.train_dataset), trains=True)
         feed, accumulated = loader.feed, self.args.gradient_accumulation_steps
-        if isinstance(loader.passes, Passes) and feed.last == "pad" and feed.order.n % feed.batch:
-            raise ConfigError(
-                f"{feed.order.n:,} samples do not fill batches of {feed.batch}, and the Trainer would count padding as "
-                "data; give the feed last='drop', or train an endless feed with max_steps="
-            )
+        _check_last_shares(feed, feed.order.n if isinstance(loader.passes, Passes) else feed.stop or 0)
         if isinstance(loader.passes, Passes) and len(loader) % accumulated:
             raise ConfigError(
                 f"gradient_accumulation_steps={accumulated} does not divide the {len(loader):,} batches of an epoch, so a "
@@ -135,33 +131,47 @@ def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def _check_last_shares(feed: Feed, samples: int) -> None:
+    """Refuses to train where a rank's share of the last batch is padding alone: the mean over no labels is NaN."""
+    real, world = samples % feed.batch, feed.world
+    if feed.last == "pad" and feed.budget is None and real and (world - 1) * feed.batch // world >= real:
+        raise ConfigError(
+            f"the last batch holds {real} of {samples:,} samples, which leaves padding alone to rank {world - 1} of {world}, whose "
+            "loss would be NaN; give the feed last='drop'"
+        )
+
+
 class TrainerLoader(Loader):
     """A loader whose padding does not count for the loss, and whose next tokens are not shifted again."""
 
-    def __init__(self, feed: Feed | Passes, *, is_shifted: bool) -> None:
-        super().__init__(feed)
-        self._is_shifted = is_shifted
+    framework = "the Trainer"
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __init__(self, feed: Feed | Passes, *, is_shifted: bool, trains: bool = False) -> None:
+        super().__init__(feed)
+        self._is_shifted, self._trains = is_shifted, trains
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for batch in super().__iter__():
             if batch.valid is not None and not batch.valid.all():
-                batch["labels"] = _without_padding(batch)
+                _ignore_padding(batch, is_refused=not self._trains)
             if self._is_shifted:
                 batch["shift_labels"] = batch["labels"]
             yield batch
 
 
-def _without_padding(batch: Batch) -> Any:
-    """The labels, with those of padding ignored."""
+def _ignore_padding(batch: Batch, *, is_refused: bool) -> None:
+    """Leaves the labels of padding out of the loss. Without integer labels padding counts, which evaluation refuses."""
     labels, padding = batch.get("labels"), ~np.asarray(batch.valid)
     if labels is None or labels.dtype.is_floating_point:
+        if not is_refused:
+            return
         raise ConfigError(
             f"the last batch has {int(padding.sum())} rows of padding, which a loss without integer labels counts; give "
             "the feed last='short' (one process), last='drop', or a batch that divides the samples"
         )
     labels = labels.clone()
     labels[padding] = IGNORED
-    return labels
+    batch["labels"] = labels
 
 
 def _is_blocks(view: View) -> bool:

@@ -39,6 +39,19 @@ def events():
     return mr.Records(mr.from_arrays(columns, offsets=np.arange(0, 51, 5)))
 
 
+@pytest.fixture(scope="session")
+def warned_of_padding():
+    """What a run is told about batches that do not fill."""
+
+    def messages_of(run):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run()
+        return [str(own.message) for own in caught if "do not fill batches" in str(own.message)]
+
+    return messages_of
+
+
 @pytest.fixture(autouse=True)
 def quiet():
     """What frameworks warn of, such as few workers, is not ours."""

@@ -1,5 +1,7 @@
 """A feed in Accelerate: each rank reads its share, metrics leave out padding, and what would dispatch or stack is refused."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,54 @@ def test_it_is_left_as_it_is_and_saved_with_the_rest(accelerator, feed_of, tmp_p
     assert len(rest) == 2
 
 
+@pytest.mark.parametrize("last", ["pad", "drop"])
+@pytest.mark.parametrize("registered", [False, True])
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_a_prepared_loader_is_saved_with_the_rest(accelerator, feed_of, tmp_path, registered, last, stop):
+    """By prepare() alone, as any DataLoader is given to it; registering it too is the same."""
+
+    def begun(accelerator):
+        train, val = Loader(feed_of(last=last).by_epoch()), Loader(feed_of().by_epoch(repeat=True))
+        model, optimizer = torch.nn.Linear(1, 1), torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 1e-3)
+        prepared = accelerator.prepare(model, optimizer, train, val)
+        assert prepared[2:] == (train, val)
+        if registered:
+            accelerator.register_for_checkpointing(train)
+        return train, val
+
+    train, val = begun(accelerator)
+    samples = [batch.samples.tolist() for _ in range(2) for batch in train]
+    train, val = begun(saved := Accelerator(cpu=True))
+    batches = itertools.chain.from_iterable(itertools.repeat(train))
+    assert [next(batches).samples.tolist() for _ in range(stop)] == samples[:stop]
+    assert len(list(val)) == 4
+    saved.save_state(tmp_path)
+    train, val = begun(again := Accelerator(cpu=True))
+    again.load_state(tmp_path)
+    assert again.prepare(train) is train
+    seen = []
+    while len(seen) < len(samples) - stop:
+        seen += [batch.samples.tolist() for batch in train]
+    assert seen == samples[stop:]
+    assert len(list(val)) == 4
+
+
+def test_a_checkpoint_without_the_loader_is_no_error(accelerator, feed_of, tmp_path):
+    """As those of 0.1 are, which hold no state of a loader that was only prepared."""
+    accelerator.save_state(tmp_path)
+    loader = accelerator.prepare(Loader(feed_of().by_epoch()))
+    accelerator.load_state(tmp_path)
+    assert len(list(loader)) == 4
+
+
+def test_skipping_what_a_checkpoint_has_restored_is_refused(accelerator, feed_of):
+    """Scripts skip after load_state(): a loader that stands there already would skip twice."""
+    message = r"accelerator\.prepare\(loader\) accelerator\.load_state\(\) restores where it stands, so leave it out"
+    for loader in (Loader(feed_of().by_epoch()), accelerator.prepare(Loader(feed_of()))):
+        with pytest.raises(mr.ConfigError, match=message):
+            next(iter(accelerator.skip_first_batches(loader, 2)))
+
+
 @pytest.mark.parametrize("last", ["pad", "short"])
 @pytest.mark.parametrize("repeat", [False, True])
 def test_metrics_count_every_sample_once(accelerator, feed_of, last, repeat):
@@ -56,6 +106,24 @@ def test_gradients_are_applied_at_the_end_of_a_pass_too(accelerator, feed_of):
         with accelerator.accumulate(model):
             synced.append(accelerator.sync_gradients)
     assert synced[3:] == [False, True]
+
+
+def test_steps_on_padding_that_nobody_chose_are_warned_of_once(feed_of, warned_of_padding):
+    """An evaluation takes no steps: it repeats its pass, or is without gradients."""
+
+    def passes_of(loader):
+        return lambda: [list(loader) for _ in range(2)]
+
+    (message,) = warned_of_padding(passes_of(Loader(feed_of().by_epoch())))
+    assert "Accelerate takes a step on it; give the feed last='drop'" in message
+    assert len(warned_of_padding(lambda: list(Loader(feed_of(batch=6, epochs=2))))) == 1
+    for loader in (feed_of(last="pad").by_epoch(), feed_of(batch=5).by_epoch(), feed_of().by_epoch(repeat=True)):
+        assert warned_of_padding(passes_of(Loader(loader))) == []
+    assert warned_of_padding(lambda: next(iter(Loader(feed_of())))) == []
+    assert warned_of_padding(lambda: list(Loader(feed_of(epochs=3, last="drop")))) == []
+    assert warned_of_padding(lambda: list(Loader(feed_of(batch=5, epochs=1)))) == []
+    with torch.no_grad():
+        assert warned_of_padding(lambda: list(Loader(feed_of(epochs=1)))) == []
 
 
 def test_a_finite_feed_that_ends_between_epochs(accelerator, feed_of):

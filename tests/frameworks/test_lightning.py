@@ -116,6 +116,18 @@ def test_a_checkpoint_without_a_state_of_the_loader_is_refused_within_an_epoch(f
         fit(feed_of().by_epoch(), resume=tmp_path / "step=2.ckpt")
 
 
+def test_steps_on_padding_that_nobody_chose_are_warned_of_once(feed_of, warned_of_padding):
+    def messages(train, **options):
+        return warned_of_padding(lambda: fit(train.by_epoch(), feed_of().by_epoch(repeat=True), **options))
+
+    (message,) = messages(feed_of())
+    assert message.startswith("10 samples do not fill batches of 3: the last one holds 1 samples and 2 repeats of the")
+    assert message.endswith("Lightning takes a step on it; give the feed last='drop', or last='pad' to keep it")
+    for quiet in (feed_of(last="pad"), feed_of(last="drop"), feed_of(last="short"), feed_of(batch=5)):
+        assert messages(quiet) == []
+    assert messages(feed_of(), limit_train_batches=3) == []
+
+
 def test_validation_sees_every_sample_once_every_time(feed_of):
     model = fit(feed_of().by_epoch(), feed_of().by_epoch(repeat=True), max_epochs=3)
     sanity, *whole = model.validated

@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import millrace as mr
 import millrace.torch
+from millrace.accelerate import Loader
 from millrace.transformers import FeedMixin, FeedTrainer, last_checkpoint
 
 NAMES = {"x": "input_ids", "y": "labels"}
@@ -135,10 +136,47 @@ def test_next_tokens_are_not_shifted_once_more(tokens, tmp_path):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_steps_on_padding_that_nobody_chose_are_warned_of_once(tokens, feed_of, warned_of_padding, tmp_path):
+    """Its labels count for nothing, where they can: 20 blocks in batches of 6."""
+
+    def run(**options):
+        dataset = mr.Feed(tokens, batch=6, seed=1, rename=NAMES, **options).by_epoch()
+        evaluated = mr.Feed(tokens, batch=6, rename=NAMES)
+        trained = train(tmp_path, dataset, eval_dataset=evaluated, eval_on_start=True, num_train_epochs=2)
+        assert len(trained.seen) == 2 * len(dataset)
+        return trained
+
+    (message,) = warned_of_padding(run)
+    assert (
+        "the last one holds 2 samples and 4 repeats of the first of them, and the Trainer takes a step on it" in message
+    )
+    for last in ("pad", "drop"):
+        assert warned_of_padding(lambda last=last: run(last=last)) == []
+    floats = mr.Feed(
+        feed_of().view, batch=4, rename={"y": "labels"}, transform=lambda batch, rng: {"x": batch.x, "y": batch.x / 2}
+    )
+    assert len(warned_of_padding(lambda: train(tmp_path, floats.by_epoch(), model=Plain(), num_train_epochs=1))) == 1
+
+
+def test_the_labels_of_padding_count_for_nothing_in_training(tokens, tmp_path):
+    model = model_of()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    feed = mr.Feed(tokens, batch=20 - 6, seed=1, rename=NAMES, last="pad")
+    last = tokens[feed.order.samples(np.arange(14, 20))]
+    found = losses(train(tmp_path, feed.by_epoch(), num_train_epochs=1, model=model, learning_rate=0.0))[-1]
+    with torch.no_grad():
+        logits = model(torch.from_numpy(last["x"])).logits
+    assert found == pytest.approx(
+        functional.cross_entropy(logits.transpose(1, 2), torch.from_numpy(last["y"])).item(), rel=1e-5
+    )
+
+
 def test_what_the_trainer_would_count_wrongly_is_refused(tokens, feed_of, tmp_path):
-    feed = mr.Feed(tokens, batch=6, seed=1, rename=NAMES)
-    with pytest.raises(mr.ConfigError, match="count padding as data; give the feed last='drop'"):
-        train(tmp_path, feed.by_epoch())
+    alone = mr.Feed(tokens, batch=6, seed=1, rename=NAMES, rank=0, world=2, last="pad")
+    with pytest.raises(mr.ConfigError, match=r"padding alone to rank 1 of 2, whose loss would be NaN; .*last='drop'"):
+        train(tmp_path, alone.by_epoch())
     even = mr.Feed(tokens, batch=5, seed=1, rename=NAMES)
     with pytest.raises(mr.ConfigError, match="gradient_accumulation_steps=3 does not divide the 4 batches"):
         train(tmp_path, even.by_epoch(), gradient_accumulation_steps=3)
@@ -171,6 +209,21 @@ def test_a_plain_trainer_is_refused_with_the_one_that_works(dataset, message, to
     trainer = Trainer(model_of(), arguments, train_dataset=dataset(mr.Feed(tokens, batch=5, rename=NAMES)))
     with pytest.raises(mr.ConfigError, match=rf"{message}.*millrace\.transformers\.FeedTrainer"):
         trainer.train()
+
+
+def test_a_trainer_that_skips_batches_of_a_loader_is_refused(tokens, tmp_path):
+    """Its own way to resume: the loader knows where it stands."""
+
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            return Loader(mr.Feed(tokens, batch=5, rename=NAMES).by_epoch())
+
+    arguments = TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, max_steps=2, save_steps=1
+    )
+    Own(model_of(), arguments).train()
+    with pytest.raises(mr.ConfigError, match=r"skip_first_batches\(\).*use millrace\.transformers\.FeedTrainer"):
+        Own(model_of(), arguments).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_other_datasets_go_as_before(tokens, tmp_path):

@@ -45,10 +45,10 @@ class Feed:
     the feed stands. ``state_dict()`` counts what the loop got. After a restore with any world size, batch, depth or
     workers, the remaining samples are the same. A feed finds its rank when iteration starts, so you may construct it
     before the process group. ``rename`` gives columns other names, after the transform. A last batch that is not full
-    is padded and marked by ``valid`` (``last="pad"``), left out (``"drop"``) or cut (``"short"``). With ``queue``, workers
-    on other machines make the batches of this ``run``; those that do not come in time are made here. ``tier="ram"`` copies
-    the columns of the view into memory first. ``tier="device"`` copies their rows into the memory of the GPU, at most
-    ``device_bytes`` of them, and makes the batches there.
+    is padded and marked by ``valid`` (``last="pad"``, the default), left out (``"drop"``) or cut (``"short"``). With
+    ``queue``, workers on other machines make the batches of this ``run``; those that do not come in time are made here.
+    ``tier="ram"`` copies the columns of the view into memory first. ``tier="device"`` copies their rows into the memory of
+    the GPU, at most ``device_bytes`` of them, and makes the batches there.
 
     ``decode(record, rng)`` gets each sample by itself, then ``transform(batch, rng)`` the whole batch. ``workers`` threads
     run them ahead of the loop, or processes: ``processes=True``, or "auto" to choose by measuring. The batches are the
@@ -76,7 +76,7 @@ class Feed:
         transform: Transform | None = None,
         decode: Decode | None = None,
         rename: Mapping[str, str] | None = None,
-        last: str = "pad",
+        last: str | None = None,
         workers: int | None = None,
         processes: bool | str = False,
         depth: int = 4,
@@ -93,7 +93,8 @@ class Feed:
         assert order is not None
         self.view, self.order, self.batch, self.seed = view, order, int(batch), as_integer("seed", seed)
         self.epochs = None if epochs is None else as_integer("epochs", epochs)
-        self.device, self.transform, self.depth, self.last = str(device), transform, depth, last
+        self.device, self.transform, self.depth, self.last = str(device), transform, depth, last or "pad"
+        self.is_last_open = last is None  # a framework that trains on a padded batch is worth a warning
         self.rename, self.run = dict(rename or {}), run
         self.decode, self.processes, self.queue, self.tier = decode, processes, queue, tier
         self.device_bytes = None if device_bytes is None else size_of(device_bytes, "device_bytes")
@@ -385,7 +386,8 @@ class Feed:
         rank, world = self.rank_option
         options = {
             "batch": self.batch, "order": self.order, "seed": self.seed, "epochs": self.epochs, "rank": rank, "world": world,
-            "device": self.device, "transform": self.transform, "rename": self.rename, "last": self.last,
+            "device": self.device, "transform": self.transform, "rename": self.rename,
+            "last": None if self.is_last_open else self.last,
             "workers": self._workers, "depth": self.depth, "run": self.run, "decode": self.decode,
             "processes": self.processes, "queue": self.queue, "tier": self.tier, "device_bytes": self.device_bytes,
             "max_rows": None if self.budget is None else self.budget.max_rows,

@@ -57,6 +57,12 @@ def join(fit: Any, loader: Any, is_setup: bool) -> LastBatch:
     return LastBatch(fit)
 
 
+def reads_whole(fit: Any, loader: Any) -> bool:
+    """Whether ``limit_train_batches`` leaves Lightning all batches of a loader."""
+    limits = zip(fit._combined_loader.flattened, fit._combined_loader.limits, strict=True)
+    return any(each is loader and limit >= len(loader) for each, limit in limits)
+
+
 def _check_loop(fit: Any, passes: list[Any]) -> None:
     """Refuses options of Lightning that it cannot combine with our loaders."""
     if not hasattr(fit, "is_resuming"):

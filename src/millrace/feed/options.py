@@ -120,3 +120,16 @@ def warn_large_batch(feed: Feed) -> None:
         warnings.warn(
             f"{message}: batches are padded, or hold a sample more than once; lower batch", UserWarning, stacklevel=3
         )
+
+
+def warn_padded_training(feed: Feed, samples: int, framework: str) -> None:
+    """Warns once, on one rank, if a framework trains on a padded batch that nobody chose by ``last=``."""
+    if not feed.is_last_open or feed.budget is not None or samples % feed.batch == 0 or feed.rank != 0:
+        return
+    feed.is_last_open, real = False, samples % feed.batch
+    warnings.warn(
+        f"{samples:,} samples do not fill batches of {feed.batch}: the last one holds {real} samples and {feed.batch - real} "
+        f"repeats of the first of them, and {framework} takes a step on it; give the feed last='drop', or last='pad' to keep it",
+        UserWarning,
+        stacklevel=3,
+    )

@@ -10,8 +10,9 @@ from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 from millrace.feed.callers import check_caller, check_restore
 from millrace.feed.iteration import Iteration
-from millrace.feed.lightning import join
+from millrace.feed.lightning import join, reads_whole
 from millrace.feed.line import Line
+from millrace.feed.options import warn_padded_training
 from millrace.feed.report import Report
 from millrace.ragged import as_integer
 
@@ -60,6 +61,8 @@ class Passes:
             self.feed.lightning_batch = None if fit is None else join(fit, self, is_setup)
             self._end_pass()
             self.feed.check_unfinished(self.next_start)
+            if fit is not None and reads_whole(fit, self):
+                warn_padded_training(self.feed, self.feed.order.n, "Lightning")
             self.feed.hold(new)
         return new
 
