@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -189,6 +190,13 @@ def test_claimed_counts_allocate_nothing(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_more_records_than_a_store_may_have_are_refused(tmp_path: Path) -> None:
+    """In a sparse file of the size that the claim makes."""
+    path = write_pair(tmp_path, [3, 2], sequences=1 << 37)
+    os.truncate(tmp_path / "x.idx", 34 + (12 << 37) + 8 * 3)
+    refused(path, "x.idx", f"{1 << 37} sequences in 3 documents; at most {1 << 36}")
 
 
 def test_index_without_its_bin_is_refused(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def test_a_name_that_is_more_than_a_name_is_refused(victim, change, name):
         (at("totals.shards", 2**20), "$.shards.bytes"),
         (at("totals.records", -1), "$.totals.records is -1"),
         (at("totals.records", 2**63), "$.totals.records is 9223372036854775808"),
+        (at("totals.records", 2**40), "$.totals.records is 1099511627776; expected 0 to 68719476736"),
         (at("totals.records", 5), "shards add up to"),
         (at("totals.records", 6.5), "$.totals.records"),
         (at("totals.rows.rows", -5), "$.totals.rows.rows is -5"),

@@ -16,7 +16,7 @@ from millrace.errors import ConfigError
 from millrace.ragged import Array, Int64s
 from millrace.store import foreign_files as files
 from millrace.store.foreign_files import Foreign, MappedFile, Shard, corrupt
-from millrace.store.layout import DTYPES, Column
+from millrace.store.layout import DTYPES, MAX_RECORDS, Column
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, documents
@@ -122,6 +122,11 @@ def _read_index(index: MappedFile) -> tuple[str, Array, Array, Array]:
         raise corrupt(index.path, f"index version {version}, expected 1", "write it again with a current Megatron")
     if code not in CODES:
         raise corrupt(index.path, f"dtype code {code}, expected 1 to 8", found=code)
+    if max(sequences, documents) > MAX_RECORDS + 1:
+        raise corrupt(
+            index.path, f"{sequences} sequences in {documents} documents; at most {MAX_RECORDS}",
+            "write the pair again with Megatron's preprocess_data, in parts", expected=MAX_RECORDS, found=sequences,
+        )  # fmt: skip
     expected = HEADER.size + 12 * sequences + 8 * documents
     if index.num_bytes not in (expected, expected + sequences):  # multimodal indexes add one mode per sequence
         raise corrupt(

@@ -20,6 +20,7 @@ from millrace.ragged import Array, Int64s
 
 BLOCK_BYTES = 4 << 20  # one hash per block: damage is located to this, and a download is checked by it
 PRIMARY_AXIS = "rows"
+MAX_RECORDS = 1 << 36  # of a store: their offsets alone take half a terabyte
 MAX_ITEMS = 1 << 62  # rows, records and bytes stay below this, so that sums of two fit int64
 MAX_COLUMNS = 4096
 MAX_DICTIONARY = 65_536  # a dictionary lives in the manifest; more values are strings

@@ -20,7 +20,7 @@ from millrace.identity import canonical as canonical
 from millrace.identity import digest as digest
 from millrace.ragged import Array, Int64s
 from millrace.store.codec import Codec
-from millrace.store.layout import DTYPES, MAX_ITEMS, Column, Layout, check_name, num_blocks
+from millrace.store.layout import DTYPES, MAX_ITEMS, MAX_RECORDS, Column, Layout, check_name, num_blocks
 from millrace.store.strict_json import load_json
 
 VERSION = 1
@@ -206,7 +206,7 @@ def _check_totals(manifest: Manifest) -> None:
     counts = {"shards": totals.shards, "records": totals.records, "bytes": totals.bytes}
     counts |= {f"rows.{axis}": rows for axis, rows in totals.rows.items()}
     for key, count in counts.items():
-        limit = MAX_SHARDS if key == "shards" else MAX_ITEMS
+        limit = {"shards": MAX_SHARDS, "records": MAX_RECORDS}.get(key, MAX_ITEMS)
         if not 0 <= count <= limit:
             raise ConfigError(f"$.totals.{key} is {count}; expected 0 to {limit}")
     expected = 8 * (3 + len(manifest.axes)) * totals.shards
