@@ -17,6 +17,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from millrace.errors import MillraceError, QueueUnreachable
 from millrace.feed.ahead.threads import join
 from millrace.feed.line import Line
@@ -202,7 +204,7 @@ def link_of(feed: Feed, line: Line) -> Link:
         math.prod(n or 0 for n in field.shape) * field.dtype.itemsize for field in feed.view.fields
     )
     folder = os.path.abspath(feed.run)
-    arrays = view_arrays(feed.view)
+    arrays = {key: ids.view(np.uint8) for key, ids in view_arrays(feed.view).items()}
     link = Link(open_queue(str(feed.queue)), run_name(folder), folder, num_bytes=num_bytes * line.size, arrays=arrays)
     weakref.finalize(feed, link.close)  # also at interpreter exit
     feed.link = link

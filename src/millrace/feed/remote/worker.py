@@ -30,7 +30,7 @@ from millrace.queues.protocol import Queue, QueueFull
 from millrace.ragged import Array
 from millrace.store.open import open_store
 from millrace.store.store import Store
-from millrace.view.spec import from_spec
+from millrace.view.spec import array_of_bytes, from_spec
 
 PAUSE_S = 0.5  # while the queue does not answer, or is full
 MAX_LINES = 8  # kept
@@ -82,7 +82,7 @@ class Lines:
         found = {key: self._queue.array(self._run, key) for key in record.arrays}
         if any(data is None for data in found.values()):  # lost in a flush: the trainer puts them again
             return None
-        arrays = {key: np.frombuffer(data or b"", np.int64) for key, data in found.items()}
+        arrays = {key: array_of_bytes(key, data or b"") for key, data in found.items()}
         line = record.line(from_spec(record.view, stores, arrays))
         functions = self._functions._replace(seed=record.seed)
         program = Program.of(line) if with_core else None
