@@ -131,7 +131,7 @@ class Link:
                 self._beat()
                 if is_last:
                     self.queue.end(self.run, self.id)
-            except MillraceError as error:
+            except Exception as error:  # noqa: BLE001 - a link that ended here would never say so
                 self._down(error)
             if is_last:
                 return self.queue.close()
@@ -173,12 +173,13 @@ class Link:
         wanted = [window.ticket(batch) for batch in window.wanted(self.threads)]
         return Offer(window.attempt, window.record, wanted, window.unwanted[:unwanted])
 
-    def _down(self, error: MillraceError) -> None:
+    def _down(self, error: Exception) -> None:
         """Says once that batches are made here until the queue answers."""
         self.is_up, self.threads = False, 0
+        text = str(error).rstrip(".") if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
         if not self._said and not self.is_closed:
-            log.warning("%s; batches are made here until it does", str(error).rstrip("."))
-        self._said = str(error)
+            log.warning("%s; batches are made here until it does", text)
+        self._said = text
         for window in list(self._windows):
             window.tell()
 
