@@ -34,8 +34,12 @@ def is_there(queue, run, worker):
 
 
 def bytes_of(batch):
-    values = (*batch.values(), batch.positions, batch.samples, batch.valid)
-    return [(value.dtype.str, value.shape, value.tobytes()) for value in values]
+    values = []
+    for value in (*batch.values(), batch.positions, batch.samples, batch.valid):
+        values += [value.values, value.offsets] if isinstance(value, mr.Ragged) else [value]
+    return [
+        (value.dtype.str, value.shape, value.tolist() if value.dtype == object else value.tobytes()) for value in values
+    ]
 
 
 class Trainer:

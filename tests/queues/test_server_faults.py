@@ -142,6 +142,19 @@ def test_q7_a_server_with_too_little_memory_for_a_window_is_refused(start_server
         train(server.url, depth=64, batch=64)
 
 
+def test_q7_what_others_keep_on_a_server_is_no_room_for_a_window(start_server):
+    server = start_server("--maxmemory", "100mb")
+    queue = open_queue(server.url)
+    queue.check(60 << 20)
+    client = server.client()
+    for k in range(50):
+        client.set(f"of others {k}", bytes(1 << 20))
+    queue.check(20 << 20)
+    with pytest.raises(mr.ConfigError, match=r"bytes free of its maxmemory 104,857,600.* takes 62,914,560"):
+        queue.check(60 << 20)
+    queue.close()
+
+
 def test_an_old_server_is_refused(server):
     queue = open_queue(server.url)
     queue._client.info = lambda: {"redis_version": "6.0.16", "maxmemory": 0, "used_memory": 0}

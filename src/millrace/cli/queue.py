@@ -40,12 +40,17 @@ def status(
         if run.workers:
             rows = [("worker", "threads", "made", "batches/s", "leases", "seen")]
             for worker, info in run.workers.items():
-                made, seconds = float(info.get("made", 0)), float(info.get("seconds", 0))
+                threads, made, seconds = (_number(info.get(name)) for name in ("threads", "made", "seconds"))
                 held = sum(held.worker == worker for held in run.leases)
                 rate = made / seconds if seconds else 0.0
-                rows.append((worker, str(info.get("threads", "?")), f"{made:,.0f}", f"{rate:.1f}", str(held),
+                rows.append((worker, f"{threads:.0f}", f"{made:,.0f}", f"{rate:.1f}", str(held),
                              f"{info['seen_s']:.1f} s ago"))  # fmt: skip
             print_table(rows, right=("threads", "made", "batches/s", "leases"))
+
+
+def _number(value: object) -> float:
+    """What a worker says about itself may be anything."""
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def drain(

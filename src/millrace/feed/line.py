@@ -112,6 +112,12 @@ class Line:
         positions = first + np.arange(*self.share, dtype=np.int64)
         return np.where(positions < stop, positions, first)
 
+    def marked_positions(self, batch: int) -> Int64s:
+        """The positions of this rank as batches carry them: padding is -1."""
+        first, stop = self.span(batch)
+        positions = first + np.arange(*self.share, dtype=np.int64)
+        return np.where(positions < stop, positions, -1)
+
     def span(self, batch: int) -> tuple[int, int]:
         """The positions [first, last) of one batch, over all ranks."""
         first = self.begin(batch)

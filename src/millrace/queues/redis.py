@@ -23,6 +23,7 @@ VERSION = (6, 2)
 KINDS = "rdfetlhwiq"  # one key each, as scripts.py describes them
 TLS_FILES = {"ca_certs": "ca", "certfile": "cert", "keyfile": "key"}
 WAIT_S = 0.5  # of await_ready and lease
+FOREIGN = "surrogateescape"  # tickets come back to the server with the bytes they have there, whoever wrote them
 
 
 class RedisQueue:
@@ -46,7 +47,7 @@ class RedisQueue:
         self._client: Any = redis.Redis(
             host=address.host, port=address.port, db=address.db, username=address.username, password=password,
             socket_timeout=timeout, socket_connect_timeout=timeout, socket_keepalive=True, retry=Retry(NoBackoff(), 1),
-            protocol=2, **tls,
+            protocol=2, encoding_errors=FOREIGN, **tls,
         )  # fmt: skip
         self._scripts = {
             name: self._client.register_script(getattr(scripts, name))
@@ -107,7 +108,7 @@ class RedisQueue:
             if state == b"taken":
                 raise taken(run, count.decode(errors="replace"))
             threads = count
-            ready += [ticket.decode() for ticket in found]
+            ready += [_text(ticket) for ticket in found]
         return Seen(threads, ready)
 
     def close_lines(self, run: str, attempts: Sequence[str], tickets: Sequence[str]) -> None:
@@ -122,10 +123,10 @@ class RedisQueue:
             if found is None:
                 return []
             more = client.lpop(f"n:{run}:{attempt}", 4096) or []
-            return [ticket.decode() for ticket in (found[1], *more) if ticket]
+            return [_text(ticket) for ticket in (found[1], *more) if ticket]
 
     def get(self, run: str, ticket: str, memory: Callable[[int], Any]) -> Any:
-        return self._wire.get(f"b:{run}:{ticket}".encode(), memory)
+        return self._wire.get(f"b:{run}:{ticket}".encode(errors=FOREIGN), memory)
 
     def put_array(self, run: str, key: str, data: Any) -> None:
         self._wire.set_new(f"a:{run}:{key}".encode(), data, self._ttl)
@@ -144,14 +145,14 @@ class RedisQueue:
 
     def _leased(self, run: str, worker: str, info: dict[str, Any]) -> Lease:
         state, ticket = self._run("LEASE", run, worker, json.dumps(info), self._lease, self._alive, self._ttl)
-        return Lease(state.decode(), ticket.decode())
+        return Lease(_text(state), _text(ticket))
 
     def renew(self, run: str, worker: str, info: dict[str, Any], tickets: Sequence[str]) -> list[str]:
         lost = self._run("RENEW", run, worker, json.dumps(info), self._lease, self._ttl, *tickets)
-        return [ticket.decode() for ticket in lost]
+        return [_text(ticket) for ticket in lost]
 
     def put(self, run: str, worker: str, ticket: str, payload: Any) -> bool:
-        key = f"b:{run}:{ticket}".encode()
+        key = f"b:{run}:{ticket}".encode(errors=FOREIGN)
         is_new = payload is not None and self._wire.set_new(key, payload, self._ttl)
         self._run("DONE", run, ticket, self._ttl)
         return is_new
@@ -187,10 +188,10 @@ class RedisQueue:
         return Status(
             run, any(now - at < self._alive for _, at in links), len(waiting),
             None if not waiting else max(0.0, now - min(at for _, at in waiting)) / 1000,
-            [Held(ticket.decode(), holders.get(ticket, b" ?").partition(b" ")[2].decode(errors="replace"), (at - now) / 1000)
+            [Held(_shown(ticket), _shown(holders.get(ticket, b" ?").partition(b" ")[2]), (at - now) / 1000)
              for ticket, at in leased],
             ready,
-            {name.decode(errors="replace"): {**_info(infos.get(name)), "seen_s": max(0.0, now - at) / 1000}
+            {_shown(name): {**_info(infos.get(name)), "seen_s": max(0.0, now - at) / 1000}
              for name, at in workers},
         )  # fmt: skip
 
@@ -207,10 +208,20 @@ class RedisQueue:
             self._client.close()
 
 
+def _text(data: bytes) -> str:
+    return data.decode(errors=FOREIGN)
+
+
+def _shown(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
 def _info(data: bytes | None) -> dict[str, Any]:
     """What a worker says about itself: plain values only."""
     try:
         found = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, (str, int, float))} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, str) or (isinstance(v, (int, float)) and abs(v) < 1e15)}

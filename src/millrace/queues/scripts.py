@@ -18,7 +18,8 @@ local function give_back(id)
   local held = redis.call('HGET', 'h:' .. run, id)
   redis.call('ZREM', 'l:' .. run, id)
   redis.call('HDEL', 'h:' .. run, id)
-  redis.call('ZADD', 't:' .. run, held and held:match('^(%S+) ') or now, id)
+  local offered = tonumber(held and held:match('^(%S+) ')) or now
+  redis.call('ZADD', 't:' .. run, offered == offered and offered or now, id)
 end
 local function worker_seen(worker, info, ttl)
   redis.call('ZADD', 'w:' .. run, now, worker)

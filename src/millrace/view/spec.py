@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ConfigError, ResumeMismatch
+from millrace.identity import digest_chunks
 from millrace.lazy import attachment
-from millrace.view.bitmap import Bitmap
+from millrace.ragged import Array
+from millrace.view.bitmap import PACKED, Bitmap
 from millrace.view.blocks import Blocks
 from millrace.view.compose import Concat, Subset
 from millrace.view.packed import Packed
@@ -90,3 +93,9 @@ def view_arrays(view: View) -> dict[str, Any]:
     if isinstance(view, Concat):
         return {key: ids for part in view.views for key, ids in view_arrays(part).items()}
     return {}
+
+
+def array_of_bytes(key: str, data: bytes) -> Array:
+    """An array of ``view_arrays`` from its bytes. Its hash says whether they are numbers; if not they are bits."""
+    are_numbers = len(data) % 8 == 0 and digest_chunks(len(data), [data]) == key
+    return np.frombuffer(data, np.int64 if are_numbers else PACKED)

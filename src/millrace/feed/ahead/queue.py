@@ -21,10 +21,11 @@ from millrace.feed.ahead.threads import join
 from millrace.feed.make.slots import Slots
 from millrace.feed.processes.packing import Layout
 from millrace.feed.remote.link import JOIN_S, Link, Window, log
-from millrace.feed.remote.payload import PayloadRefused, Stamp, layout_of, unpack
+from millrace.feed.remote.payload import PayloadRefused, Stamp, check_marks, layout_of, unpack
 from millrace.feed.stages import Counters, Make
 from millrace.ragged import Array
 
+MOST_SAID = 8  # different messages
 PAUSE_S = 0.2  # of the fetching thread, while the queue does not answer
 
 
@@ -89,7 +90,7 @@ class Fetch:
     ) -> None:
         self._link, self._window, self._stamp, self._unpack, self._slots = link, window, stamp, unpack, slots
         self._layouts: dict[bytes, Layout] = {}
-        self.num_refused = 0
+        self.num_refused, self._said = 0, set[str]()
 
     def serve(self) -> None:
         window, link = self._window, self._link
@@ -101,6 +102,14 @@ class Fetch:
                     self._settle(batch, is_finished=batch in finished)
             except MillraceError:  # the link says so, once
                 time.sleep(PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - a thread that ended here would leave every batch to the loop
+                self._once(f"what the queue answered cannot be used: {type(error).__name__}: {error}")
+                time.sleep(PAUSE_S)
+
+    def _once(self, text: str) -> None:
+        if text not in self._said and len(self._said) < MOST_SAID:
+            self._said.add(text)
+            log.warning("%s; batches that do not come are made here", text)
 
     def _settle(self, batch: int, *, is_finished: bool) -> None:
         try:
@@ -128,6 +137,7 @@ class Fetch:
                 return None
             prefix = self._stamp.prefix(int(first), int(count))
             text, packed = unpack(found, prefix, lambda size: memory("unpacked", size))
+            check_marks(packed, window.line.marked_positions(batch))
             try:
                 return self._unpack(layout_of(text, self._layouts), packed)
             except (ValueError, TypeError, QueueError) as error:

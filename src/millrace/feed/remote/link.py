@@ -17,6 +17,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from millrace.errors import MillraceError, QueueUnreachable
 from millrace.feed.ahead.threads import join
 from millrace.feed.line import Line
@@ -130,7 +132,7 @@ class Link:
                 self._beat()
                 if is_last:
                     self.queue.end(self.run, self.id)
-            except MillraceError as error:
+            except Exception as error:  # noqa: BLE001 - a link that ended here would never say so
                 self._down(error)
             if is_last:
                 return self.queue.close()
@@ -172,12 +174,13 @@ class Link:
         wanted = [window.ticket(batch) for batch in window.wanted(self.threads)]
         return Offer(window.attempt, window.record, wanted, window.unwanted[:unwanted])
 
-    def _down(self, error: MillraceError) -> None:
+    def _down(self, error: Exception) -> None:
         """Says once that batches are made here until the queue answers."""
         self.is_up, self.threads = False, 0
+        text = str(error).rstrip(".") if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
         if not self._said and not self.is_closed:
-            log.warning("%s; batches are made here until it does", str(error).rstrip("."))
-        self._said = str(error)
+            log.warning("%s; batches are made here until it does", text)
+        self._said = text
         for window in list(self._windows):
             window.tell()
 
@@ -203,7 +206,7 @@ def link_of(feed: Feed, line: Line) -> Link:
         math.prod(n or 0 for n in field.shape) * field.dtype.itemsize for field in feed.view.fields
     )
     folder = os.path.abspath(feed.run)
-    arrays = view_arrays(feed.view)
+    arrays = {key: ids.view(np.uint8) for key, ids in view_arrays(feed.view).items()}
     link = Link(open_queue(str(feed.queue)), run_name(folder), folder, num_bytes=num_bytes * line.size, arrays=arrays)
     weakref.finalize(feed, link.close)  # also at interpreter exit
     feed.link = link

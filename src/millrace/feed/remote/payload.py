@@ -21,7 +21,7 @@ from millrace.errors import ConfigError, QueueError
 from millrace.feed.batch import MARKS, Batch, aligned, check_names
 from millrace.feed.processes.packing import HEAD_BYTES, MAX_TEXT, Layout, Packed
 from millrace.queues.protocol import MAX_PAYLOAD
-from millrace.ragged import Array
+from millrace.ragged import Array, Int64s
 
 MAGIC, VERSION = b"MILLRACE", 1
 PREFIX = struct.Struct(
@@ -114,6 +114,18 @@ def unpack(payload: Array, prefix: bytes, new_memory: Callable[[int], Array]) ->
     except (ValueError, TypeError, RecursionError, OverflowError, AttributeError, LookupError) as error:
         raise PayloadRefused(f"the text of a payload is wrong: {error}") from error
     return text, payload[:num_bytes]
+
+
+def check_marks(packed: Array, positions: Int64s) -> None:
+    """Refuses a packed batch whose rows are of other positions, or which marks others as padding (-1)."""
+    size, begin = len(positions), HEAD_BYTES
+    marks = []
+    for dtype in MARKS.values():
+        marks.append(packed[begin : begin + size * dtype.itemsize].view(dtype))
+        begin += aligned(size * dtype.itemsize)
+    is_real = positions >= 0
+    if not all(map(np.array_equal, marks, (positions, np.where(is_real, marks[1], -1), is_real))):
+        raise PayloadRefused("a payload marks other rows as padding, or has other positions")
 
 
 def _checksum(head: bytes, body: Any) -> bytes:

@@ -10,14 +10,14 @@ import msgspec
 
 from millrace.errors import ConfigError
 from millrace.feed.cursor import identity
-from millrace.feed.line import Line
+from millrace.feed.line import LAST, Line
 from millrace.feed.mixture import Mixture
 from millrace.feed.remote.functions import function_id
 from millrace.feed.remote.payload import Stamp
 from millrace.identity import canonical, digest
-from millrace.order.orders import Order, order_from_spec
+from millrace.order.orders import MAX_POSITION, Order, order_from_spec, share
 from millrace.queues.address import read_address
-from millrace.queues.protocol import MAX_RECORD
+from millrace.queues.protocol import MAX_PAYLOAD, MAX_RECORD
 from millrace.store.remote.objects import normal_url
 from millrace.view.compose import Concat, Subset
 from millrace.view.spec import from_spec, view_arrays
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MAX_NAME = 100
+REMEDY = "`millrace queue drain URL --run NAME` makes a live trainer put its record again"
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +62,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
             raise ConfigError(f"the record of this run has {len(data):,} bytes; expected at most {MAX_RECORD:,}")
         try:
             record = msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"the record of this run cannot be read ({error}); is the trainer of the same version?"
             ) from error
@@ -69,7 +70,19 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
             raise ConfigError(
                 f"the trainer has records of version {record.version}, this worker {VERSION}; install one version"
             )
+        record.check()
         return record
+
+    def check(self) -> None:
+        """Refuses numbers that no line has, before anything is computed from them."""
+        share(self.batch, self.rank, self.world)
+        stop = 0 if self.stop is None else self.stop
+        is_line = 0 <= self.start <= MAX_POSITION and 0 <= stop <= MAX_POSITION and self.last in LAST
+        if not is_line or not 1 <= self.batch <= MAX_PAYLOAD or not 0 <= self.seed < 1 << 64:
+            raise ConfigError(
+                f"the record of this run says batch={self.batch}, start={self.start}, stop={self.stop}, last={self.last!r}, "
+                f"seed={self.seed}; no line has these: {REMEDY}"
+            )
 
     def write(self) -> bytes:
         return msgspec.json.encode(self)
@@ -101,13 +114,12 @@ def ticket_of(line: Line, attempt: str, batch: int) -> str:
 def batch_of(line: Line, ticket: str) -> int | None:
     """The batch that a ticket asks for; None if it is none of this line."""
     try:
-        _, first, count = ticket.split(":")
-        batch, rest = divmod(int(first) - line.share[0] - line.start, line.batch)
+        attempt, first, _ = ticket.split(":")
+        batch = (int(first) - line.share[0] - line.start) // line.batch
     except ValueError:
         return None
-    total = line.num_batches
-    is_own = rest == 0 and batch >= 0 and int(count) == line.size and (total is None or batch < total)
-    return batch if is_own else None
+    most = (MAX_POSITION - line.start) // line.batch if line.num_batches is None else line.num_batches
+    return batch if 0 <= batch < most and ticket == ticket_of(line, attempt, batch) else None
 
 
 def run_name(run: str | os.PathLike[str]) -> str:

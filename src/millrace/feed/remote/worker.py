@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millrace.errors import ConfigError, MillraceError, QueueError, StoreError, StoreNotFound
+from millrace.errors import ConfigError, MillraceError, QueueError, ResumeMismatch, StoreError, StoreNotFound
 from millrace.feed.batch import Batch
 from millrace.feed.line import Line
 from millrace.feed.make.compose import compose_make
 from millrace.feed.make.program import Program
 from millrace.feed.remote.functions import check_functions
 from millrace.feed.remote.payload import Stamp, pack
-from millrace.feed.remote.record import Record, batch_of, functions_of
+from millrace.feed.remote.record import REMEDY, Record, batch_of, functions_of
 from millrace.feed.stages import Fallback, Make
 from millrace.queues.protocol import Queue, QueueFull
 from millrace.ragged import Array
 from millrace.store.open import open_store
 from millrace.store.store import Store
-from millrace.view.spec import from_spec
+from millrace.view.spec import array_of_bytes, from_spec
 
 PAUSE_S = 0.5  # while the queue does not answer, or is full
 MAX_LINES = 8  # kept
@@ -70,11 +70,24 @@ class Lines:
                     return None
                 while len(self._makers) >= MAX_LINES:
                     del self._makers[next(iter(self._makers))]
-                maker = self._build(attempt, Record.read(data), with_core)
+                maker = self._rebuilt(attempt, Record.read(data), with_core)
                 if maker is None:
                     return None
                 self._makers[attempt] = maker
             return self._makers[attempt]
+
+    def _rebuilt(self, attempt: str, record: Record, with_core: bool) -> Maker | None:
+        """The maker of a record. What stands in it may be anything: what cannot be built is refused in words."""
+        try:
+            return self._build(attempt, record, with_core)
+        except ResumeMismatch as error:
+            raise ConfigError(f"the record of this run does not fit what lies beside it: {error}; {REMEDY}") from error
+        except MillraceError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"the record of this run cannot be used here: {type(error).__name__}: {error}; {REMEDY}"
+            ) from error
 
     def _build(self, attempt: str, record: Record, with_core: bool) -> Maker | None:
         check_functions(record.functions, self._own)
@@ -82,7 +95,7 @@ class Lines:
         found = {key: self._queue.array(self._run, key) for key in record.arrays}
         if any(data is None for data in found.values()):  # lost in a flush: the trainer puts them again
             return None
-        arrays = {key: np.frombuffer(data or b"", np.int64) for key, data in found.items()}
+        arrays = {key: array_of_bytes(key, data or b"") for key, data in found.items()}
         line = record.line(from_spec(record.view, stores, arrays, allow_mixed_tokenizers=True))
         functions = self._functions._replace(seed=record.seed)
         program = Program.of(line) if with_core else None
