@@ -310,6 +310,8 @@ def test_rows_that_padding_cuts_off_count_for_nothing():
 def test_what_cannot_be_bounded_is_refused():
     with pytest.raises(mr.ConfigError, match="max_rows=0; expected 1 or more"):
         feed_of(view_of([0, 0]), max_rows=0)
+    with feed_of(view_of([1, 0, 1]), max_rows=1, batch=3, epochs=1) as feed:
+        assert [np.diff(batch.bins).tolist() for batch in feed] == [[1, 1, 1]]
     view = view_of([3, 50, 7])
     with pytest.raises(mr.ConfigError, match="the 50 rows of sample 1"):
         feed_of(view)

@@ -276,6 +276,19 @@ def test_a_pass_that_was_counted_to_its_end_is_left_by_the_next_one():
     assert positions(rest) == [[28, 29]]
 
 
+def test_a_feed_that_is_read_by_epoch_again_counts_its_batches_in_passes_again():
+    feed = feed_of()
+    passes = feed.by_epoch()
+    assert feed.explain(3).positions.tolist() == [10, 11, 12, 13]  # before any pass has begun
+    list(passes)
+    next(iter(feed))
+    assert feed.explain(2).positions.tolist() == [18, 19, 20, 21]
+    feed.close()
+    assert positions(passes) == [[14, 15, 16, 17], [18, 19]]
+    assert [feed.explain(k).positions.tolist() for k in range(3)] == [[14, 15, 16, 17], [18, 19], [20, 21, 22, 23]]
+    assert feed.state_dict() == feed.state_at(2)
+
+
 def test_passes_of_which_nothing_is_left_are_refused():
     for repeat in (False, True):
         with pytest.raises(mr.ConfigError, match="10 samples are fewer than batch=16"):

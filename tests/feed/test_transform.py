@@ -130,8 +130,7 @@ def test_marks_it_changed_are_set_right_again():
         ({"x": 3.0}, "it returned no rows in 'x'"),
         ({"x": np.float64(3)}, "'x'"),
         ({"x": np.array(3.0)}, "TypeError"),
-        ({"positions": np.zeros(8)}, "column named 'positions'"),
-        ({"items": np.zeros(8)}, "column named 'items'"),
+        ({3: np.zeros(8)}, "a batch has column 3; names are strings"),
     ],
 )
 def test_a_wrong_result_is_a_failed_stage(result, message):

@@ -107,7 +107,12 @@ def test_workers_that_are_killed_before_they_begin_are_started_again(method, fee
 
 @pytest.mark.parametrize(
     ("transform", "what"),
-    [(functions.masked, "MaskedArray"), (functions.nested, "list of objects"), (functions.sets, "ndarray of objects")],
+    [
+        (functions.masked, "MaskedArray"),
+        (functions.structured, r"an array of \[\('a', '<i4'\)\]"),
+        (functions.nested, "list of objects"),
+        (functions.sets, "ndarray of objects"),
+    ],
 )
 def test_columns_that_cannot_be_sent_are_refused(transform, what, feed_of):
     with pytest.raises(mr.ConfigError, match=f"column 'x' is {what}; processes send arrays and tensors"):

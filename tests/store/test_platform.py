@@ -1,9 +1,12 @@
 """What every change of the disk goes through."""
 
 import os
+import stat
 
+import numpy as np
 import pytest
 
+import millrace as mr
 from millrace.store import platform
 
 
@@ -30,3 +33,48 @@ def test_what_is_no_folder_is_in_the_way(tmp_path, what):
     path.write_text("mine") if what == "file" else path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileExistsError):
         platform.make_dir(path)
+
+
+class Syncs:
+    """Notes what the disk holds for certain: the size of each file, and the names in each folder, as of their last sync."""
+
+    def __init__(self, monkeypatch):
+        self.durable, self.at_rename, self._sync = {}, {}, os.fsync
+        monkeypatch.setattr(os, "fsync", self._fsync)
+        monkeypatch.setattr(platform, "before_write", self._before)
+
+    def _fsync(self, fd):
+        self.durable[os.fstat(fd).st_ino] = self.state(fd)
+        self._sync(fd)
+
+    def _before(self, operation, path):
+        if operation == "rename":
+            self.at_rename[path] = dict(self.durable)
+
+    @staticmethod
+    def state(file):
+        return sorted(os.listdir(file)) if stat.S_ISDIR(os.stat(file).st_mode) else os.stat(file).st_size
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_store_gets_its_name_when_all_that_is_in_it_is_on_the_disk(tmp_path, monkeypatch, resume):
+    """What is not synced is gone when the machine stops, and a name that was given before stays."""
+    out, syncs = tmp_path / "new" / "store", Syncs(monkeypatch)
+    columns = {"columns": {"x": mr.Column("float32")}}
+    for options, name, later in ((columns, out, []), ({"append": True}, out / "store.json", [out, out / "store.json"])):
+        with mr.StoreWriter(out, shard_bytes=64, resume=resume, **options) as writer:
+            for number in range(6):
+                writer.append({"x": np.full(8, number, np.float32)})
+        durable = syncs.at_rename[str(name)]  # when it was given the name under which readers look for it
+        paths = [path for path in (out, *out.rglob("*")) if path not in later]
+        assert [path for path in paths if durable.get(path.stat().st_ino) != Syncs.state(path)] == []
+        assert len(paths) > 20
+    for path in (out, out.parent, out.parent.parent):  # and the name itself
+        assert set(Syncs.state(path)) - {"store.partial"} <= set(syncs.durable[path.stat().st_ino])
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_is_synced_unless_it_may_be_lost(tmp_path, monkeypatch, durable):
+    syncs = Syncs(monkeypatch)
+    platform.write_file(tmp_path / "file", b"data", durable=durable)
+    assert syncs.durable == ({(tmp_path / "file").stat().st_ino: 4} if durable else {})

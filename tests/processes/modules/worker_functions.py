@@ -52,11 +52,12 @@ def growing(batch, rng):
 
 
 def columns(batch, rng):
-    """Every kind of column that may be sent, but tensors."""
+    """Every kind of column that may be sent, but tensors: of numpy's kinds all but V, which may hold objects."""
     n = batch.num_samples
     return {
         "f": np.asfortranarray(rng.uniform(2, 3)), "big": batch.x.astype(">i4"), "flag": batch.x[:, 0] % 2 == 0,
         "half": batch.x.astype(np.float16), "time": batch.x[:, 0].astype("datetime64[s]"), "none": np.zeros((n, 0)),
+        "unsigned": batch.x.astype(np.uint8), "complex": batch.x * 1j, "span": batch.x[:, 0].astype("timedelta64[s]"),
         "text": np.array([f"é{k}" for k in range(n)]), "bytes": np.array([b"ab"] * n), "step": batch.x[::1, ::-1],
         "objects": np.array([["a", None]] * n, object), "list": [1.5, "a", None, True] * (n // 4), "pair": tuple(range(n)),
         "ragged": mr.Ragged(np.arange(n), np.arange(n + 1)),
@@ -66,6 +67,10 @@ def columns(batch, rng):
 
 def masked(batch, rng):
     return {"x": np.ma.masked_array(batch.x, batch.x > 3)}
+
+
+def structured(batch, rng):
+    return {"x": np.zeros(batch.num_samples, [("a", "i4")])}
 
 
 def nested(batch, rng):

@@ -127,7 +127,7 @@ def build_schema(found: Found, options: RecordOptions, *, is_loose: bool) -> tup
         if is_guessed and len({merged_axis for merged_axis, own in kept.items() if own == axis}) > 1
     ]
     notes += [
-        f"column {name!r} has a name of batches, and feeds refuse it; --rename {source}=NAME gives it another"
+        f"column {name!r} has a name of batches: batch[{name!r}] is the column; --rename {source}=NAME gives it another"
         for source, name in names.items()
         if name in OF_BATCHES
     ]
