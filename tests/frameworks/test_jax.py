@@ -52,6 +52,29 @@ def test_batches_and_ragged_columns_are_pytrees():
     assert done.stdout.endswith("done\n"), done.stderr
 
 
+WITHOUT_IMPORT = """
+import inspect, sys
+import jax, numpy as np
+import millrace as mr
+
+batch = next(iter(mr.Feed(mr.Blocks(mr.from_arrays({"tokens": np.arange(11)}), length=1), batch=3, device="numpy")))
+dict(inspect.getmembers(batch))
+for call in (jax.jit(lambda batch: batch["x"]), jax.device_put, jax.grad(lambda batch: batch["x"].sum())):
+    try:
+        call(batch)
+    except mr.ConfigError as error:
+        assert "import millrace.jax" in str(error), error
+    else:
+        sys.exit(f"{call} took it")
+print("done")
+"""
+
+
+def test_jax_names_the_import_that_it_needs_for_a_batch():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_IMPORT], capture_output=True, text=True, timeout=100)
+    assert done.stdout.endswith("done\n"), done.stderr
+
+
 PROCESS = """
 import json, sys
 import jax, numpy as np

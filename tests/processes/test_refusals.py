@@ -11,7 +11,9 @@ import pytest
 import worker_functions as functions
 
 import millrace as mr
+from millrace.feed.batch import Batch
 from millrace.feed.processes import worker
+from millrace.feed.processes.packing import Layout, Packed
 
 MODULES = Path(__file__).parent / "modules"
 REMEDY = "move it to the top level of a module and give it by name"
@@ -110,6 +112,7 @@ def test_workers_that_are_killed_before_they_begin_are_started_again(method, fee
     [
         (functions.masked, "MaskedArray"),
         (functions.structured, r"an array of \[\('a', '<i4'\)\]"),
+        (functions.sparse, "a tensor of sparse_coo"),
         (functions.nested, "list of objects"),
         (functions.sets, "ndarray of objects"),
     ],
@@ -117,6 +120,26 @@ def test_workers_that_are_killed_before_they_begin_are_started_again(method, fee
 def test_columns_that_cannot_be_sent_are_refused(transform, what, feed_of):
     with pytest.raises(mr.ConfigError, match=f"column 'x' is {what}; processes send arrays and tensors"):
         list(feed_of(transform, epochs=1))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, for each of these
+def test_a_tensor_is_sent_only_where_its_numbers_are_all_of_it():
+    import torch
+
+    marks, plain = {"positions": np.arange(4), "samples": np.arange(4), "valid": np.ones(4, bool)}, torch.ones(4, 2)
+    forms = {
+        "of sparse_csr": plain.to_sparse_csr(), "without data": plain.to("meta"),
+        "of quint8": torch.quantize_per_tensor(plain, 0.1, 0, torch.quint8),
+    }  # fmt: skip
+    for form, tensor in forms.items():
+        with pytest.raises(mr.ConfigError, match=f"column 'x' is a tensor {form}; processes send"):
+            Packed(Batch({"x": tensor}, **marks))
+    sent = Packed(Batch({"x": (plain * 1j).conj(), "y": torch._neg_view(plain)}, **marks))
+    memory = np.zeros(sent.num_bytes, np.uint8)
+    sent.write(memory)
+    arrived = Layout(sent.text).batch(memory)
+    assert (arrived["x"] == -1j).all()
+    assert (arrived["y"] == -1).all()
 
 
 SCRIPT = """

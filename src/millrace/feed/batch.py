@@ -106,6 +106,8 @@ class Batch(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in MARKS:
             return self._look_at(name)
+        if name == "__jax_array__":  # which JAX looks for on what is no pytree; it replaces the message of a TypeError
+            raise ConfigError("JAX takes a Batch as a pytree only after `import millrace.jax`; add that import")
         if name.startswith("__"):  # Python and numpy look for these, and would take a column for a method
             raise AttributeError(name)
         try:

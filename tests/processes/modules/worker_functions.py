@@ -81,6 +81,12 @@ def sets(batch, rng):
     return {"x": np.array([{1}] * batch.num_samples)}
 
 
+def sparse(batch, rng):
+    import torch
+
+    return {"x": torch.ones(8, 2).to_sparse()}
+
+
 class Disagreeable(Exception):
     """Cannot be pickled, and says too much."""
 

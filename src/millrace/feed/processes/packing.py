@@ -94,7 +94,7 @@ class Packed:
             return self._describe_items(name, value)
         kind = "array"
         if hasattr(value, "detach"):  # a tensor
-            kind, value = str(value.dtype), _tensor_array(value.detach().cpu().contiguous())
+            kind, value = str(value.dtype), _tensor_array(name, value)
         elif not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
             raise _unsendable(name, type(value).__name__)
         if value.dtype.kind not in "biufcmMSU":
@@ -129,12 +129,16 @@ def _text(size: int, columns: tuple[Any, ...]) -> bytes:
     return json.dumps([size, dict(columns)], separators=(",", ":")).encode()
 
 
-def _tensor_array(tensor: Any) -> Array:
+def _tensor_array(name: str, tensor: Any) -> Array:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:  # more than numbers, or none
+        form = str(tensor.dtype if tensor.is_quantized else tensor.layout).removeprefix("torch.")
+        raise _unsendable(name, f"a tensor {'without data' if tensor.is_meta else f'of {form}'}")
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     try:
         return tensor.numpy()  # type: ignore[no-any-return]
     except TypeError:  # numpy has no bfloat16
-        import torch
-
         return tensor.view(torch.uint8 if tensor.element_size() == 1 else torch.int16).numpy()  # type: ignore[no-any-return]
 
 
