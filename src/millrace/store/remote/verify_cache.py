@@ -40,7 +40,7 @@ def verify_cache(
     base: Path, *, workers: int | None = None, progress: Callable[[int], None] | None = None
 ) -> CacheVerification:
     """Checks the files and tables in a cache folder. A damaged file is never served: the next reader fetches it again."""
-    if not (base / "shards").is_dir():
+    if not all((base / name).is_dir() for name in ("shards", "stores")):
         raise ConfigError(f"{base} is no cache folder; give the one that stores at a URL were read with: --cache-dir")
     report, step = CacheVerification(str(base), 0, 0, 0, 0, []), progress or (lambda num_bytes: None)
     cached = {name for name in os.listdir(base / "shards") if CACHED_FILE.fullmatch(name)}
