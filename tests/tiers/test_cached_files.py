@@ -1,5 +1,6 @@
 """The files of a cache: what lies there is what was downloaded, whoever changed it since; nobody else may enter."""
 
+import json
 import os
 import stat
 import subprocess
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.cli import run as millrace
 from millrace.store import checked_files
 from millrace.testing import tiny_text
 from millrace.view import packing
@@ -150,3 +152,24 @@ def test_folders_of_the_cache_are_private(store, cache, tmp_path, monkeypatch):
     assert modes == {0o700}
     assert list((tmp_path / "new" / "cache").glob("packing-*"))
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_verify_reads_the_cache_whatever_was_noted(store, cache, capsys):
+    """Also a file that changed without a trace, as a bad disk changes it."""
+    numbers(store)
+    assert millrace(["verify", "--cache"]) == 0
+    assert capsys.readouterr().out.startswith(f"ok: {cache}: 3 files of 1 store, ")
+    victim = files(cache)[1]
+    replaced_bytes(victim)
+    notes = checked_files.CheckedFiles(cache / "checked")
+    notes.note(victim.name, victim.lstat())
+    assert sum(numbers(store)) != sum(range(ROWS * SHARDS))  # what a note says is believed
+    assert millrace(["verify", "--cache", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    (damage,) = found["damage"]
+    assert damage["path"].startswith(f"{victim} (shards/train-0000")
+    assert numbers(store) == list(range(ROWS * SHARDS))
+    assert millrace(["verify", "--cache", "--cache-dir", str(cache)]) == 0
+    for arguments in (["verify"], ["verify", str(store), "--cache"], ["verify", "--cache", "--cache-dir", str(store)]):
+        assert millrace(arguments) == 1
+        assert capsys.readouterr().err.startswith("error: ")

@@ -129,11 +129,12 @@ def test_kill_9_in_the_middle_of_the_push_and_the_same_command_again(tmp_path, s
     assert run([*command[3:], f"{s3}/store"]) == 0
     assert not list((cache / "prepare").glob("*"))
     assert run([*command[3:], str(tmp_path / "local")]) == 0
+    mr.pull(f"{s3}/store", tmp_path / "copy")
     names = sorted(path.relative_to(tmp_path / "local").as_posix() for path in (tmp_path / "local").rglob("*.*"))
-    assert sorted(there.listed("")) == names
+    assert sorted(path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*.*")) == names
     for name in names:
         if name != "provenance.json":  # it has the seconds
-            assert there.read(name, 1 << 20) == (tmp_path / "local" / name).read_bytes(), name
+            assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name
     puts = [path.split("/store/")[1] for method, path in proxy.requests[before:] if method == "PUT"]
     assert not set(sent) & set(puts)  # nothing is sent twice
 

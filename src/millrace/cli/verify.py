@@ -12,15 +12,48 @@ EXAMPLE = "millrace verify prices/"
 
 
 def run(
-    path: Annotated[str, Argument(help="The store to check.")],
+    path: Annotated[str | None, Argument(help="The store to check.", show_default=False)] = None,
+    cache: Annotated[bool, Option("--cache", help="Check the cache of stores at a URL instead.")] = False,
     workers: Annotated[int | None, Option(min=1, help="Number of threads.", show_default="one per core")] = None,
     as_json: options.Json = False,
 ) -> int:
     """Check every byte of a store and locate damage.
 
     Reads all files and compares them with the hashes of the store. If something is damaged, it names the shard, the block
-    and the records, and the exit code is 1.
+    and the records, and the exit code is 1. With --cache it reads the files in the cache of this machine; a damaged one is
+    fetched again when it is needed.
     """
+    from millrace.errors import ConfigError
+
+    if cache == (path is not None):
+        raise ConfigError("verify takes either a store or --cache; give one of them")
+    return (
+        _verify_store(path, workers, as_json=as_json) if path is not None else _verify_cache(workers, as_json=as_json)
+    )
+
+
+def _verify_cache(workers: int | None, *, as_json: bool) -> int:
+    import msgspec
+
+    from millrace.cli.printing import plural, print_json, print_line, size
+    from millrace.native import cache_folder
+    from millrace.store.remote.verify_cache import verify_cache
+
+    report = verify_cache(cache_folder(), workers=workers)
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        for damage in report.damage:
+            print_line(f"damaged: {damage}")
+        what = f"{plural(report.files, 'file')} of {plural(report.stores, 'store')}, {size(report.bytes)}"
+        what += f", and {plural(report.unknown_files, 'file')} of no store whose tables are here" * bool(
+            report.unknown_files
+        )
+        print_line(f"{'DAMAGED' if report.damage else 'ok'}: {report.path}: {what}")
+    return 1 if report.damage else 0
+
+
+def _verify_store(path: str, workers: int | None, *, as_json: bool) -> int:
     import os
 
     import msgspec

@@ -32,6 +32,7 @@ LOOK_S = 0.02
 ROOM = "0" * 32  # the name of the lock under which room is made
 MISSING_TRIES = 50
 KEY_CHARS = 32  # what follows them in a name is of one on its way
+CACHED_FILE = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]+\.tmp)?")  # a file, or one on its way
 Result = TypeVar("Result")
 _UNITS = {
