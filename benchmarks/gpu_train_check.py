@@ -39,7 +39,7 @@ import millrace as mr
 from benchmarks.common import machine
 from benchmarks.gpu_train_models import VOCABULARY
 from millrace.train import data, run_folder
-from millrace.train.checkpoint import Checkpoints, State
+from millrace.train.checkpoint import Checkpoints
 from millrace.train.config import parse_config
 from millrace.train.dist import World
 from millrace.train.metrics import read_metrics
@@ -50,6 +50,7 @@ from millrace.train.optimizers import build_optimizer
 from millrace.train.parallel import shard
 from millrace.train.precision import Precision
 from millrace.train.saver import Saver
+from millrace.train.state import State
 from millrace.train.stepper import Stepper
 from millrace.train.tensors import read_tensors
 from millrace.train.trainer import Trainer

@@ -86,6 +86,7 @@ class StoreCorrupt(StoreError):
     """The bytes on disk are not those that were written."""
 
     column: str | None = None
+    problem: str | None = None  # the message without path and remedy
     expected: Any = None
     found: Any = None
 
@@ -220,7 +221,7 @@ def write_failed(error: OSError, path: str, doing: str) -> StoreWriteFailed:
 
 def corrupt(path: str, problem: str, remedy: str = "copy or prepare the store again", **context: Any) -> StoreCorrupt:
     """The error for a file whose bytes are not those that were written."""
-    return StoreCorrupt(f"{path}: {problem}; {remedy}", path=path, **context)
+    return StoreCorrupt(f"{path}: {problem}; {remedy}", path=path, problem=problem, **context)
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:

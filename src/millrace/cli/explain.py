@@ -71,14 +71,17 @@ def last_step(run: str) -> int | None:
     Steps are logged every ``train.log_every``: a run that failed may have done a few more.
     """
     import json
-    from pathlib import Path
+    import os
+
+    from millrace.errors import StoreError
+    from millrace.store.plain_file import read_plain
 
     try:
-        lines = (Path(run) / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+        lines = read_plain(os.path.join(run, "metrics.jsonl"), follow=True).split(b"\n")[:-1]
         logged = max((int(json.loads(line)["step"]) for line in lines), default=0)
-        config = json.loads((Path(run) / "run.json").read_bytes())["config"]["train"]
+        config = json.loads(read_plain(os.path.join(run, "run.json"), follow=True))["config"]["train"]
         return max(logged, min(int(config["max_steps"]), logged + int(config["log_every"])))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (StoreError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

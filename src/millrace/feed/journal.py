@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreCorrupt
 from millrace.feed.budget import Budget, BudgetLine
 from millrace.order.orders import Order
 from millrace.ragged import Int64s
 from millrace.store import platform
+from millrace.store.plain_file import open_file, read_plain
+from millrace.store.strict_json import sealed, unsealed
 from millrace.view.spec import view_arrays
 from millrace.view.view import View
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 NAME = "feed.jsonl"
 FIELDS = {"step", "position", "batch", "stop", "stores", "view", "order"}
+MORE_FIELDS = {"seed", "last", "bin", "max_rows"}  # that a line may have too
 
 
 def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
@@ -56,36 +59,52 @@ def note_start(run: str | os.PathLike[str], feed: Feed, line: Line) -> None:
         with open(folder / NAME, "a+b", buffering=0) as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # a kill may have left a part of a line
-            platform.write(file.fileno(), json.dumps(entry, allow_nan=False).encode() + b"\n", folder / NAME)
+            platform.write(file.fileno(), json.dumps(sealed(entry)).encode() + b"\n", folder / NAME)
 
 
 def arrays(run: str | os.PathLike[str]) -> dict[str, Any]:
     """The ids of subsets that a run used, by hash, for ``from_spec``."""
     paths = [path for path in sorted(Path(run).glob("ids-*.npy")) if not path.name.endswith(".tmp.npy")]
+    ids = {}
     try:
-        return {path.stem.removeprefix("ids-"): np.load(path) for path in paths}
-    except ValueError as error:
+        for path in paths:
+            with open_file(str(path), follow=True) as (fd, _), open(fd, "rb", closefd=False) as file:
+                ids[path.stem.removeprefix("ids-")] = np.load(file)
+        return ids
+    except (StoreCorrupt, ValueError, EOFError) as error:
         raise ConfigError(f"the ids of a subset in {run} are damaged ({error}); its steps are lost") from error
 
 
 def starts(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Every start of a run, without an unfinished last line."""
     path = Path(run) / NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ConfigError(f"there is no {path}; the run was started without run=, so its steps are not known")
-    lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        entries = [json.loads(line) for line in lines]
-        if not all(isinstance(entry, dict) and entry.keys() >= FIELDS for entry in entries):
-            raise ValueError("a line lacks some of its fields")
-        return entries
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}); the steps of this run are no longer known") from error
+        return [_start(json.loads(line)) for line in read_plain(str(path), follow=True).split(b"\n")[:-1]]
+    except (StoreCorrupt, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(
+            f"{path} is damaged ({problem}), so the steps of this run are not known; bring it back from a copy, or move it away "
+            "to train on without it"
+        ) from error
+
+
+def _start(values: Any) -> dict[str, Any]:
+    """The start that a line holds; ``ValueError`` where it is not what was written. Millrace 0.1 wrote no hash."""
+    if not isinstance(values, dict) or not values.keys() >= FIELDS:
+        raise ValueError("a line lacks some of its fields")
+    entry, is_sealed = unsealed(values)
+    if not is_sealed and (unknown := entry.keys() - FIELDS - MORE_FIELDS):
+        raise ValueError(f"a line has the field {min(unknown)!r:.60}")
+    if any(type(entry[name]) is not int for name in ("step", "position", "batch")):
+        raise ValueError("a step, position or batch is no whole number")
+    return entry
 
 
 def _steps_before(folder: Path, feed: Feed) -> int:
     """Steps before the place where a feed stands, if the last start before it had continued."""
-    if not (folder / NAME).exists():
+    if not os.path.lexists(folder / NAME):
         return 0
     place, budget = (feed.reached, feed.bin), feed.budget
     max_rows = None if budget is None else budget.max_rows
@@ -108,6 +127,18 @@ def _batches(start: dict[str, Any], position: int) -> int:
     if start.get("last") == "drop" and start["stop"] is not None:
         count = min(count, (start["stop"] - start["position"]) // start["batch"])
     return int(count)
+
+
+def misplaced(run: str | os.PathLike[str], step: int, position: int) -> str | None:
+    """Why a run cannot stand at a position after a step, by its starts; None where it can, or where they do not say."""
+    path = Path(run) / NAME
+    entries = starts(run) if os.path.lexists(path) else []
+    if not entries or entries[0]["position"] or "max_rows" in entries[-1]:
+        return None  # without the first start, steps are counted from another
+    at = start_of_step(run, step + 1)[1]
+    if at == position:
+        return None
+    return f"it stands at position {position:,}, and step {step:,} ends at {at:,} by {path}, which you may move away"
 
 
 def positions_of_step(run: str | os.PathLike[str], step: int, view: View, order: Order) -> Int64s:

@@ -5,6 +5,7 @@ A run may be going on, killed, or made by another version: lines that cannot be 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, StoreError
 from millrace.report.blocks import Facts, Lines, Note, Report, Section, Table
 from millrace.report.escape import number
+from millrace.store.plain_file import open_file, read_plain
+from millrace.store.strict_json import load_json
 
 METRICS, STARTS, RUN = "metrics.jsonl", "feed.jsonl", "run.json"
 POINTS = 400  # of a curve
@@ -96,15 +99,15 @@ class _Numbers:
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The objects of a file of JSON lines, without the last line if it is being written."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError:
-        return
-    with file:
-        while line := file.readline(MOST_LINE_BYTES):
+    """The objects of a file of JSON lines, without the last line if it is being written, or if it has no end."""
+    with (
+        contextlib.suppress(StoreError),
+        open_file(str(path), follow=True) as (fd, _),
+        open(fd, "rb", closefd=False) as file,
+    ):
+        while (line := file.readline(MOST_LINE_BYTES)).endswith(b"\n"):
             try:
-                value = json.loads(line) if line.endswith(b"\n") else None
+                value = json.loads(line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, Mapping):
@@ -124,10 +127,10 @@ def _summary(folder: Path, numbers: _Numbers, starts: list[Mapping[str, Any]]) -
         meaning = "the model limits the run" if share < 0.05 else "training often waits for data"
         facts.append(("waiting for data", f"{share:.1%} of the time: {meaning}"))
     try:
-        values = json.loads((folder / RUN).read_bytes()[: 1 << 22])
+        values = load_json(read_plain(str(folder / RUN), follow=True), RUN)
         facts += [(key, str(values[key])) for key in ("device", "ranks", "threads") if key in values]
         facts += [("store", f"{values['store']['path']}, fingerprint {values['store']['fingerprint']}")]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (StoreError, KeyError, TypeError):
         pass
     return Section("Summary", "", [Facts(facts)])
 

@@ -44,9 +44,11 @@ def open_file(
         os.close(fd)
 
 
-def read_plain(path: str, most: int = MAX_BYTES, name: str | None = None, dir_fd: int | None = None) -> bytes:
+def read_plain(
+    path: str, most: int = MAX_BYTES, name: str | None = None, dir_fd: int | None = None, *, follow: bool = False
+) -> bytes:
     """A whole file of at most ``most`` bytes."""
-    with open_file(path, name, dir_fd) as (fd, size):
+    with open_file(path, name, dir_fd, follow=follow) as (fd, size):
         if size > most:
             raise corrupt(path, f"has {size} bytes; expected at most {most} bytes", expected=most, found=size)
         try:

@@ -4,52 +4,40 @@
     checkpoints/step-00000040/      state.json, model.safetensors, optimizer.safetensors
     checkpoints/step-00000040/      or, sharded: state.json, model/shard-*.safetensors, optimizer/shard-*.safetensors
 
-A kill or a full disk at any moment leaves ``latest`` on a checkpoint that loads.
+A kill or a full disk at any moment leaves ``latest`` on a checkpoint that loads. Every byte is under a hash: those of the
+tensors are in ``state.json``, which holds its own. A damaged checkpoint is set aside, and the one before it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from millrace.errors import TrainError
+from millrace.errors import StoreCorrupt, TrainError
 from millrace.store import platform
-from millrace.train.tensors import hash_file, write_tensors
+from millrace.store.plain_file import read_plain
+from millrace.train.state import (
+    FORMAT,
+    NAME,
+    Damage,
+    State,
+    check_state,
+    name_of,
+    problem_of,
+    read_state,
+    step_of,
+    write_state,
+)
+from millrace.train.tensors import write_tensors
 
-FORMAT = 1
-NAME = re.compile(r"step-[0-9]{8,}")
+LINK_BYTES = 256  # of ``latest`` and ``best``, which hold a name
 Parts = Mapping[str, Mapping[str, Tensor]]
 Write = Callable[[Path], dict[str, str]]
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything of one step except the tensors; ``tensors`` names those by part."""
-
-    step: int
-    feed: dict[str, Any]
-    precision: dict[str, Any]
-    val_loss: float | None = None
-    is_sharded: bool = False
-    world: int = 1
-    format: int = FORMAT
-    tensors: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # path within the checkpoint -> xxh3
-
-
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _step(name: str) -> int:
-    return int(name.removeprefix("step-"))
 
 
 class Checkpoints:
@@ -82,12 +70,13 @@ class Checkpoints:
         platform.make_dir(aside)
         names = {f"{part}.safetensors": part for part in parts}
         hashes = write(aside) if write else {k: write_tensors(aside / k, parts[names[k]]) for k in names}
-        tensors = {part: {k: [str(v.dtype), list(v.shape)] for k, v in parts[part].items()} for part in parts}
-        data = json.dumps({**vars(state), "tensors": tensors, "files": hashes}, allow_nan=False).encode()
-        platform.write_file(aside / "state.json", data)
+        tensors = {part: {k: (str(v.dtype), list(v.shape)) for k, v in parts[part].items()} for part in parts}
+        write_state(aside, replace(state, tensors=tensors, files=hashes))
         platform.sync_dir(aside)
 
     def _name(self, link: str, name: str) -> None:
+        if (self.folder / link).is_dir():  # no file of ours
+            self._rename_aside(link)
         platform.write_file(self.folder / link, f"{name}\n".encode(), mode=0o644)
         platform.sync_dir(self.folder)
 
@@ -95,8 +84,7 @@ class Checkpoints:
         """Makes ``best`` name the checkpoint of a step, with its val_loss."""
         name = name_of(step)
         with platform.writing(self.folder / name, "saving"):
-            values = {**vars(self.read(name)), "val_loss": val_loss}
-            platform.write_file(self.folder / name / "state.json", json.dumps(values, allow_nan=False).encode())
+            write_state(self.folder / name, replace(self.read(name), val_loss=val_loss, format=FORMAT))
             platform.sync_dir(self.folder / name)
             self._name("best", name)
             self._forget_old()
@@ -120,87 +108,174 @@ class Checkpoints:
 
     # Reading.
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a checkpoint was saved, readable or not."""
+        return bool(self.names()) or os.path.lexists(self.folder / "latest")
+
     def names(self) -> list[str]:
         """Every checkpoint, oldest first."""
         if not self.folder.is_dir():
             return []
-        return sorted((path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)), key=_step)
+        return sorted((path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)), key=step_of)
 
     def resolve(self, link: str) -> str | None:
         """The checkpoint that ``latest`` or ``best`` names, if any."""
         try:
-            name = (self.folder / link).read_text().strip()
-        except FileNotFoundError:
+            return self._resolve(link)
+        except Damage as why:
+            raise self.damaged(link, str(why)) from why
+
+    def _resolve(self, link: str) -> str | None:
+        path = self.folder / link
+        if not os.path.lexists(path):
             return None
+        try:
+            name = read_plain(str(path), LINK_BYTES, follow=True).decode().strip()
+        except (StoreCorrupt, UnicodeDecodeError) as error:
+            raise Damage(problem_of(error)) from error
         if not NAME.fullmatch(name) or not (self.folder / name).is_dir():
-            raise self._damaged(link, f"names {name[:80]!r}, which is not there")
+            raise Damage(f"names {name[:80]!r}, which is not there")
+        return name
+
+    def pick(self, link: str) -> str | None:
+        """As ``resolve``, for whoever only reads: refuses a ``best`` that is not the best."""
+        name = self.resolve(link)
+        if link == "best" and name is not None:
+            lowest = _lowest({other: self.read(other).val_loss for other in self.names()})
+            if name != lowest:
+                raise self.damaged(link, f"names {name}, and {lowest or 'none'} has the lowest val_loss")
         return name
 
     def read(self, name: str) -> State:
-        path = self.folder / name / "state.json"
+        """The state of a checkpoint, with the hash that its file holds."""
         try:
-            values = json.loads(path.read_bytes())
-            if values["format"] != FORMAT:
-                raise TrainError(f"{path} has format {values['format']}; this millrace reads {FORMAT}: upgrade it")
-            return State(**values)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._damaged(name, f"state.json: {error}") from error
+            return read_state(self.folder / name)
+        except Damage as why:
+            raise self.damaged(name, str(why)) from why
 
     def check(self, name: str) -> State:
         """The state of a checkpoint, after all its bytes were compared with their hashes."""
-        state = self.read(name)
-        for file, expected in state.files.items():
-            path = self.folder / name / file
-            found = hash_file(path) if path.is_file() else "no such file"
-            if found != expected:
-                raise self._damaged(name, f"{file} has hash {found}, expected {expected}")
-        return state
+        try:
+            return check_state(self.folder / name)
+        except Damage as why:
+            raise self.damaged(name, str(why)) from why
 
-    def _damaged(self, name: str, why: str) -> TrainError:
+    def damaged(self, name: str, why: str) -> TrainError:
+        """The error for a checkpoint, or for ``latest`` or ``best``, that cannot be used."""
         others = ", ".join(other for other in self.names() if other != name)
         remedy = "there is no other: bring it back from a copy, or start another run with --run"
         if others:
             remedy = f"others: {others}; write the name of one into {self.folder / 'latest'} to continue from it"
+        if name == "best":
+            remedy = "take the latest checkpoint; millrace train names the best again when the run continues"
         return TrainError(f"checkpoint {self.folder / name} is damaged ({why}); {remedy}")
 
-    def sweep(self) -> list[str]:
-        """Tidies up after killed runs; returns lines that a person should read.
+    # Tidying up.
 
-        Removes half-written and half-removed checkpoints, and steps later than ``latest``. If ``latest`` is missing, it
-        names the newest whole checkpoint again.
+    def sweep(self) -> list[str]:
+        """Tidies up after killed runs and damage; returns lines that a person should read.
+
+        Removes half-written and half-removed checkpoints, and steps later than ``latest``. Damaged checkpoints are set
+        aside. Then ``latest`` names the newest whole one, and ``best`` that with the lowest val_loss.
         """
-        if not self.folder.is_dir():
+        if not os.path.lexists(self.folder):
             return []
-        lines = []
+        if not self.folder.is_dir():
+            raise TrainError(f"{self.folder} is not a folder; move it away, or start another run with --run")
+        with platform.writing(self.folder, "tidying up"):
+            return self._tidy()
+
+    def _tidy(self) -> list[str]:
         for path in sorted(self.folder.iterdir()):
             if path.suffix in (".partial", ".gone", ".tmp"):
                 platform.remove(path)
+        lines = self._mend_latest()
         latest = self.resolve("latest")
-        if latest is None and self.names():
-            latest = self._newest_whole()
-            self._name("latest", latest)
-            lines.append(f"{self.folder / 'latest'} was missing; it now names {latest}, the newest whole checkpoint")
-        later = [name for name in self.names() if latest is not None and _step(name) > _step(latest)]
+        later = [name for name in self.names() if latest is not None and step_of(name) > step_of(latest)]
         for name in later:
+            with contextlib.suppress(Damage):
+                if self._resolve("best") == name:
+                    platform.remove(self.folder / "best")
             self._remove(name)
         if later:
             lines.append(f"removed {', '.join(later)} from {self.folder}: later than {latest}, which is the latest")
-        best = self.folder / "best"
-        if best.exists() and not (self.folder / best.read_text().strip()).is_dir():
-            platform.remove(best)  # its checkpoint was removed above
         if latest is not None:
+            lines += self._mend_best()
             self._forget_old()  # `keep` may be smaller than before
         return lines
 
-    def _newest_whole(self) -> str:
-        damages = []
-        for name in reversed(self.names()):
+    def _mend_latest(self) -> list[str]:
+        """Makes ``latest`` name a whole checkpoint: the one it names, or the one before it; says what it changed."""
+        named: str | None = None
+        try:
+            named = self._resolve("latest")
+            problem = "" if named is not None else "was missing"
+        except Damage as why:
+            problem = f"is damaged ({why})"
+        names = [name for name in self.names() if named is None or step_of(name) <= step_of(named)]
+        if not names and problem == "was missing":
+            return []  # nothing was saved yet
+        whole, damages = self._newest_whole(names)
+        if whole is None:
+            problems = [f"{self.folder / 'latest'} {problem}"] if problem else []
+            problems += [f"{name} is damaged ({why})" for name, why in damages.items()]
+            raise TrainError(
+                f"no checkpoint in {self.folder} is whole: {'; '.join(problems)}; bring one back from a copy, or start another "
+                "run with --run"
+            )
+        lines = [self._set_aside(name, why) for name, why in damages.items()]
+        if named != whole:
+            self._name("latest", whole)
+            what = f"{self.folder / 'latest'} {problem}; it" if problem else "latest"
+            lines.append(f"{what} now names {whole}, the newest whole checkpoint")
+        return lines
+
+    def _newest_whole(self, names: list[str]) -> tuple[str | None, dict[str, str]]:
+        """The last of these checkpoints that is whole, and what is wrong with those after it."""
+        damages: dict[str, str] = {}
+        for name in reversed(names):
             try:
-                self.check(name)
-                return name
-            except TrainError as error:
-                damages.append(str(error).partition(";")[0])
-        raise TrainError(
-            f"{self.folder} has no latest, and no checkpoint in it is whole: {'; '.join(damages)}; bring one back from a copy, "
-            "or start another with --run"
-        )
+                check_state(self.folder / name)
+                return name, damages
+            except Damage as why:
+                damages[name] = str(why)
+        return None, damages
+
+    def _mend_best(self) -> list[str]:
+        """Makes ``best`` name the checkpoint with the lowest val_loss; says what it changed."""
+        lines: list[str] = []
+        losses: dict[str, float | None] = {}
+        for name in self.names():
+            try:
+                losses[name] = read_state(self.folder / name).val_loss
+            except Damage as why:
+                lines.append(self._set_aside(name, str(why)))
+        lowest, problem = _lowest(losses), None
+        try:
+            named = self._resolve("best")
+            problem = f"named {named}" if named not in (None, lowest) else None
+        except Damage as why:
+            named, problem = None, f"is damaged ({why})"
+        if lowest is None and (named is not None or problem is not None):
+            self._rename_aside("best")
+        elif lowest is not None and named != lowest:
+            self._name("best", lowest)
+        if problem is not None:
+            lines.append(f"{self.folder / 'best'} {problem}; by their val_loss the best is now {lowest or 'none'}")
+        return lines
+
+    def _set_aside(self, name: str, why: str) -> str:
+        """Renames a damaged checkpoint, which is never used and never removed; returns the line that says so."""
+        self._rename_aside(name)
+        return f"checkpoint {self.folder / name} is damaged ({why}); it is not used, and kept as {name}.damaged"
+
+    def _rename_aside(self, name: str) -> None:
+        platform.remove(self.folder / f"{name}.damaged")
+        platform.rename(self.folder / name, self.folder / f"{name}.damaged")
+
+
+def _lowest(losses: Mapping[str, float | None]) -> str | None:
+    """The checkpoint with the lowest val_loss; of several the oldest, as they come."""
+    evaluated = {name: loss for name, loss in losses.items() if loss is not None}
+    return min(evaluated, key=evaluated.__getitem__, default=None)

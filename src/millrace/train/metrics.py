@@ -9,15 +9,22 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from millrace.distribution import install_command
-from millrace.errors import ConfigError, TrainError
+from millrace.errors import ConfigError, StoreCorrupt, TrainError
 from millrace.store import platform
+from millrace.store.plain_file import open_file
+from millrace.store.strict_json import sealed, unsealed
+from millrace.train.state import problem_of
 
 NAME = "metrics.jsonl"
+LINE_BYTES = 1 << 20  # of one line, which has some hundred
 
 
 class Board:
@@ -117,14 +124,16 @@ class Metrics:
     def __init__(self, run: Path, *, step: int, boards: Sequence[Board | Endpoint] = ()) -> None:
         self._path, self._boards = run / NAME, boards
         with platform.writing(self._path):
-            # Without a buffer: a killed process loses nothing, and a full disk is an error at once.
-            self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
             self.last_evaluation = _cut(self._path, step)
+            # Without a buffer: a killed process loses nothing, and a full disk is an error at once.
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         with platform.writing(self._path):
-            line = json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n"
-            platform.write(self._file.fileno(), line, self._path)
+            line: dict[str, Any] = {"step": step, **values}
+            if "val_loss" in line:
+                line = sealed(line)  # the best checkpoint may be chosen by it
+            platform.write(self._file.fileno(), json.dumps(line, allow_nan=False).encode() + b"\n", self._path)
         for board in self._boards:
             board.write(step, values)
 
@@ -138,21 +147,51 @@ def _cut(path: Path, step: int) -> tuple[int, float | None]:
     """Cuts the file after the last whole line of a step up to ``step``; returns step and val_loss of the last evaluation."""
     end = 0
     evaluation: tuple[int, float | None] = (0, None)
-    with open(path, "r+b") as file:
-        for line in file:
-            try:
-                values = json.loads(line) if line.endswith(b"\n") else {"step": step + 1}
-                if values["step"] > step:
-                    break
-                evaluation = (values["step"], values["val_loss"]) if "val_loss" in values else evaluation
-            except (ValueError, KeyError, TypeError) as error:
-                raise TrainError(f"{path} is damaged at byte {end} ({error}); move it away and run again") from error
-            end += len(line)
-        file.truncate(end)
+    is_later = False  # whether lines of later steps have begun, which all are cut
+    for line_end, values in _lines(path, until=step):
+        if is_later and values["step"] <= step:  # one wrong digit would cut all that follows it
+            raise _damaged(path, end, f"a line of step {values['step']} follows one of a later step")
+        is_later = values["step"] > step
+        if not is_later:
+            evaluation = (values["step"], values["val_loss"]) if "val_loss" in values else evaluation
+            end = line_end
+    if os.path.lexists(path):
+        os.truncate(path, end)
     return evaluation
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The whole lines of a run."""
-    data = (run / NAME).read_bytes() if (run / NAME).exists() else b""
-    return [json.loads(line) for line in data.split(b"\n")[:-1]]
+    return [values for _, values in _lines(run / NAME)]
+
+
+def last_saved(run: Path) -> str | None:
+    """The checkpoint that a run saved last, by its lines."""
+    return max((str(values["checkpoint"]) for _, values in _lines(run / NAME) if "checkpoint" in values), default=None)
+
+
+def _lines(path: Path, until: float = math.inf) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every whole line with the byte at which it ends; a kill may have left a part of another. No file: no lines.
+
+    What cannot be read ends the lines where a step after ``until`` came before it: a lost machine leaves such an end.
+    """
+    if not os.path.lexists(path):
+        return
+    end = step = 0
+    try:
+        with open_file(str(path), follow=True) as (fd, _), open(fd, "rb", closefd=False) as file:
+            while (line := file.readline(LINE_BYTES)).endswith(b"\n"):
+                values, _ = unsealed(json.loads(line))
+                if type(values["step"]) is not int or type(values.get("val_loss")) not in (int, float, NoneType):
+                    raise ValueError("its step or val_loss is no number")
+                end, step = end + len(line), values["step"]
+                yield end, values
+            if len(line) == LINE_BYTES:
+                raise ValueError(f"a line of {LINE_BYTES:,} bytes and more")
+    except (StoreCorrupt, ValueError, KeyError, TypeError, RecursionError) as error:
+        if step <= until:
+            raise _damaged(path, end, problem_of(error)) from error
+
+
+def _damaged(path: Path, end: int, why: str) -> TrainError:
+    return TrainError(f"{path} is damaged at byte {end} ({why}); move it away, then run the same command again")

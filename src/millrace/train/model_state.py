@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from millrace.errors import ConfigError
 from millrace.store import platform
-from millrace.train.checkpoint import Parts, State
+from millrace.train.checkpoint import Parts
+from millrace.train.state import State
 from millrace.train.tensors import NAMES, hash_file, read_tensors
 
 

@@ -103,7 +103,7 @@ def load_model(
     checkpoints = Checkpoints(run / "checkpoints")
     if checkpoint not in ("latest", "best"):
         raise ConfigError(f"checkpoint {checkpoint!r}; expected latest or best")
-    name = checkpoints.resolve(checkpoint)
+    name = checkpoints.pick(checkpoint)
     if name is None:
         raise ConfigError(f"{run} has no {checkpoint} checkpoint yet; run millrace train until its first one")
     pinned = data.open_pinned(store or found.store, found.fingerprint)

@@ -23,17 +23,30 @@ import numpy
 import torch
 
 from millrace import __version__
-from millrace.errors import ConfigError, TrainError
+from millrace.errors import ConfigError, StoreCorrupt, TrainError
 from millrace.identity import digest
 from millrace.store import platform
 from millrace.store.lock import FolderLock
+from millrace.store.plain_file import read_plain
 from millrace.store.store import Store
+from millrace.store.strict_json import MAX_BYTES, load_json, sealed, unsealed
 from millrace.train.config import as_dict, parse_config
 from millrace.train.dist import World
+from millrace.train.metrics import last_saved
 from millrace.train.settings import FORECASTERS, Config
+from millrace.train.state import problem_of
 from millrace.train.tensors import hash_file
 
 NAME, DATA = "run.json", "data"
+KEYS = {
+    "config",
+    "input",
+    "store",
+    "versions",
+    "threads",
+    "ranks",
+    "device",
+}  # of a file without a hash, of millrace 0.1
 # Sections that a run with a checkpoint cannot change: the state would not fit, or the samples would be others.
 FIXED = ("model", "data")
 FREE = {
@@ -67,16 +80,20 @@ class RunFile:
 def read_run(folder: Path) -> RunFile | None:
     """The run in a folder, if one began there."""
     path = folder / NAME
+    if not os.path.lexists(path):
+        return None
     try:
-        values = json.loads(path.read_bytes())
+        values, is_sealed = unsealed(load_json(read_plain(str(path), MAX_BYTES, follow=True), str(path)))
+        if not is_sealed and (unknown := values.keys() - KEYS):
+            raise ValueError(f"it has the key {min(unknown)!r:.60}")
         config = parse_config(values["config"], str(path))
         # A store inside the run folder moves with it.
-        store = str(folder / DATA) if config.data.input else values["store"]["path"]
-        return RunFile(config, store, values["store"]["fingerprint"], values["threads"], values.get("input"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise TrainError(f"{path} is damaged ({error}); use another --run, or remove it") from error
+        store = str(folder / DATA) if config.data.input else str(values["store"]["path"])
+        return RunFile(config, store, str(values["store"]["fingerprint"]), int(values["threads"]), values.get("input"))
+    except (StoreCorrupt, ValueError, KeyError, TypeError) as error:
+        raise TrainError(
+            f"{path} is damaged ({problem_of(error)}); bring it back from a copy, or start another run with --run"
+        ) from error
 
 
 def earlier_run(
@@ -89,8 +106,18 @@ def earlier_run(
     if resume not in ("auto", "never"):
         raise ConfigError(f"resume={resume!r}; expected auto or never")
     before = read_run(folder)
+    if before is None and has_saved:
+        raise TrainError(
+            f"{folder} has checkpoints and no {NAME}, which says what they were trained on; bring it back from a copy, or start "
+            "another run with --run"
+        )
     if before is None:
         return None
+    if not has_saved and (saved := last_saved(folder)) is not None:
+        raise TrainError(
+            f"{folder} has saved {saved}, by its metrics, and has no checkpoint now; bring it back from a copy, or start another "
+            "run with --run"
+        )
     if resume == "never" and has_saved:
         raise ConfigError(f"{folder} holds a run already; drop --resume never to continue it, or give another --run")
     changes = [*setting_changes(before, config), *input_changes(before, config)]
@@ -142,7 +169,7 @@ def write_run(folder: Path, config: Config, store: Store, world: World, before: 
     }  # fmt: skip
     with platform.writing(folder / NAME):
         platform.make_dir(folder)
-        platform.write_file(folder / NAME, json.dumps(values, indent=1).encode(), mode=0o644)
+        platform.write_file(folder / NAME, json.dumps(sealed(values), indent=1).encode(), mode=0o644)
         platform.sync_dir(folder)
 
 

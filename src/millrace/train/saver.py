@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from millrace.store import platform
-from millrace.train.checkpoint import Checkpoints, Parts, State, name_of
+from millrace.train.checkpoint import Checkpoints, Parts
 from millrace.train.dist import World, hold
 from millrace.train.model_state import copy_shards, copy_whole, is_sharded, sync_shards, tensors_of, write_shards
+from millrace.train.state import State, name_of
 
 
 @dataclass(frozen=True)

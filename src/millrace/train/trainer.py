@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from millrace.errors import MillraceError
+from millrace.feed import journal
 from millrace.feed.feed import Feed
 from millrace.prepare.functions import load_function
 from millrace.store import platform
 from millrace.train import data, model_state, run_folder
-from millrace.train.checkpoint import Checkpoints, State, name_of
+from millrace.train.checkpoint import Checkpoints
 from millrace.train.console import Console, console_for_python
 from millrace.train.dist import World, end_world, is_reported_elsewhere, rank_errors, start_world
 from millrace.train.evaluate import evaluate
@@ -39,6 +40,7 @@ from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
 from millrace.train.signals import Signals, catch
 from millrace.train.start_checks import check_batch_memory, check_columns, start_warnings
+from millrace.train.state import State, name_of
 from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
 
@@ -84,7 +86,7 @@ class Trainer:
         if config.train.deterministic:
             make_deterministic()
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
-        has_saved = bool(self.checkpoints.names())
+        has_saved = self.checkpoints.has_any
         before = run_folder.earlier_run(folder, config, resume, has_saved, self._console.say)
         self.store = self._open(before, has_saved)
         config = self.config = data.with_mask_of(config, self.store, before, self._console.say)
@@ -142,13 +144,26 @@ class Trainer:
         name = self.checkpoints.resolve("latest")
         if name is None:
             return 0
-        saved = self.checkpoints.check(name)
+        # The first rank has just compared all bytes with their hashes, in sweep().
+        saved = self.checkpoints.read(name) if self.world.is_first else self.checkpoints.check(name)
+        self._check_place(name, saved)
         with memory_for(f"while loading {name}", SMALLER_STATE):
             model_state.load(self.checkpoints.folder / name, saved, self.model, self.optimizer)
         self.feed.load_state_dict(saved.feed)
         self.precision.load(saved.precision)
         self._console.say(f"continuing {self.folder} after step {saved.step:,}")
         return saved.step
+
+    def _check_place(self, name: str, saved: State) -> None:
+        """Refuses a checkpoint whose step and position are not of one run; says where damage would not have been seen."""
+        position = saved.feed.get("position")  # of another type, the feed refuses it
+        if type(position) is int and (why := journal.misplaced(self.folder, saved.step, position)) is not None:
+            raise self.checkpoints.damaged(name, why)
+        if not saved.is_sealed:
+            self._console.say(
+                f"note: {name} is of millrace 0.1, whose state.json has no hash; damage to it would not be seen. "
+                "Later checkpoints have one."
+            )
 
     def _best_known(self) -> float | None:
         """The lowest val_loss so far. A start that was killed right after an evaluation did not record it: this does."""
