@@ -28,7 +28,8 @@ class Field:
     the whole span, or padded and cut to ``pad`` rows, with ``fill`` (None: zeros) behind them. Without an axis it is one
     item of the sample's record. ``items`` picks entries of the last axis of a row. ``is_bits`` marks bfloat16, delivered as
     float32. With a ``measure`` no rows are delivered: "lengths" is how many of the ``pad`` rows the span has, "mask" says
-    which, "start" is its first row plus ``first``. A ragged field with ``first`` leaves out spans that end there or before; only programs know that.
+    which, "start" is its first row plus ``first``. A ragged field with ``first`` leaves out spans that end there or before;
+    only programs know that.
     """
 
     name: str
