@@ -64,11 +64,10 @@ def _padded_array(values: Any, offsets: Any, value: Any, length: int) -> Any:
     out = np.empty((count, length, *tail), values.dtype)
     column = core.Column(np.array([0, len(values)]), row_items * values.itemsize)
     column.give(0, np.ascontiguousarray(values))
-    field = ("rows", 0, _PADDED, 0, 0, 0, length, row_items, 1, values.itemsize, None)
+    fill = np.array(value).astype(values.dtype).tobytes()
+    field = ("rows", 0, _PADDED, 0, 0, 0, length, row_items, 1, values.itemsize, None, fill)
     bounds = np.ascontiguousarray(offsets, np.int64)
     core.Gather((column,), (field,)).fill(((bounds[:-1], bounds[1:], None),), None, 0, count, (out,), (None,), 1)
-    if np.array(value).astype(values.dtype).tobytes().strip(b"\0"):  # the core pads with zeros
-        out[np.arange(length) >= np.diff(bounds)[:, None]] = value
     return out
 
 

@@ -8,8 +8,10 @@ itself skips no batches. ``FeedMixin`` does the same for your own Trainer class.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
 from millrace.feed.feed import Feed
 from millrace.feed.passes import Passes
+from millrace.gather.gather import Field
 from millrace.view.blocks import Blocks
 from millrace.view.compose import Concat, Subset
 from millrace.view.view import View
@@ -37,6 +40,15 @@ except ImportError as error:
     ) from error
 
 IGNORED = -100  # losses of transformers leave this label out
+CHUNK = 1 << 20  # samples whose lengths are looked at together
+# Arguments of the Trainer about loaders that it makes itself.
+BATCH_SIZES = ("per_device_train_batch_size", "per_device_eval_batch_size")
+OF_TRAINING = (
+    BATCH_SIZES[0], "auto_find_batch_size", "dataloader_drop_last", "dataloader_num_workers",
+    "dataloader_prefetch_factor", "dataloader_persistent_workers", "data_seed", "group_by_length", "train_sampling_strategy",
+    "length_column_name",
+)  # fmt: skip
+OF_EVALUATION = BATCH_SIZES[1:]
 
 
 class FeedMixin:
@@ -49,12 +61,41 @@ class FeedMixin:
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.add_callback(FeedState())  # type: ignore[attr-defined]
+        if self.args.process_index == 0:
+            self._warn_unused(options.get("data_collator", args[2] if len(args) > 2 else None))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         """As the Trainer's; ``True`` is the last complete checkpoint, and an error if there is none."""
         if resume_from_checkpoint is True and (found := last_checkpoint(self.args.output_dir)) is not None:
             resume_from_checkpoint = found
         return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+
+    def _warn_unused(self, data_collator: Any) -> None:
+        """Names the arguments that were given and that feeds as datasets leave without use."""
+        args, datasets = self.args, (self.train_dataset, self.eval_dataset)
+        trains, evaluates = (isinstance(own, (Feed, Passes)) for own in datasets)
+        names = (OF_TRAINING if trains else ()) + (OF_EVALUATION if evaluates else ())
+        usual = {field.name: field.default for field in dataclasses.fields(args)}
+        changed = {name: value for name in names if (value := getattr(args, name, None)) != usual.get(name)}
+        for dataset, size, name in zip(
+            datasets, (args.train_batch_size, args.eval_batch_size), BATCH_SIZES, strict=True
+        ):
+            if name in changed and size * args.world_size == _feed_of(dataset).batch:  # it says the same
+                del changed[name]
+        unused = [f"{name}={value!r}" for name, value in changed.items()]
+        if (
+            data_collator is not None
+            and names
+            and all(own is None or isinstance(own, (Feed, Passes)) for own in datasets)
+        ):
+            unused.append("data_collator=")
+        if unused:
+            warnings.warn(
+                f"{type(self).__name__} does not use {', '.join(unused)}: the feed makes the batches; give batch=, seed=, "
+                "workers= and transform= to the feed",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def get_train_dataloader(self) -> Any:
         if not isinstance(self.train_dataset, (Feed, Passes)):
@@ -100,7 +141,7 @@ class FeedMixin:
 
     def _is_shifted_twice(self, dataset: Feed | Passes) -> bool:
         """Whether the labels are next tokens already, and the model would shift them once more."""
-        feed = dataset.feed if isinstance(dataset, Passes) else dataset
+        feed = _feed_of(dataset)
         model: Any = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
         is_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         shifts = getattr(model, "loss_function", None) is ForCausalLMLoss and not is_two
@@ -131,6 +172,32 @@ def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def _feed_of(dataset: Feed | Passes) -> Feed:
+    return dataset.feed if isinstance(dataset, Passes) else dataset
+
+
+def _check_labels(feed: Feed) -> None:
+    """Refuses labels whose padding the loss would count. A transform makes its own, a mask is for a model that takes it."""
+    names = {field.name: feed.rename.get(field.name, field.name) for field in feed.view.fields}
+    masks = [names[field.name] for field in feed.view.fields if field.measure == "mask"]
+    if feed.transform is not None or feed.decode is not None or any(name != "attention_mask" for name in masks):
+        return
+    for field in feed.view.fields:
+        is_counted = field.pad is not None and field.dtype.kind in "iu" and (field.fill or 0) != IGNORED
+        if names[field.name] == "labels" and is_counted and _is_padded(feed.view, field):
+            raise ConfigError(
+                f"{field.name} is padded by {field.fill or 0}, which the loss counts as a class; give mr.Records(..., "
+                f"fill={{{field.name!r}: {IGNORED}}})"
+            )
+
+
+def _is_padded(view: View, field: Field) -> bool:
+    """Whether a sample has fewer rows than it is padded to."""
+    firsts = range(0, len(view), CHUNK)
+    spans = (view.spans(np.arange(first, min(first + CHUNK, len(view))), field.axis) for first in firsts)
+    return any(bool((own.lengths < (field.pad or 0)).any()) for own in spans)
+
+
 def _check_last_shares(feed: Feed, samples: int) -> None:
     """Refuses to train where a rank's share of the last batch is padding alone: the mean over no labels is NaN."""
     real, world = samples % feed.batch, feed.world
@@ -148,6 +215,7 @@ class TrainerLoader(Loader):
 
     def __init__(self, feed: Feed | Passes, *, is_shifted: bool, trains: bool = False) -> None:
         super().__init__(feed)
+        _check_labels(self.feed)
         self._is_shifted, self._trains = is_shifted, trains
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]

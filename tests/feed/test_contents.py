@@ -18,7 +18,7 @@ def views(tmp_path_factory):
         "blocks": blocks,
         "windows": windows,
         "records": mr.Records(records.split("train")),
-        "padded": mr.Records(records, columns=["hits", "label", "class"], pad=4),
+        "padded": mr.Records(records, columns=["hits", "label", "class"], pad=4, fill={"hits": -1.5}),
         "subset": mr.Subset(windows, np.arange(len(windows)) % 3 == 1),
         "concat": mr.Concat([blocks, mr.Blocks(text.split("val"), length=7)]),
         "ragged concat": mr.Concat([mr.Records(records.split(name)) for name in ("val", "train")]),

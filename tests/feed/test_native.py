@@ -64,7 +64,11 @@ def leaf_views(draw, store):
         return mr.Windows(store, **sizes, lead=draw(st.integers(0, 2)), column=column, target=target)
     columns = draw(st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True))
     pad = draw(st.integers(1, 6)) if kind == "padded" else None
-    return mr.Records(store, columns=columns, pad=pad, mask=pad is not None and draw(st.booleans()))
+    rows = [] if pad is None else [name for name in columns if name != "label"]
+    fill = (
+        {name: draw(st.integers(0, 9)) for name in draw(st.lists(st.sampled_from(rows), unique=True))} if rows else None
+    )
+    return mr.Records(store, columns=columns, pad=pad, mask=pad is not None and draw(st.booleans()), fill=fill or None)
 
 
 @st.composite

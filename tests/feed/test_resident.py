@@ -66,6 +66,10 @@ def _as_type(name, own):
     return found if name == "float64" else found[:, 0]
 
 
+FILL = {
+    "bool": True, "int8": -128, "uint8": 255, "uint16": -100, "uint64": 2**64 - 1, "int64": -100, "float16": -0.0,
+    "bfloat16": "nan", "float32": "-inf", "float64": 0.1, "pixels": 7,
+}  # fmt: skip
 VIEWS = {
     "windows": lambda path: mr.Windows(series(), lookback=4, horizon=4, lead=2, target=[3]),
     "picked": lambda path: mr.Windows(series(), lookback=5, horizon=1, inputs=[5, 2, 9], target=[4, 5]),
@@ -73,6 +77,7 @@ VIEWS = {
     "tokens": lambda path: mr.Blocks(tiny_text(path).split("train"), length=8, stride=3),
     "records": lambda path: mr.Records(every_type(path)),
     "padded": lambda path: mr.Records(every_type(path), pad=12, mask=True),
+    "filled": lambda path: mr.Records(every_type(path), pad=12, fill=FILL),
     "where": lambda path: mr.Records(every_type(path).where("label > 20"), columns=["float16", "label"]),
     "subset": lambda path: mr.Subset(mr.Windows(series(), lookback=4, horizon=4), np.arange(600)[::-2]),
     "mask": lambda path: mr.Subset(mr.Blocks(tokens(3_000), length=64, stride=2), np.arange(1_468) % 3 != 1),

@@ -109,6 +109,14 @@ def test_fields_of_more_bytes_than_there_are_numbers_for_are_errors(kind, length
         gather.fill(axes, None, 0, 8, (np.zeros(0),), (None,), 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bits"), [(2, b""), (2, b"1234"), (2, bytes(64)), (1, bytes(8)), (3, bytes(8)), (2, "12345678")]
+)
+def test_a_fill_that_is_no_number_of_the_field_is_an_error(kind, bits):
+    with pytest.raises((ValueError, TypeError)):
+        core.Gather((core.Column(np.array([0, 10]), 8),), (("x", 0, kind, 0, 0, 0, 3, 1, 1, 8, None, bits),))
+
+
 @pytest.mark.parametrize("end", [1 << 61, (1 << 61) + 100_000, (1 << 63) - 1])
 def test_ragged_samples_of_more_bytes_than_there_are_numbers_for_are_errors(end):
     ragged = ("x", 0, 1, 0, 0, 0, 0, 1, 1, 8, None)

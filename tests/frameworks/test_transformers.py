@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -195,6 +196,76 @@ def test_what_the_trainer_would_count_wrongly_is_refused(tokens, feed_of, tmp_pa
     )
     with pytest.raises(mr.ConfigError, match="2 rows of padding, which a loss without integer labels counts"):
         trainer.evaluate()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """12 records of 1 to 4 tokens."""
+    offsets = np.concatenate(([0], np.cumsum(np.arange(12) % 4 + 1)))
+    ids = np.random.default_rng(1).integers(1, 16, offsets[-1])
+    return mr.from_arrays({"input_ids": ids, "target": ids}, offsets)
+
+
+def test_labels_whose_padding_would_count_are_refused(texts, tmp_path):
+    """Zeros are a class; what is padded by -100, made by a transform, or masked by the model itself, is right."""
+
+    def trainer_of(view, **options):
+        feed = mr.Feed(view, **{"batch": 4, "rename": {"target": "labels"}, **options})
+        return FeedTrainer(model_of(), TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True),
+                           train_dataset=feed.by_epoch(), eval_dataset=feed)  # fmt: skip
+
+    columns = {"columns": ["input_ids", "target"], "pad": 4}
+    message = (
+        r"target is padded by 0, which the loss counts as a class; give mr\.Records\(\.\.\., fill=\{'target': -100\}\)"
+    )
+    for view in (
+        mr.Records(texts, **columns),
+        mr.Subset(mr.Records(texts, **columns, fill={"target": -1}), [1, 2, 3, 4]),
+    ):
+        for loader in ("get_train_dataloader", "get_eval_dataloader"):
+            with pytest.raises(mr.ConfigError, match=message.replace("by 0", "by (0|-1)")):
+                getattr(trainer_of(view), loader)()
+    masked = mr.Records(texts, **columns, mask=True)
+    with pytest.raises(mr.ConfigError, match="which the loss counts"):  # the loss of transformers does not look there
+        trainer_of(masked, rename={"target": "labels", "row_mask": "attention_mask"}).get_train_dataloader()
+    same_lengths = mr.Subset(mr.Records(texts, **columns), [3, 7, 11, 3])  # without padding
+    ignored = mr.Records(texts, **columns, fill={"target": -100})
+    made = {"rename": None, "transform": lambda batch, rng: {"input_ids": batch.input_ids, "labels": batch.target}}
+    for view, options in ((masked, {}), (same_lengths, {}), (ignored, {}), (mr.Records(texts, **columns), made)):
+        assert len(trainer_of(view, **options).get_train_dataloader()) > 0
+
+
+def test_labels_padded_by_minus_100_give_the_loss_of_the_real_ones(texts, tmp_path):
+    view = mr.Records(texts, columns=["input_ids", "target"], pad=4, fill={"target": -100})
+    pick = lambda batch, rng: {"input_ids": batch["input_ids"], "labels": batch["target"]}  # noqa: E731 - without lengths
+    feed = mr.Feed(view, batch=12, transform=pick)
+    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True)
+    model, losses = model_of().eval(), []
+    model.loss_type = "ForCausalLM"  # else the Trainer divides by the first tokens too, which nothing predicts
+    found = FeedTrainer(model, arguments, eval_dataset=feed).evaluate()["eval_loss"]
+    for record in (mr.Records(texts)[k]["input_ids"] for k in range(12)):
+        ids = torch.from_numpy(record)
+        losses += functional.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none").tolist()
+    assert found == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_arguments_of_the_trainer_that_a_feed_leaves_unused_are_named(tokens, tmp_path):
+    def messages(*, feed=None, collator=None, **options):
+        arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, **options)
+        feed = mr.Feed(tokens, batch=10, rename=NAMES).by_epoch() if feed is None else feed
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            FeedTrainer(model_of(), arguments, collator, train_dataset=feed, eval_dataset=feed)
+        return [str(own.message) for own in caught if "FeedTrainer" in str(own.message)]
+
+    assert messages() == messages(per_device_train_batch_size=10, learning_rate=1.0) == []
+    (message,) = messages(per_device_train_batch_size=16, dataloader_num_workers=2, data_seed=3, collator=list)
+    assert message == (
+        "FeedTrainer does not use per_device_train_batch_size=16, dataloader_num_workers=2, data_seed=3, data_collator=: the feed "
+        "makes the batches; give batch=, seed=, workers= and transform= to the feed"
+    )
+    assert "per_device_eval_batch_size=3" in messages(per_device_eval_batch_size=3)[0]
+    assert messages(feed=[{"input_ids": [1]}], dataloader_num_workers=2, collator=list) == []
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ class Fuzz:
         fields = [
             ("dense", 0, 0, 0, 0, self.rng.randrange(2), 2, 1, 1, 8, self.rng.choice((None, (0,)))),
             ("ragged", 0, 1, 0, 0, self.rng.choice((0, 3)), 0, 1, 1, 8, None),
-            ("padded", 0, 2, 0, 0, 0, 3, 1, 1, 8, None),
+            ("padded", 0, 2, 0, 0, 0, 3, 1, 1, 8, None, self.rng.choice((None, b"12345678"))),
             ("record", 1, 3, 0, 0, 0, 1, 1, 1, 8, None),
             ("lengths", 0, 4, 0, 0, 3, 1, 1, 1, 8, None),
             ("mask", 0, 5, 0, 0, 0, 3, 1, 1, 8, None),

@@ -30,13 +30,14 @@ def make_records(lengths):
     ]
 
 
-def by_loop(records, samples, pad):
+def by_loop(records, samples, pad, fill=None):
     """What a batch of these samples holds."""
     names = ("tokens", "hits", "pulse", "lengths", "lengths_pulses", "row_mask", "row_mask_pulses")
     found = {name: [] for name in names}
     for sample in samples:
         record = records[sample]
-        for name, empty in (("tokens", 0), ("hits", [0.0, 0.0]), ("pulse", 0)):
+        behind = {"tokens": 0, "hits": 0.0, "pulse": 0} | (fill or {})
+        for name, empty in {**behind, "hits": [behind["hits"]] * 2}.items():
             rows = record[name].tolist()[:pad]
             found[name].append(rows + [empty] * (pad - len(rows)))
         for name, end in (("tokens", ""), ("pulse", "_pulses")):
@@ -66,20 +67,25 @@ numbers = iter(range(10**9))
     batch=st.integers(1, 5),
     shard_bytes=st.sampled_from([1, 200, 1 << 20]),
     parts=st.booleans(),
+    fill=st.none()
+    | st.fixed_dictionaries(
+        {"tokens": st.integers(-(2**63), 2**63 - 1)},  # stored as uint16, delivered as int64
+        optional={"hits": st.floats(width=32, allow_nan=False), "pulse": st.sampled_from([-100, 0, 1])},
+    ),
 )
-def test_the_core_its_twin_and_a_loop_agree(folder, lengths, pad, batch, shard_bytes, parts):
+def test_the_core_its_twin_and_a_loop_agree(folder, lengths, pad, batch, shard_bytes, parts, fill):
     records, path = make_records(lengths), folder / str(next(numbers))
     with mr.StoreWriter(path, columns=COLUMNS, shard_bytes=shard_bytes) as writer:
         for record in records:
             writer.append(record)
     store = mr.open_store(path)
-    view = mr.Records(store, pad=pad, mask=True)
+    view = mr.Records(store, pad=pad, mask=True, fill=fill)
     ids = list(range(len(records)))
     if parts:  # all of them, then the same from the end
         view, ids = mr.Concat([view, mr.Subset(view, ids[::-1])]), ids + ids[::-1]
     ways = [view.located(np.arange(len(ids))).fill(0, len(ids)), view[list(range(len(ids)))], view[:]]
-    ways.append(by_numpy(mr.Records(store, pad=pad, mask=True), ids))
-    expected = by_loop(records, ids, pad)
+    ways.append(by_numpy(mr.Records(store, pad=pad, mask=True, fill=fill), ids))
+    expected = by_loop(records, ids, pad, fill)
     for found in ways:
         assert list(found) == list(expected)
         for name, values in expected.items():
@@ -89,16 +95,34 @@ def test_the_core_its_twin_and_a_loop_agree(folder, lengths, pad, batch, shard_b
     for k in range(len(ids)):
         assert [value.tolist() for value in view[k].values()] == [values[k] for values in expected.values()]
     for got in mr.Feed(view, batch=batch, epochs=2, seed=pad, device="numpy"):
-        loop = by_loop(records, [ids[sample] for sample in got.samples[got.valid]], pad)
+        loop = by_loop(records, [ids[sample] for sample in got.samples[got.valid]], pad, fill)
         assert list(got) == list(loop)
         for name, values in loop.items():
             assert got[name][got.valid].tolist() == values, name
 
 
+def same(batch, rng):
+    return batch
+
+
+def test_threads_and_processes_fill_alike(tmp_path):
+    with mr.StoreWriter(tmp_path / "store", columns=COLUMNS) as writer:
+        for record in make_records([(k % 4, k % 3) for k in range(20)]):
+            writer.append(record)
+    view = mr.Records(mr.open_store(tmp_path / "store"), pad=3, fill={"tokens": -100, "pulse": 7, "hits": "nan"})
+
+    def batches(**options):
+        with mr.Feed(view, batch=6, epochs=1, workers=1, **options) as feed:
+            return [[np.asarray(value).tobytes() for value in batch.values()] for batch in feed]
+
+    expected = batches(device="numpy")
+    assert batches(device="cpu") == batches(transform=same) == batches(transform=same, processes=True) == expected
+
+
 @pytest.mark.needs_core
 def test_the_core_makes_padded_batches():
     """Else the test above would compare the twin with itself."""
-    view = mr.Records(mr.from_arrays({"hits": np.arange(8.0)}, [0, 5, 8]), pad=4, mask=True)
+    view = mr.Records(mr.from_arrays({"hits": np.arange(8.0)}, [0, 5, 8]), pad=4, mask=True, fill={"hits": -1})
     assert core is not None
     assert view._sources.native(view.fields) is not None
     feed = mr.Feed(view, batch=1, device="numpy")

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,8 +225,17 @@ def packed(view):
     return mr.Packed(view.store, length=100)
 
 
-@pytest.mark.parametrize("kind", [mixed, packed])
-def test_mixtures_and_packed_documents_are_those_of_a_local_feed(server, train, work, view, kind):
+def filled(view):
+    """Short records, padded by a number that their stored type does not hold."""
+    path = Path(view.store.path).parent / "short"
+    with mr.StoreWriter(path, columns={"tokens": mr.Column("uint16")}) as writer:
+        for k in range(100):
+            writer.append({"tokens": np.arange(k % 7)})
+    return mr.Records(mr.open_store(path), pad=6, fill={"tokens": -100})
+
+
+@pytest.mark.parametrize("kind", [mixed, packed, filled])
+def test_mixtures_packed_documents_and_padding_are_those_of_a_local_feed(server, train, work, view, kind):
     work(server.url)
     trainer = train(server.url, of=kind(view), batch=8)
     trainer.take(30)

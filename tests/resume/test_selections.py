@@ -30,7 +30,7 @@ def store(tmp_path_factory):
 
 SELECTIONS = {
     "where": lambda store: mr.Records(store.where("label != 3 and n_hits > 1")),
-    "padded where": lambda store: mr.Records(store.where("label == 2"), pad=4, mask=True),
+    "padded where": lambda store: mr.Records(store.where("label == 2"), pad=4, mask=True, fill={"tracks": -1}),
     "random": lambda store: mr.random_split(store, [0.7, 0.3], seed=4)[0],
     "grouped": lambda store: mr.random_split(store.where("label < 4"), [0.6, 0.4], groups="key")[1],
     "stratified": lambda store: mr.random_split(store, [0.5, 0.5], labels="label")[1],

@@ -259,6 +259,11 @@ def test_cut_records_are_refused_where_asked():
         ({"pad": None, "cut": "refuse"}, "give pad= too"),
         ({"pad": 0}, "pad=0"),
         ({"pad": 1 << 63}, "pad=9223372036854775808"),
+        ({"pad": None, "fill": {"hits": 1}}, "give pad= too"),
+        ({"fill": {}}, r"fill=\{\}; expected a number for each of some columns"),
+        ({"fill": -100}, r"fill=-100; expected a number for each"),
+        ({"fill": {"label": 1}}, "fill= names 'label', which is not padded; expected some of hits"),
+        ({"fill": {"hit": 1}}, "fill= names 'hit', which is not padded"),
     ],
 )
 def test_padding_that_means_nothing_is_refused(options, message):
@@ -316,6 +321,46 @@ def test_new_keys_of_a_spec_are_left_out_at_their_defaults():
         view = mr.Records(view.store, **{"pad": 4, **options})
         again = mr.from_spec(view.spec(), view.store)
         assert (again.spec(), again.fields) == (view.spec(), view.fields)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fits", "others"),
+    [
+        ("bool", [True, 1, np.True_], [2, 0.5, None]),
+        ("int8", [-128, np.int64(7), 3.0], [128, -129, 1.5, "nan", float("nan"), [1], "7"]),
+        ("uint8", [255], [-1, 256]),
+        ("uint16", [-100, 70_000], [2**63]),  # delivered as int64
+        ("uint64", [2**64 - 1], [-1, 2**64]),
+        ("float16", [1e38, "nan", float("inf"), -0.0], [1e39, 10**400, 1j]),  # as float32
+        ("float64", [0.1, 1e300, "-inf"], ["x", None]),
+        ("dictionary", [-1], [2**31, "cat"]),
+    ],
+)
+def test_a_fill_fits_the_type_that_is_delivered(stores, dtype, fits, others):
+    column = mr.Column(dtype, values=WORDS if dtype == "dictionary" else None)
+    stored = value(column, 3, np.random.default_rng(1))
+    store = stores.make(stores.where[0], {"labels": column}, [{"labels": stored[:1]}, {"labels": stored[1:]}])
+    plain = mr.Records(store, pad=2)
+    for number in fits:
+        view = mr.Records(store, pad=2, fill={"labels": number})
+        assert np.array_equal(view[0]["labels"][1], np.dtype(DELIVERED[dtype]).type(number), equal_nan=dtype != "bool")
+        assert view[1]["labels"].tobytes() == plain[1]["labels"].tobytes()
+        again = mr.from_spec(json.loads(json.dumps(view.spec())), store)
+        assert (again.fingerprint, again[0]["labels"].tobytes()) == (view.fingerprint, view[0]["labels"].tobytes())
+        assert view.fingerprint != plain.fingerprint
+    for number in others:
+        with pytest.raises(mr.ConfigError, match=rf"fill=\{{'labels': .*\}} is no {DELIVERED[dtype]}, as which"):
+            mr.Records(store, pad=2, fill={"labels": number})
+    assert mr.Records(store, pad=2, fill={"labels": 0}).spec() == plain.spec()  # zeros are what there is without it
+
+
+def test_records_with_other_fills_are_not_put_together():
+    store = mr.from_arrays(HITS, OFFSETS)
+    fills = (None, {"hits": -1}, {"hits": "nan"}, {"hits": "nan"})
+    views = [mr.Records(store, pad=5, fill=fill) for fill in fills]
+    with pytest.raises(mr.ConfigError, match=r"view 1 delivers .*fill=-1"):
+        mr.Concat(views[:2])
+    assert np.isnan(mr.Concat(views[2:])[1]["hits"]).all()
 
 
 def test_a_data_loader_gets_lengths_and_mask():

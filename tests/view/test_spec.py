@@ -41,6 +41,7 @@ VIEWS = {
     ),
     "records": lambda text, series: mr.Records(text.split("train")),
     "padded records": lambda text, series: mr.Records(text, columns=["tokens"], pad=4),
+    "filled records": lambda text, series: mr.Records(text, columns=["tokens"], pad=4, fill={"tokens": -100}),
     "subset": lambda text, series: mr.Subset(mr.Records(text), [5, 5, 0]),
     "subset of a subset": lambda text, series: mr.Subset(
         mr.Subset(mr.Blocks(text, length=3), np.arange(0, 30, 2)), [4, 1]
@@ -161,7 +162,8 @@ def test_fingerprints_differ_by_every_option_and_by_split(text, series):
     views = [
         mr.Blocks(text, length=5), mr.Blocks(text, length=4), mr.Blocks(text, length=5, stride=1),
         mr.Blocks(text.split("train"), length=5), mr.Blocks(text.split("val"), length=5),
-        mr.Records(text), mr.Records(text, pad=3), mr.Records(text, columns=["tokens"]), mr.Subset(mr.Records(text), [1]),
+        mr.Records(text), mr.Records(text, pad=3), mr.Records(text, columns=["tokens"]),
+        *(mr.Records(text, pad=3, fill={"tokens": fill}) for fill in (-1, -100)), mr.Subset(mr.Records(text), [1]),
         *(mr.Windows(series, **{"lookback": 4, "horizon": 2, **more})
           for more in ({}, {"lookback": 5}, {"horizon": 1}, {"stride": 2}, {"lead": 1}, {"target": [0]}, {"target": [1]})),
         mr.Windows(series.split("val"), lookback=4, horizon=2),

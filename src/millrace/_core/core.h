@@ -86,6 +86,8 @@ typedef struct { /* one entry of a batch */
     int64_t *items, num_items;            /* which of the last axis, NULL for all */
     int is_run;                           /* the items are neighbours */
     int64_t item_bytes, out_item_bytes, out_row_bytes; /* stored; delivered */
+    char fill[32];                                     /* of PADDED: each delivered number behind the rows, if not zero */
+    int64_t fill_bytes;                                /* of it; 0 for zeros */
     char name[64];
 } Field;
 

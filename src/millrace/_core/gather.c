@@ -165,6 +165,17 @@ static int count_rows(const Field *field, const Pieces *pieces, int64_t i, int64
     return FINE;
 }
 
+/* What stands behind the rows: zeros, or the field's own number. What is there is doubled: few long copies. */
+static void fill_up(const Field *field, char *to, int64_t bytes) {
+    if (bytes <= 0 || !field->fill_bytes) {
+        if (bytes > 0) memset(to, 0, (size_t)bytes);
+        return;
+    }
+    memcpy(to, field->fill, (size_t)field->fill_bytes);
+    for (int64_t there = field->fill_bytes; there < bytes; there += there < bytes - there ? there : bytes - there)
+        memcpy(to + there, to, (size_t)(there < bytes - there ? there : bytes - there));
+}
+
 int core_gather(const Field *field, const Pieces *axes, const int64_t *records, int64_t i, int64_t room, char *to,
                 const Fetched *fetched, Problem *problem) {
     if (field->kind == RECORD)
@@ -188,7 +199,7 @@ int core_gather(const Field *field, const Pieces *axes, const int64_t *records, 
     }
     if (copy_pieces(field, &axes[field->axis], i, skip, room, to, &copied, fetched, problem)) return problem->code;
     if (field->kind == PADDED)
-        memset(to + copied * field->out_row_bytes, 0, (size_t)((room - copied) * field->out_row_bytes));
+        fill_up(field, to + copied * field->out_row_bytes, (room - copied) * field->out_row_bytes);
     else if (copied < room)
         return failed(problem, SHORT, field, i, copied, room);
     return FINE;

@@ -31,13 +31,27 @@ static int items_init(Field *field, PyObject *items, long long group) {
     return 0;
 }
 
+/* The number behind the rows of a padded field, as it is delivered. */
+static int fill_init(Field *field, PyObject *fill) {
+    char *bytes;
+    Py_ssize_t count;
+    if (PyBytes_AsStringAndSize(fill, &bytes, &count) < 0) return -1;
+    if (field->kind != PADDED || count != field->out_item_bytes || count > (Py_ssize_t)sizeof field->fill) {
+        PyErr_Format(PyExc_ValueError, "field %s cannot be filled with %zd bytes", field->name, count);
+        return -1;
+    }
+    memcpy(field->fill, bytes, (size_t)count);
+    field->fill_bytes = count;
+    return 0;
+}
+
 static int field_init(Field *field, PyObject *columns, PyObject *description) {
-    PyObject *items;
+    PyObject *items, *fill = Py_None;
     int number;
     long long first, length, row_items, group, item_bytes;
     const char *name;
-    if (!PyArg_ParseTuple(description, "siiiiLLLLLO", &name, &number, &field->kind, &field->axis, &field->cast, &first,
-                          &length, &row_items, &group, &item_bytes, &items))
+    if (!PyArg_ParseTuple(description, "siiiiLLLLLO|O", &name, &number, &field->kind, &field->axis, &field->cast, &first,
+                          &length, &row_items, &group, &item_bytes, &items, &fill))
         return -1;
     PyObject *column = number < 0 || number >= PyTuple_Size(columns) ? NULL : PyTuple_GetItem(columns, number);
     if (column == NULL || !PyObject_TypeCheck(column, Column_Type)) {
@@ -77,7 +91,7 @@ static int field_init(Field *field, PyObject *columns, PyObject *description) {
     for (int64_t k = 1; k < field->num_items; k++) field->is_run &= field->items[k] == field->items[k - 1] + 1;
     field->num_groups = row_items / group;
     field->out_item_bytes = out_bytes;
-    return 0;
+    return fill == Py_None ? 0 : fill_init(field, fill);
 }
 
 static PyObject *gather_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

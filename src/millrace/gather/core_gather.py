@@ -61,7 +61,8 @@ def _describe(field: Field, column: Any, number: int, axes: list[str]) -> tuple[
     items = None if field.items is None else tuple(field.items)
     # Names are only for errors.
     name = repr(field.name)[:60].encode("ascii", "replace").decode()
-    return (name, number, kind, axis, cast, first, length, row_items, group, column.dtype.itemsize, items)
+    fill = None if field.fill is None else np.array(field.fill, field.dtype).tobytes()
+    return (name, number, kind, axis, cast, first, length, row_items, group, column.dtype.itemsize, items, fill)
 
 
 class Native:

@@ -25,10 +25,11 @@ class Field:
     """One entry of a batch: which column it comes from, which rows of a sample's span, and how it is delivered.
 
     On an axis with a ``length`` it is dense: rows ``first .. first + length`` of the span. Without, it is ragged:
-    the whole span, or padded and cut to ``pad`` rows. Without an axis it is one item of the sample's record.
-    ``items`` picks entries of the last axis of a row. ``is_bits`` marks bfloat16, delivered as float32. With a ``measure``
-    no rows are delivered: "lengths" is how many of the ``pad`` rows the span has, "mask" says which, "start" is its first
-    row plus ``first``. A ragged field with ``first`` leaves out spans that end there or before; only programs know that.
+    the whole span, or padded and cut to ``pad`` rows, with ``fill`` (None: zeros) behind them. Without an axis it is one
+    item of the sample's record. ``items`` picks entries of the last axis of a row. ``is_bits`` marks bfloat16, delivered as
+    float32. With a ``measure`` no rows are delivered: "lengths" is how many of the ``pad`` rows the span has, "mask" says
+    which, "start" is its first row plus ``first``. A ragged field with ``first`` leaves out spans that end there or before;
+    only programs know that.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Field:
     first: int = 0
     length: int | None = None
     pad: int | None = None
+    fill: int | float | None = None
     items: tuple[int, ...] | None = None
     is_bits: bool = False
     is_single: bool = False  # a row of one number, delivered as a row of one feature

@@ -100,6 +100,8 @@ class Reference:
             return Ragged(values, offsets)
         padded = allocate(field.name, (last - first, field.pad, *field.tail), field.dtype)
         padded[...] = Ragged(_delivered(field, rows.join(0, high - low)), offsets).pad(length=field.pad)
+        if field.fill is not None:  # which the stored dtype may not hold
+            padded[np.arange(field.pad) >= np.diff(offsets)[:, None]] = field.fill
         return padded
 
 

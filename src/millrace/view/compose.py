@@ -147,7 +147,7 @@ class Concat(View):
         check_views(views)
         self.views = tuple(views)
         self.store, self.fields = views[0].store, views[0].fields
-        shapes = [[(f.name, f.dtype, f.shape) for f in view.fields] for view in views]
+        shapes = [[(f.name, f.dtype, f.shape, *_fill_of(f)) for f in view.fields] for view in views]
         for number, found in enumerate(shapes):
             if found != shapes[0]:
                 raise ConfigError(f"view {number} delivers {found}, view 0 {shapes[0]}; Concat needs the same of all")
@@ -265,6 +265,11 @@ def rows_delivered(view: View, samples: npt.ArrayLike) -> Int64s:
     lengths, axis = view.spans(samples).lengths, view.store.layout.primary
     pads = [field.pad for field in view.fields if field.axis == axis and field.measure is None]
     return lengths if not pads or None in pads else np.minimum(lengths, max(pad or 0 for pad in pads))
+
+
+def _fill_of(field: Field) -> tuple[str, ...]:
+    """What stands behind the rows of a padded field, where it is not zero. NaN is NaN."""
+    return () if field.fill is None else (f"fill={field.fill!r}",)
 
 
 def _labels(view: View) -> Any:

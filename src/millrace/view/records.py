@@ -16,6 +16,7 @@ from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.view import StoreLike, View, check_store, column_field, store_spec
 
 CUTS = ("allow", "refuse")
+NOT_FINITE = ("nan", "inf", "-inf")  # as a spec names them
 MAX_PAD = 1 << 62
 
 
@@ -24,8 +25,9 @@ class Records(View):
 
     ``columns`` picks what is delivered; nothing else is read. ``pad=64`` makes row columns dense, with zeros after the last
     row. ``lengths`` then says how many rows are real (``lengths_<axis>`` for axes after the first), and with ``mask=True``
-    ``row_mask`` says which. ``pad={"hits": 64}`` says it for each axis; those not named stay ragged. Records longer than
-    ``pad`` are cut, counted and warned of; ``cut="refuse"`` is an error instead.
+    ``row_mask`` says which. ``pad={"hits": 64}`` says it for each axis; those not named stay ragged. ``fill={"labels": -100}``
+    says what stands after the last row of a column instead of zeros. Records longer than ``pad`` are cut, counted and warned
+    of; ``cut="refuse"`` is an error instead.
 
     >>> from millrace import from_arrays
     >>> store = from_arrays({"hits": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "label": [7, 8]}, offsets=[0, 4, 6])
@@ -35,6 +37,8 @@ class Records(View):
     >>> padded = Records(store, pad=4, mask=True)[1]
     >>> padded["hits"].tolist(), int(padded["lengths"]), padded["row_mask"].tolist()
     ([4.0, 5.0, 0.0, 0.0], 2, [True, True, False, False])
+    >>> Records(store, pad=4, fill={"hits": -1})[1]["hits"].tolist()
+    [4.0, 5.0, -1.0, -1.0]
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Records(View):
         *,
         columns: Sequence[str] | None = None,
         pad: int | Mapping[str, int] | None = None,
+        fill: Mapping[str, Any] | None = None,
         cut: str = "allow",
         mask: bool = False,
     ) -> None:
@@ -51,8 +56,8 @@ class Records(View):
             raise ConfigError(f"split {store.split_name!r} is a split by time, which cuts records; use Windows")
         if cut not in CUTS:
             raise ConfigError(f"cut={cut!r}; expected one of {', '.join(CUTS)}")
-        if pad is None and (mask or cut != "allow"):
-            raise ConfigError("mask and cut are about padding; give pad= too")
+        if pad is None and (mask or cut != "allow" or fill is not None):
+            raise ConfigError("fill, mask and cut are about padding; give pad= too")
         columns = (columns,) if isinstance(columns, str) else columns
         if columns is not None and not len(columns):
             raise ConfigError("columns=[] asks for nothing; leave it out for every column")
@@ -63,6 +68,7 @@ class Records(View):
         pads, pad = _pads(pad, axes)
         self.store, self.pad, self.cut, self.mask = store, pad, cut, bool(mask)
         rows = [replace(field, pad=pads.get(field.axis)) for field in fields if field.axis is not None]
+        rows = _filled(rows, fill)
         measures = _measures([field for field in rows if field.pad is not None], store.layout.primary, self.mask)
         if clash := [field.name for field in measures if field.name in names]:
             raise ConfigError(f"pad={pad} adds {clash[0]!r}, which is also a column; leave that out with columns=")
@@ -123,6 +129,8 @@ class Records(View):
         """Keys that came later are left out at their defaults, so that fingerprints stay."""
         later: dict[str, Any] = {"cut": self.cut} if self.cut != "allow" else {}
         later |= {"mask": True} if self.mask else {}
+        fills = {field.name: _as_json(field.fill) for field in self.fields if field.fill is not None}
+        later |= {"fill": fills} if fills else {}
         return {"view": "records", **store_spec(self.store), "columns": self._chosen, "pad": self.pad, **later}
 
     def __repr__(self) -> str:
@@ -147,6 +155,43 @@ def _pads(pad: Any, axes: list[str]) -> tuple[dict[str, int], int | dict[str, in
         if not 1 <= rows <= MAX_PAD:
             raise ConfigError(f"pad={rows}; expected 1 or more rows")
     return found, own
+
+
+def _filled(rows: list[Field], fill: Mapping[str, Any] | None) -> list[Field]:
+    """The row columns with what stands behind their rows. Zeros are the default, and in no spec."""
+    if fill is None:
+        return rows
+    if not isinstance(fill, Mapping) or not fill:
+        raise ConfigError(f"fill={fill!r}; expected a number for each of some columns: fill={{'labels': -100}}")
+    padded = [field.name for field in rows if field.pad is not None]
+    if others := [name for name in fill if name not in padded]:
+        raise ConfigError(f"fill= names {others[0]!r}, which is not padded; expected some of {', '.join(padded)}")
+    return [
+        replace(field, fill=_fill_value(field, fill[field.name])) if field.name in fill else field for field in rows
+    ]
+
+
+def _fill_value(field: Field, value: Any) -> int | float | None:
+    """A number of the delivered type, None for zero; refuses one that the type does not hold."""
+    dtype, number = field.dtype, float(value) if isinstance(value, str) and value in NOT_FINITE else value
+    try:
+        if not isinstance(number, (bool, int, float, np.bool_, np.integer, np.floating)):
+            raise ValueError
+        with np.errstate(over="ignore"):
+            held = np.array(number).astype(dtype) if dtype.kind == "f" else np.array(int(number)).astype(dtype)
+        is_held = dtype.kind == "f" and (np.isfinite(held) or not np.isfinite(float(number)))
+        if not is_held and held.item() != number:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(
+            f"fill={{{field.name!r}: {value!r}}} is no {dtype}, as which {field.name!r} is delivered; give a number that is"
+        ) from None
+    return held.item() if held.tobytes().strip(b"\0") else None
+
+
+def _as_json(number: Any) -> Any:
+    """A number as JSON has it, which knows no NaN."""
+    return str(number) if isinstance(number, float) and not np.isfinite(number) else number
 
 
 def _measures(rows: list[Field], primary: str, mask: bool) -> list[Field]:

@@ -56,7 +56,10 @@ class Gatherer:
         if is_ragged(field):
             return rows.ragged(field, count)
         stored = rows.dense(field) if field.length is not None else rows.padded(field)
-        return _split(rows.delivered(stored, field).reshape(-1, *(n or 0 for n in field.shape)), count)
+        values = rows.delivered(stored, field)
+        if field.fill is not None:
+            values = rows.filled(values, field)
+        return _split(values.reshape(-1, *(n or 0 for n in field.shape)), count)
 
 
 class _Rows:
@@ -122,6 +125,17 @@ class _Rows:
 
         found = self._either(gather)
         return found.masked_fill((places >= self._lengths[:, None])[..., None], 0)
+
+    def filled(self, values: Any, field: Field) -> Any:
+        """Padded rows as they are delivered, with the bits of ``fill`` behind the rows of each sample."""
+        import torch
+
+        assert self._lengths is not None
+        is_behind = torch.arange(field.pad or 0, device=values.device) >= self._lengths[:, None]
+        bits = values.view(getattr(torch, f"int{8 * field.dtype.itemsize}"))
+        fill = np.array(field.fill, field.dtype).view(f"i{field.dtype.itemsize}").item()
+        is_behind = is_behind.reshape(*is_behind.shape, *[1] * (bits.ndim - 2))
+        return bits.masked_fill(is_behind, fill).view(values.dtype)
 
     def ragged(self, field: Field, count: int) -> list[Any]:
         """The values of each batch and their offsets; the host knows how many there are."""
