@@ -47,6 +47,7 @@ def offsets_of(count: int) -> Any:
 
 
 def bench_plans(most: int) -> list[Any]:
+    from millrace.store.offsets import Offsets
     from millrace.view.packing import pack, whole_blocks
 
     rows = []
@@ -54,7 +55,7 @@ def bench_plans(most: int) -> list[Any]:
         offsets = offsets_of(count)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        packing, (_, ends) = pack(offsets, 8192), whole_blocks(offsets, 8192)
+        packing, (_, ends) = pack(offsets, 8192), whole_blocks(Offsets.of(offsets), 8192)
         seconds = time.perf_counter() - started
         peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
         fill = float(offsets[-1] / ((len(packing) + (ends[-1] if len(ends) else 0)) * 8192))

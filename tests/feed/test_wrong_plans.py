@@ -9,6 +9,28 @@ from millrace.native import core
 pytestmark = pytest.mark.needs_core
 
 
+def pieces(records, rows, *each):
+    return np.array(records), ((np.array(rows), tuple(map(np.array, each))),)
+
+
+PIECES = pieces([0, 1, 2], [0, 2], [0, 2], [0, 2])
+WRONG_PIECES = [
+    pieces([0, 1, 2], [0, 2], [0, 2]), pieces([0, 1, 2], [0], [0, 2], [0, 2]), pieces([0, 1, 3], [0, 2], [0, 2], [0, 2]),
+    pieces([1, 2, 3], [0, 2], [0, 2], [0, 2]), pieces([0, 2, 1], [0, 2], [0, 2, 2], [0]), pieces([0], []), pieces([], []),
+    pieces([0, -(1 << 63), 2], [0, 2], [0, 2], [0, 2]), (np.array([0, 2]), ()), (np.array([0, 2]), (None,)),
+    (np.array([0, 2]),), None,
+]  # fmt: skip
+WRONG_OFFSETS = [
+    pieces([0, 1, 2], [0, 2], [0, 9], [0, 2]), pieces([0, 1, 2], [0, -9], [0, 2], [0, 2]),
+    pieces([0, 2], [0], [0, 1 << 61, -5]), pieces([0, 1, 2], [0, 1 << 62], [0, 2], [0, (1 << 63) - 1]),
+]  # fmt: skip
+# The last ones are ranks that the offsets do not have.
+WRONG_RANKS = [
+    ([0], 1, 1), ([0, 1, 2], 1, 1), ([0, 2], 0, 1), ([0, 2], 1, 0), ([0, -1], 1, 1), ([0, 9], 1, 3), ([5, 9], 1, 1),
+    ([-5, 9], 1, 1), ([0, (1 << 63) - 1], 1, 3), ([-(1 << 63), 2], 1, 3),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "steps",
     [
@@ -36,6 +58,11 @@ pytestmark = pytest.mark.needs_core
         (("offsets", 0, (np.array([0, 1 << 61, 1]),)),),
         (("locate", 0, np.array([2, -(1 << 63), 3]), np.array([4, 4, 4]), 1, 1),),
         (("unknown", 0),),
+        *((("pieces", 0, wrong),) for wrong in WRONG_PIECES + WRONG_OFFSETS),
+        *((("ranked", 0, np.array([0, 2]), wrong, 1, 1),) for wrong in WRONG_PIECES),
+        (("pieces", 0, (*PIECES[:1], PIECES[1] * 2)),),  # more axes than the fields have
+        (("ranked", 0, np.array([0, 2]), (*PIECES[:1], PIECES[1] * 2), 1, 1),),
+        *((("ranked", 0, np.array(ranks), PIECES, stride, rows),) for ranks, stride, rows in WRONG_RANKS),
     ],
 )
 def test_plans_that_are_wrong_are_errors(steps):

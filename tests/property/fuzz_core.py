@@ -158,7 +158,12 @@ class Fuzz:
         order = self.rng.choice((("shuffled", 5, 3), ("sequential", 5), ("block_shuffled", 5, 3, 2, 2), self.mixture()))
         ranks = np.array([0, 5])
         first = self.rng.choice((("take", np.arange(5), 1), ("select", np.array([31] + [0] * 15), ranks, 1)))
-        steps = (first, ("concat", np.array([5]), np.array([2])), ("offsets", 0, (offsets,)))
+        # The same offsets in two shards, and the windows of them.
+        pieces = np.array([0, 2, 5]), ((np.array([0, 2]), (np.array([0, 2, 2]), np.array([0, 3, 7, 8]))),)
+        last = self.rng.choice(
+            (("offsets", 0, (offsets,)), ("pieces", 0, pieces), ("ranked", 0, np.array([0, 7]), pieces, 1, 2))
+        )
+        steps = (first, ("concat", np.array([5]), np.array([2])), last)
         if self.rng.random() < 0.3 and not any(field[2] == 3 for field in fields):
             steps = (("stride", 0, 5, 2, 2),)
         line = (0, self.rng.choice((-1, 10)), size, 0, size, 1)

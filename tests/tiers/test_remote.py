@@ -77,8 +77,15 @@ def used(folder):
 
 
 @pytest.mark.parametrize("kind", VIEWS)
-@pytest.mark.parametrize("options", [{}, {"transform": lambda batch, rng: batch}], ids=["plain", "transform"])
-def test_batches_are_those_of_the_local_store(tmp_path, s3, proxy, kind, options):
+@pytest.mark.parametrize(
+    ("options", "many"),
+    [({}, None), ({"transform": lambda batch, rng: batch}, None), ({}, 0)],
+    ids=["plain", "transform", "many records"],
+)
+def test_batches_are_those_of_the_local_store(tmp_path, s3, proxy, monkeypatch, kind, options, many):
+    if many is not None:  # records beyond which their offsets stay in the files
+        for limit in ("store.store.MAX_JOINED", "store.reader.MANY_OFFSETS", "view.windows.MAX_TABLE"):
+            monkeypatch.setattr(f"millrace.{limit}", many)
     make, view = VIEWS[kind]
     local = make(tmp_path / "store")
     mr.push(tmp_path / "store", s3)

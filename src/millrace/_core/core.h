@@ -166,14 +166,19 @@ extern PyMethodDef core_mixture_functions[];
 #define ALIGN 256 /* of what lies in a slot: enough for every device */
 
 enum { NEVER, COLD, ALWAYS };
-enum { TAKE, SELECT, CONCAT, STRIDE, LOCATE, OFFSETS };
+enum { TAKE, SELECT, CONCAT, STRIDE, LOCATE, OFFSETS, PIECES, RANKED };
 #define BLOCK_WORDS 16 /* of a bitmap, for each of its ranks: 1,024 bits */
+#define RANK_RECORDS 64 /* of windows, for each of their ranks, as in view/windows.py: their offsets are eight lines of memory */
 
 typedef struct {
     int kind, next, part, num_axes;
     int64_t count, stride, rows; /* rows: of a bitmap, how many blocks it has */
     const int64_t *numbers[MAX_AXES];
     int64_t *own[2]; /* of concat: copies, since they are indices that were checked */
+    /* Of offsets that lie in several shards: those of each axis and piece, from 0 on; numbers has the rows before each piece,
+     * and own[0] the first record of each and the last one's end. */
+    const int64_t **pieces;
+    int64_t num_pieces;
 } Step;
 
 typedef struct {

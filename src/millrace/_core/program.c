@@ -40,6 +40,29 @@ static int64_t selected(const Step *step, int64_t x) {
     return -1;
 }
 
+/* Window x of records that lie in several shards: which record it is of, and its first row. -1 where the ranks or the offsets
+ * are wrong. Twin of view/windows.py. */
+static int64_t ranked(const Step *step, int64_t x, int64_t *start) {
+    int64_t records = step->own[0][step->num_pieces], blocks = records / RANK_RECORDS + (records % RANK_RECORDS > 0);
+    int64_t block = first_beyond(step->numbers[1] + 1, blocks, x);
+    if (block >= blocks) return -1;
+    x = (int64_t)((uint64_t)x - (uint64_t)step->numbers[1][block]);
+    int64_t record = block * RANK_RECORDS, end = record + RANK_RECORDS < records ? record + RANK_RECORDS : records;
+    int64_t piece = first_beyond(step->own[0] + 1, step->num_pieces, record);
+    for (; x >= 0 && record < end; record++) {
+        while (record >= step->own[0][piece + 1]) piece++; /* ends: record is below the last piece's end */
+        const int64_t *offsets = step->pieces[piece] + (record - step->own[0][piece]);
+        int64_t spare = (int64_t)((uint64_t)offsets[1] - (uint64_t)offsets[0] - (uint64_t)step->rows);
+        int64_t windows = spare < 0 ? 0 : (int64_t)((uint64_t)(step->stride == 1 ? spare : spare / step->stride) + 1);
+        if (x < windows) {
+            *start = (int64_t)((uint64_t)step->numbers[0][piece] + (uint64_t)offsets[0] + (uint64_t)x * (uint64_t)step->stride);
+            return record;
+        }
+        x = (int64_t)((uint64_t)x - (uint64_t)windows);
+    }
+    return -1;
+}
+
 /* Finds sample x: its part, and its span on every axis, written to place i of the work area. */
 static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem *problem) {
     const Step *step = self->steps;
@@ -70,8 +93,20 @@ static int locate(const Program *self, int64_t x, int64_t i, Work *work, Problem
         work->records[i] = x;
         return FINE;
     }
+    if (step->kind == PIECES) {
+        int64_t piece = first_beyond(step->own[0] + 1, step->num_pieces, x), inside = x - step->own[0][piece];
+        for (int k = 0; k < step->num_axes; k++) {
+            const int64_t *offsets = step->pieces[k * step->num_pieces + piece] + inside;
+            work->starts[k * self->size + i] = (int64_t)((uint64_t)offsets[0] + (uint64_t)step->numbers[k][piece]);
+            work->stops[k * self->size + i] = (int64_t)((uint64_t)offsets[1] + (uint64_t)step->numbers[k][piece]);
+        }
+        work->records[i] = x;
+        return FINE;
+    }
     if (step->kind == STRIDE) start = (int64_t)((uint64_t)x * (uint64_t)step->stride);
-    else {
+    else if (step->kind == RANKED) {
+        if ((record = ranked(step, x, &start)) < 0) return beyond(problem, x, step->count);
+    } else {
         record = first_beyond(step->numbers[0], step->count, x);
         if (record >= step->count) return beyond(problem, x, record); /* someone wrote into the array */
         x = (int64_t)((uint64_t)x - (uint64_t)(record ? step->numbers[0][record - 1] : 0));

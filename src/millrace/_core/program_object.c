@@ -119,6 +119,7 @@ static void program_dealloc(PyObject *object) {
     for (int k = 0; self->steps != NULL && k < self->num_steps; k++) {
         free(self->steps[k].own[0]);
         free(self->steps[k].own[1]);
+        free(self->steps[k].pieces);
     }
     free(self->steps);
     free(self->gathers);

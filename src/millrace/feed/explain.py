@@ -100,7 +100,7 @@ def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
     shards, first_rows = store.locate_records(records)
     names = {shard: store.shard_name(shard) for shard in np.unique(shards).tolist()}
     columns = _record_values(store, records)
-    offsets = store.offsets
+    begins, _ = store.axis_index(store.layout.primary).spans(records)
     pieces: list[list[dict[str, Any]]] = [[] for _ in range(len(samples))]
     for k in range(len(records)):
         first, last, record = int(starts[k]), int(stops[k]), int(records[k])
@@ -109,7 +109,7 @@ def _describe_leaf(view: View, samples: Int64s) -> list[dict[str, Any]]:
             "shard": names[int(shards[k])],
             "rows": (first, last),
             "shard_rows": (first - int(first_rows[k]), last - int(first_rows[k])),
-            "record_rows": (first - int(offsets[record]), last - int(offsets[record])),
+            "record_rows": (first - int(begins[k]), last - int(begins[k])),
             "columns": {name: values[k] for name, values in columns.items()},
         })  # fmt: skip
     where = {"store": store.path, "split": store.split_name}
@@ -161,13 +161,14 @@ def _by_record(store: Any, spans: Spans, known: Int64s) -> tuple[Int64s, Int64s,
 
     An empty span is one piece, of its ``known`` record: its rows alone do not show the record.
     """
-    offsets, is_empty = store.offsets, spans.starts == spans.stops
-    firsts = np.where(is_empty, known, np.searchsorted(offsets, spans.starts, side="right") - 1)
-    lasts = np.where(is_empty, known, np.searchsorted(offsets, spans.stops, side="left") - 1)
+    index, is_empty = store.axis_index(store.layout.primary), spans.starts == spans.stops
+    firsts = np.where(is_empty, known, index.owners(spans.starts))
+    lasts = np.where(is_empty, known, index.owners(spans.stops - 1))
     which = np.repeat(np.arange(len(firsts)), lasts - firsts + 1)
     records = concatenated_ranges(firsts, lasts - firsts + 1)
-    starts = np.maximum(offsets[records], spans.starts[which])
-    stops = np.minimum(offsets[records + 1], spans.stops[which])
+    begins, ends = index.spans(records)
+    starts = np.maximum(begins, spans.starts[which])
+    stops = np.minimum(ends, spans.stops[which])
     stays = (stops > starts) | is_empty[which]
     return records[stays], starts[stays], np.maximum(stops, starts)[stays], which[stays]
 

@@ -19,6 +19,7 @@ from millrace.errors import ConfigError, did_you_mean
 from millrace.identity import digest
 from millrace.lazy import cached_property
 from millrace.ragged import Array, Int64s
+from millrace.store.offsets import Offsets
 from millrace.store.store import Store
 
 CHUNK = 1 << 18  # records whose columns are compared at a time
@@ -58,15 +59,15 @@ class Selected(Store):
             {name: whole[name] if declared[name].axis else ChosenColumn(whole[name], self.chosen) for name in declared}
         )
 
-    def axis_offsets(self, axis: str) -> Int64s:
+    def axis_index(self, axis: str) -> Offsets:
         raise ConfigError(
             f"the records of where({self.condition!r}) are not neighbours, so that they have no offsets; "
             "store.record_spans(axis) says where each begins and ends"
         )
 
     def record_spans(self, axis: str | None = None) -> tuple[Int64s, Int64s]:
-        starts, stops = self._whole.record_spans(axis)
-        return starts[self.chosen], stops[self.chosen]
+        assert self.chosen is not None
+        return self._whole.axis_index(axis or self.layout.primary).spans(self.chosen)
 
     @cached_property
     def cuts(self) -> tuple[Int64s, Int64s] | None:
@@ -82,7 +83,7 @@ class Selected(Store):
 
 
 def _is_cached(name: str) -> bool:
-    return isinstance(vars(Store).get(name), cached_property) or name == "_offsets"
+    return isinstance(vars(Store).get(name), cached_property)
 
 
 class ChosenColumn:
@@ -148,14 +149,13 @@ class _Source:
         known = [column for column, own in declared.items() if own.axis is None and not own.shape]
         axes = {f"n_{axis}": axis for axis in store.layout.row_axes}
         axes |= {f"n_{column}": own.axis for column, own in declared.items() if own.axis is not None}
-        self.is_text, self.is_bool, self._lengths, self._column = False, False, None, None
+        self.is_text, self.is_bool, self._offsets, self._column = False, False, None, None
         if name in known:
             self._column = store.columns[name]
             self.is_bool = declared[name].dtype == "bool"
             self.is_text = declared[name].dtype in ("string", "dictionary")
         elif name in axes:
-            starts, stops = store.record_spans(axes[name])
-            self._lengths = stops - starts
+            self._offsets = store.axis_index(str(axes[name]))
         else:
             all_known = [*known, *axes]
             why = "is unknown" if name not in declared else "has no single value per record"
@@ -163,8 +163,9 @@ class _Source:
             raise ConfigError(f"where {text!r}: {name!r} {why}{near}; there are {', '.join(all_known) or 'none'}")
 
     def values(self, first: int, last: int) -> Array:
-        found = self._lengths[first:last] if self._lengths is not None else self._column[first:last]  # type: ignore[index]
-        return np.asarray(found)
+        if self._offsets is not None:
+            return np.diff(self._offsets.slice(first, last))
+        return np.asarray(self._column[first:last])  # type: ignore[index]
 
 
 def _check(condition: Condition, sources: Mapping[str, _Source], text: str) -> None:

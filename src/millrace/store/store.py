@@ -19,6 +19,7 @@ from millrace.store.columns import ColumnArray
 from millrace.store.folder import Folder
 from millrace.store.layout import Layout
 from millrace.store.manifest import Cuts, Manifest, digest
+from millrace.store.offsets import MAX_JOINED, Offsets
 from millrace.store.shards import Shards
 from millrace.store.text_columns import DictionaryColumn, StringColumn
 from millrace.store.times import read_times
@@ -134,7 +135,7 @@ class Store:
         starts, decode = self._starts[:, spec.counter], column.dtype == "bfloat16"
         array = ColumnArray(self._shards, self._ids, file, starts, spec.dtype, spec.tail, decode=decode)
         if column.dtype == "string":
-            return StringColumn(name, array, lambda: self.axis_offsets(name))
+            return StringColumn(name, array, lambda: self.axis_index(name))
         if column.dtype == "dictionary":
             return DictionaryColumn(name, array, column.values or ())
         return array
@@ -145,31 +146,48 @@ class Store:
         return self.axis_offsets(self.layout.primary)
 
     def axis_offsets(self, axis: str) -> Int64s:
-        """The offsets of one axis over all shards, 8 bytes per record; read once and kept."""
+        """The offsets of one axis over all shards, kept: 8 bytes for each record where they lie in several shards."""
+        return self.axis_index(axis).joined
+
+    def axis_index(self, axis: str) -> Offsets:
+        """The offsets of one axis where the shards have them; they are mapped, and take no memory for each record."""
         k = self._axis(axis)
-        found = self._offsets.get(axis)
-        if found is None:
-            found = self._offsets[axis] = self._join_offsets(k)
-        return found
+        index = self._indexes.get(axis)
+        if index is None:
+            index = self._indexes[axis] = self._make_index(k)
+        return index
 
     @cached_property
-    def _offsets(self) -> dict[str, Int64s]:
+    def _indexes(self) -> dict[str, Offsets]:
         return {}
+
+    def kept_table(self, what: str, make: Callable[[], Int64s]) -> Int64s:
+        """A table that follows from what this store holds, kept in the cache of this machine; one in memory makes it anew."""
+        if self.root.path is None:
+            return make()
+        from millrace.store.kept_tables import kept_table
+
+        return kept_table(digest("table", self.fingerprint, what), make)
 
     def record_spans(self, axis: str | None = None) -> tuple[Int64s, Int64s]:
         """Where the rows of each record begin and end on an axis, by default the primary one."""
         offsets = self.axis_offsets(axis or self.layout.primary)
         return offsets[:-1], offsets[1:]
 
-    def _join_offsets(self, k: int) -> Int64s:
-        joined, firsts = np.zeros(self.num_records + 1, np.int64), self._starts[:, 0].tolist()
-        for shard, first, last, start in zip(self._ids, firsts, firsts[1:], self._starts[:, k], strict=False):
-            part: Any = self._shards.rows(int(shard), k - 1, 0, last - first + 1)
-            if len(self._ids) == 1:
-                return part  # type: ignore[no-any-return]
-            np.add(part[1:], start, out=joined[first + 1 : last + 1])
+    def _make_index(self, k: int) -> Offsets:
+        firsts, rows = self._starts[:, 0], self._starts[:-1, k]
+        lengths = np.diff(firsts).tolist()
+        own = ((int(shard), length) for shard, length in zip(self._ids, lengths, strict=True))
+        pieces: Iterator[Any] = (self._shards.rows(shard, k - 1, 0, length + 1) for shard, length in own)
+        if len(lengths) == 1:
+            return Offsets.of(next(pieces))
+        if self.num_records > MAX_JOINED and not self._shards.is_limited:
+            return Offsets(list(pieces), firsts, rows)
+        joined = np.zeros(self.num_records + 1, np.int64)
+        for piece, first, row in zip(pieces, firsts.tolist(), rows.tolist(), strict=False):
+            np.add(piece[1:], row, out=joined[first + 1 : first + len(piece)])
         joined.flags.writeable = False
-        return joined
+        return Offsets.of(joined)
 
     @cached_property
     def _starts(self) -> Int64s:
@@ -348,4 +366,4 @@ class Store:
         return f"<Store {where}{split}: {self.num_records:,} records, {self.num_rows:,} rows; {columns}>"
 
 
-_CACHED = ("columns", "tokenizer", "_scaling", "_offsets", "_starts", "cuts", "fingerprint")
+_CACHED = ("columns", "tokenizer", "_scaling", "_indexes", "_starts", "cuts", "fingerprint")

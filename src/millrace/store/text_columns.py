@@ -10,6 +10,7 @@ import numpy as np
 from millrace.errors import ConfigError, StoreCorrupt
 from millrace.ragged import Array, Int64s, Ragged
 from millrace.store.columns import ColumnArray, index_of, is_int, rows_of
+from millrace.store.offsets import Offsets
 
 
 class StringColumn:
@@ -20,18 +21,18 @@ class StringColumn:
 
     dtype = np.dtype(object)
 
-    def __init__(self, name: str, raw: ColumnArray, offsets: Callable[[], Int64s]) -> None:
+    def __init__(self, name: str, raw: ColumnArray, offsets: Callable[[], Offsets]) -> None:
         self.raw, self._name, self._offsets = raw, name, offsets
 
     def __len__(self) -> int:
-        return len(self._offsets()) - 1
+        return len(self._offsets())
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self),)
 
     def ragged(self, start: int, stop: int) -> Ragged:
-        offsets = self._offsets()[start : stop + 1]
+        offsets = self._offsets().slice(start, stop)
         return Ragged(self.raw.span(int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
 
     def __getitem__(self, key: Any) -> Any:
@@ -44,8 +45,7 @@ class StringColumn:
 
     def spans(self, records: Int64s) -> tuple[Int64s, Int64s]:
         """Where the bytes of these records begin and end in ``raw``."""
-        offsets = self._offsets()
-        return offsets[records], offsets[records + 1]
+        return self._offsets().spans(records)
 
     def _texts(self, records: Int64s) -> Array:
         starts, stops = self.spans(records)

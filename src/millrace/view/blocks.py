@@ -89,24 +89,25 @@ class _LocatedDocuments(Located):
     """Blocks with the marks of their documents."""
 
     def __init__(self, view: Blocks, samples: Int64s) -> None:
-        self._length, self._offsets, self._starts = view.length, view.store.offsets, samples * view.stride
+        self._length, self._starts = view.length, samples * view.stride
+        self._index = view.store.axis_index(view.fields[0].axis or "")
         columns = {field.column: source(view.store.columns[field.column], field) for field in view._rows}
         super().__init__(columns, view._rows, {view.fields[0].axis or "": view.spans(samples)}, None)
 
     def fill(self, first: int, last: int, allocate: Allocate = new_array) -> dict[str, Any]:
         rows = super().fill(first, last, lambda name, *own: allocate("own_mask" if name == "mask" else name, *own))
-        offsets, starts = self._offsets, self._starts[first:last]
+        starts = self._starts[first:last]
         stops = starts + self._length
-        begins = np.searchsorted(offsets, starts, side="right") - 1
-        ends = np.searchsorted(offsets, stops, side="left")
+        begins, ends = self._index.owners(starts), self._index.owners(stops - 1) + 1
         counts = ends - begins
         documents = concatenated_ranges(begins, counts)
         own_starts, own_stops = np.repeat(starts, counts), np.repeat(stops, counts)
-        froms, tos = np.maximum(offsets[documents], own_starts), np.minimum(offsets[documents + 1], own_stops)
+        firsts, lasts = self._index.spans(documents)
+        froms, tos = np.maximum(firsts, own_starts), np.minimum(lasts, own_stops)
         stays = tos > froms  # documents without tokens have no piece
         counts = np.add.reduceat(stays, np.cumsum(counts) - counts)
-        froms, tos, documents = froms[stays], tos[stays], documents[stays]
-        places, is_last = froms - offsets[documents], tos == offsets[documents + 1]
+        froms, tos = froms[stays], tos[stays]
+        places, is_last = froms - firsts[stays], tos == lasts[stays]
         marks = mark_documents((last - first, self._length), counts, tos - froms, places, is_last, allocate)
         if "mask" in rows:
             marks["mask"] &= rows["mask"] != 0

@@ -43,10 +43,10 @@ class Packed(View):
         columns = {"x": self.column} | ({} if mask_column(store, self.column) is None else {"mask": "mask"})
         kinds: dict[str, np.dtype[Any]] = {"x": np.dtype(np.int64), "mask": np.dtype(np.uint8)}
         self._rows = tuple(Field(name, own, axis, kinds[name], pad=length) for name, own in columns.items())
-        offsets = store.axis_offsets(axis)
-        self._owners, self._ends = whole_blocks(offsets, self.length)
+        index = store.axis_index(axis)
+        self._owners, self._ends = whole_blocks(index, self.length)
         path = getattr(store.root, "path", None)
-        self._packing = packing_of(offsets, self.length, None if path is None else f"{store_spec(store)}")
+        self._packing = packing_of(index, self.length, None if path is None else f"{store_spec(store)}")
 
     def __len__(self) -> int:
         return len(self._packing) + (int(self._ends[-1]) if len(self._ends) else 0)
@@ -54,8 +54,7 @@ class Packed(View):
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
         wanted = self._checked(samples)
         counts, documents, wholes = self._pieces(wanted)
-        offsets = self.store.axis_offsets(axis or self.store.layout.primary)
-        starts, ends = offsets[documents], offsets[documents + 1]
+        starts, ends = self.store.axis_index(axis or self.store.layout.primary).spans(documents)
         is_whole = wholes >= 0
         starts = np.where(is_whole, starts + wholes * self.length, ends - (ends - starts) % self.length)
         stops = np.where(is_whole, starts + self.length, ends)
@@ -114,9 +113,8 @@ class _LocatedPacked(Located):
         axis = view.fields[0].axis or ""
         self._located = Located(view._sources, view._rows, {axis: self._blocks}, None)
         documents = view._pieces(samples)[1]
-        self._places = (
-            self._blocks.starts - view.store.axis_offsets(axis)[documents]
-        )  # of the first token of each piece
+        # Of the first token of each piece.
+        self._places = self._blocks.starts - view.store.axis_index(axis).spans(documents)[0]
 
     def is_cold(self) -> bool | None:
         return self._located.is_cold()

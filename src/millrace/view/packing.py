@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,6 @@ MAX_DOCUMENTS = (1 << 32) - 2
 MIN_CACHED = 1 << 20  # documents: fewer are packed in a tenth of a second
 
 
-CHUNK = 1 << 22  # documents measured at a time
-
-
 class Packing(NamedTuple):
     """Block i holds the rests of ``documents[offsets[i]:offsets[i + 1]]``; blocks that one document fills come after."""
 
@@ -37,26 +34,26 @@ class Packing(NamedTuple):
         return len(self.offsets) - 1
 
 
-def whole_blocks(offsets: Int64s, length: int) -> tuple[Int64s, Int64s]:
+def whole_blocks(index: Any, length: int) -> tuple[Int64s, Int64s]:
     """The documents that fill blocks alone, and how many blocks they and those before them fill."""
     owners, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for first in range(0, len(offsets) - 1, CHUNK):
-        wholes = np.diff(offsets[first : first + CHUNK + 1]) // length
+    for first, offsets in index.chunks():
+        wholes = np.diff(offsets) // length
         owners.append(first + np.flatnonzero(wholes))
         counts.append(wholes[wholes > 0])
     return np.concatenate(owners), np.cumsum(np.concatenate(counts))
 
 
-def packing_of(offsets: Int64s, length: int, key: str | None) -> Packing:
-    """The packing of documents with these offsets; ranks of one machine share it by ``key`` in a cache folder."""
-    if len(offsets) - 1 > MAX_DOCUMENTS:
-        raise ConfigError(f"{len(offsets) - 1:,} documents; Packed takes at most {MAX_DOCUMENTS:,}: use Blocks")
-    if key is None or len(offsets) <= MIN_CACHED:
-        return pack(offsets, length)
+def packing_of(index: Any, length: int, key: str | None) -> Packing:
+    """The packing of documents, by ``store.axis_index``; ranks of one machine share it by ``key`` in a cache folder."""
+    if len(index) > MAX_DOCUMENTS:
+        raise ConfigError(f"{len(index):,} documents; Packed takes at most {MAX_DOCUMENTS:,}: use Blocks")
+    if key is None or len(index) < MIN_CACHED:
+        return pack(index.joined, length)
     folder = cache_folder() / f"packing-{digest(key, str(length))}"
-    found = _cached(folder, len(offsets) - 1)
+    found = _cached(folder, len(index))
     if found is None:
-        found = pack(offsets, length)
+        found = pack(index.joined, length)
         _keep(folder, found)
     return found
 

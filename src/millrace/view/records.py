@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from millrace.view.view import StoreLike, View, check_store, column_field, store
 CUTS = ("allow", "refuse")
 NOT_FINITE = ("nan", "inf", "-inf")  # as a spec names them
 MAX_PAD = 1 << 62
+MAX_COUNTED = 1 << 21  # records that are counted anew in each process: a hundredth of a second
 
 
 class Records(View):
@@ -79,17 +81,13 @@ class Records(View):
 
     def _count_cut(self, pads: Mapping[str, int]) -> None:
         """Counts the records with more than their ``pad`` rows on some axis, and refuses or warns of them."""
-        most, is_cut = np.zeros(len(self), np.int64), np.zeros(len(self), bool)
-        for axis, pad in pads.items():
-            starts, stops = self.store.record_spans(axis)
-            lengths = stops - starts
-            most, is_cut = np.maximum(most, lengths), is_cut | (lengths > pad)
-            if axis == self.store.layout.primary:
-                self._cut_rows = int(np.maximum(lengths - pad, 0).sum())
-        self.num_cut = int(is_cut.sum())
+        is_large = len(self) > MAX_COUNTED and self.store.chosen is None
+        what, count = f"cut by {sorted(pads.items())}", partial(self._cut_counts, pads)
+        counts = self.store.kept_table(what, count) if is_large else count()
+        self.num_cut, self._cut_rows, most, place = counts.tolist()
         if not self.num_cut:
             return
-        longest = f"record {int(most.argmax())} is the longest with {int(most.max()):,} rows"
+        longest = f"record {place} is the longest with {most:,} rows"
         if self.cut == "refuse":
             raise ConfigError(
                 f"{self.num_cut:,} of {len(self):,} records are longer than pad={self.pad}: {longest}; raise pad, or give "
@@ -102,14 +100,36 @@ class Records(View):
             stacklevel=3,
         )
 
+    def _cut_counts(self, pads: Mapping[str, int]) -> Int64s:
+        """How many records are cut and how many rows of the first axis, the rows of the longest record, and its number."""
+        num_cut, cut_rows, most, place = 0, 0, -1, 0
+        for chunk in zip(*(self._lengths(axis) for axis in pads), strict=True):
+            is_cut, longest = np.zeros(len(chunk[0][1]), bool), np.zeros(len(chunk[0][1]), np.int64)
+            for (axis, pad), (_, lengths) in zip(pads.items(), chunk, strict=True):
+                longest, is_cut = np.maximum(longest, lengths), is_cut | (lengths > pad)
+                if axis == self.store.layout.primary:
+                    cut_rows += int(np.maximum(lengths - pad, 0).sum())
+            num_cut += int(is_cut.sum())
+            if len(longest) and longest.max() > most:
+                most, place = int(longest.max()), chunk[0][0] + int(longest.argmax())
+        return np.array([num_cut, cut_rows, most, place])
+
+    def _lengths(self, axis: str) -> Iterator[tuple[int, Int64s]]:
+        """Rows of each record, some records at a time where that can be, with the first of them."""
+        if self.store.chosen is not None:
+            starts, stops = self.store.record_spans(axis)
+            yield 0, stops - starts
+        else:
+            for first, offsets in self.store.axis_index(axis).chunks():
+                yield first, np.diff(offsets)
+
     def __len__(self) -> int:
         return self.store.num_records
 
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
         records, chosen = self._checked(samples), self.store.chosen
         records = records if chosen is None else chosen[records]
-        offsets = self.store.whole.axis_offsets(axis or self.store.layout.primary)
-        return Spans(offsets[records], offsets[records + 1])
+        return Spans(*self.store.whole.axis_index(axis or self.store.layout.primary).spans(records))
 
     def records(self, samples: npt.ArrayLike) -> Int64s:
         return self._checked(samples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,7 +52,8 @@ class StoreLike(Protocol):
     condition: str | None
     chosen: Int64s | None
 
-    def axis_offsets(self, axis: str) -> Int64s: ...
+    def axis_index(self, axis: str) -> Any: ...
+    def kept_table(self, what: str, make: Callable[[], Int64s]) -> Int64s: ...
     def record_spans(self, axis: str | None = None) -> tuple[Int64s, Int64s]: ...
 
 
@@ -86,7 +87,8 @@ class View(ABC):
         """The view as plain steps that the C core runs; None where only Python knows it, as with a view of one's own.
 
         Steps: ``("take", ids)``, ``("select", words, ranks)`` of a bitmap, ``("concat", ends, [plan of each])``, and last
-        ``("stride", view, count, stride, rows)``, ``("locate", view, ends, firsts, stride, rows)`` or ``("offsets", view)``.
+        ``("stride", view, count, stride, rows)``, ``("locate", view, ends, firsts, stride, rows)``, ``("offsets", view)`` or
+        ``("ranked", view, ranks, stride, rows)``.
         """
         return None
 
@@ -94,7 +96,9 @@ class View(ABC):
         """The record each sample starts in."""
         spans = self.spans(samples)
         starts = spans.starts if spans.offsets is None else spans.starts[spans.offsets[:-1]]
-        return np.minimum(np.searchsorted(self.store.offsets, starts, side="right") - 1, self.store.num_records - 1)
+        index = self.store.axis_index(self.store.layout.primary)
+        owners: Int64s = np.minimum(index.owners(starts), self.store.num_records - 1)
+        return owners
 
     def located(self, samples: Int64s) -> Located:
         """The samples found in their shards, ready for ``fill``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,17 @@ from millrace.ragged import Int64s, Spans, as_integer
 from millrace.view.extras import Places, as_include, extra_fields, meta_names, picked
 from millrace.view.view import StoreLike, View, check_store, column_field, row_column, store_spec
 
+MAX_TABLE = 1 << 21  # records of which each has its numbers in memory: 32 MB
+RANK_RECORDS = 64  # as in core.h
+SAMPLES = 4096  # that are found at a time: the offsets of their blocks take 4 MB
+
 
 class Windows(View):
     """Every run of ``lookback`` rows (x) and the ``horizon`` rows (y) that follow ``lead`` rows later, in one record.
 
     Sample ``i`` is the ``i``-th window when records are read left to right. A record shorter than a window
-    contributes none. On a split by time a window belongs to the split that holds its whole horizon. Memory is
-    one integer per record.
+    contributes none. On a split by time a window belongs to the split that holds its whole horizon. Memory is two integers
+    per record; over millions of records the offsets stay in their files, and one integer for 64 records lies in the cache.
 
     ``inputs`` and ``target`` choose the features of x and y, by name or number. The default is what the store's meta
     names, else all. ``include`` adds what the store keeps beside them: ``time`` and ``y_time``, ``mask`` and ``y_mask``
@@ -85,8 +89,7 @@ class Windows(View):
     @property
     def longest(self) -> int:
         """Rows of the longest record, or of what a split by time has of it."""
-        cuts = self.store.cuts
-        return int(max(self._lengths if cuts is None else cuts[1], default=0))
+        return max((int(ends.max(initial=0)) for ends, _ in self._records()), default=0)
 
     def why_empty(self) -> str:
         """What a view without samples asks for, and what there is."""
@@ -108,17 +111,48 @@ class Windows(View):
         gap = 0 if is_first else self.store.time_cuts.gap
         return np.maximum(0, begins + (gap - self.lookback - self.lead))
 
-    @property
-    def _counts(self) -> Int64s:
+    def _records(self) -> Iterator[tuple[Int64s, Int64s | int]]:
+        """Where each record ends and its windows may begin, in its own rows: some records at a time where that can be."""
+        if self.store.time_cuts is not None and self.store.cuts is not None:
+            yield self.store.cuts[1], self._firsts
+        elif self.store.chosen is not None:
+            starts, stops = self.store.record_spans(self.fields[0].axis)
+            yield stops - starts, 0
+        else:
+            for _, offsets in self._index.chunks():
+                yield np.diff(offsets), 0
+
+    def _counts(self, ends: Int64s, firsts: Int64s | int) -> Int64s:
         """Windows in each record."""
-        ends = self._lengths if self.store.cuts is None else self.store.cuts[1]
-        counts: Int64s = np.maximum(0, (ends - self.span - self._firsts) // self.stride + 1)
+        counts: Int64s = np.maximum(0, (ends - self.span - firsts) // self.stride + 1)
         return counts
+
+    @property
+    def _index(self) -> Any:
+        return self.store.whole.axis_index(str(self.fields[0].axis))
+
+    @cached_property
+    def _is_ranked(self) -> bool:
+        """Whether windows are counted for blocks of records, and the rest is found in the offsets of a block."""
+        is_plain = self.store.cuts is None and self.store.chosen is None
+        return is_plain and self.store.num_records > MAX_TABLE
+
+    @cached_property
+    def _ranks(self) -> Int64s:
+        """Windows before each block of records, and in all; for all processes of a machine."""
+        return self.store.kept_table(f"windows {self.fields[0].axis} {self.span} {self.stride}", self._make_ranks)
+
+    def _make_ranks(self) -> Int64s:
+        blocks = [np.zeros(1, np.int64)]
+        for ends, firsts in self._records():
+            blocks.append(np.add.reduceat(self._counts(ends, firsts), np.arange(0, len(ends), RANK_RECORDS)))
+        return np.cumsum(np.concatenate(blocks))
 
     @cached_property
     def _ends(self) -> Int64s:
-        """Windows up to and including each record: the one integer per record that is kept."""
-        return np.cumsum(self._counts)
+        """Windows up to and including each record."""
+        counts = [self._counts(ends, firsts) for ends, firsts in self._records()]
+        return np.cumsum(np.concatenate([np.zeros(0, np.int64), *counts]))
 
     @cached_property
     def _starts(self) -> Int64s:
@@ -126,19 +160,34 @@ class Windows(View):
         starts, firsts = self.store.record_spans(self.fields[0].axis)[0], self._firsts
         return starts if isinstance(firsts, int) else starts + firsts
 
-    @property
-    def _lengths(self) -> Int64s:
-        starts, stops = self.store.record_spans(self.fields[0].axis)
-        return stops - starts
-
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        ends = self._ranks if self._is_ranked else self._ends
+        return int(ends[-1]) if len(ends) else 0
 
     def _record_and_start(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         wanted = self._checked(samples)
+        if self._is_ranked:
+            return self._ranked(wanted)
         records = np.searchsorted(self._ends, wanted, side="right")
         inside = wanted - np.where(records > 0, self._ends[records - 1], 0)
         return records, self._starts[records] + inside * self.stride
+
+    def _ranked(self, samples: Int64s) -> tuple[Int64s, Int64s]:
+        """Twin of the core's ``ranked``: each sample among the windows of the records of its block."""
+        records, starts = np.empty((2, len(samples)), np.int64)
+        for first in range(0, len(samples), SAMPLES):
+            some = samples[first : first + SAMPLES]
+            blocks = np.searchsorted(self._ranks, some, side="right") - 1
+            each = np.minimum(blocks[:, None] * RANK_RECORDS + np.arange(RANK_RECORDS), self.store.num_records - 1)
+            begins, ends = (edges.reshape(each.shape) for edges in self._index.spans(each.reshape(-1)))
+            up_to = np.cumsum(self._counts(ends - begins, 0), axis=1)
+            inside = some - self._ranks[blocks]
+            places = np.argmax(up_to > inside[:, None], axis=1)
+            rows = np.arange(len(some))
+            inside -= np.where(places > 0, up_to[rows, places - 1], 0)
+            records[first : first + len(some)] = each[rows, places]
+            starts[first : first + len(some)] = begins[rows, places] + inside * self.stride
+        return records, starts
 
     def spans(self, samples: npt.ArrayLike, axis: str | None = None) -> Spans:
         starts = self._record_and_start(samples)[1]
@@ -152,16 +201,20 @@ class Windows(View):
         has_records = any(field.axis is None for field in self.fields)
         if type(self) is not Windows or (has_records and self.store.chosen is not None):
             return None
+        if self._is_ranked:
+            return [("ranked", self, self._ranks, self.stride, self.span)]
         return [("locate", self, self._ends, self._starts, self.stride, self.span)]
 
     def unused_rows(self) -> int:
         """Rows in no lookback and no horizon of their record; in a split by time, of the rows from its first lookback on."""
         again, how_many = self._repeats
-        counts = self._counts
-        # The k-th row of a window is new in every window until one starts early enough to hold it as well.
-        covered = sum(int(np.minimum(counts, n).sum()) * m for n, m in zip(again, how_many, strict=True))
-        ends = self._lengths if self.store.cuts is None else self.store.cuts[1]
-        return int(np.maximum(ends - self._firsts, 0).sum()) - covered
+        unused = 0
+        for ends, firsts in self._records():
+            counts = self._counts(ends, firsts)
+            # The k-th row of a window is new in every window until one starts early enough to hold it as well.
+            covered = sum(int(np.minimum(counts, n).sum()) * m for n, m in zip(again, how_many, strict=True))
+            unused += int(np.maximum(ends - firsts, 0).sum()) - covered
+        return unused
 
     @property
     def _repeats(self) -> tuple[list[int], list[int]]:

@@ -138,12 +138,25 @@ def _flatten(plan: list[tuple[Any, ...]], steps: list[Any], leaves: list[View]) 
         leaves.append(view)
         if kind == "offsets":
             axes = dict.fromkeys(field.axis for field in view.fields if field.axis is not None) or {None: None}
-            offsets = (view.store.whole.axis_offsets(axis or view.store.layout.primary) for axis in axes)
-            steps[number] = (kind, part, tuple(as_int64s(own) for own in offsets))
+            indexes = [view.store.whole.axis_index(axis or view.store.layout.primary) for axis in axes]
+            if all(len(index.pieces) == 1 for index in indexes):
+                steps[number] = (kind, part, tuple(as_int64s(index.joined) for index in indexes))
+            else:
+                steps[number] = ("pieces", part, _pieces(indexes))
+        elif kind == "ranked":
+            ranks, *shape = rest[1:]
+            index = view.store.whole.axis_index(view.fields[0].axis or "")
+            steps[number] = (kind, part, as_int64s(ranks), _pieces([index]), *shape)
         else:
             numbers = (as_int64s(own) if isinstance(own, np.ndarray) else own for own in rest[1:])
             steps[number] = (kind, part, *numbers)
     return number
+
+
+def _pieces(indexes: list[Any]) -> tuple[Any, ...]:
+    """The offsets of several axes as the core reads them, shard by shard."""
+    axes = ((as_int64s(index.rows[: len(index.pieces)]), tuple(map(as_int64s, index.pieces))) for index in indexes)
+    return as_int64s(indexes[0].records), tuple(axes)
 
 
 def _finder(natives: list[Native]) -> Any:

@@ -75,7 +75,7 @@ def _compute_tables(leaf: View) -> None:
     plan = leaf.plan()
     if plan is None or plan[-1][0] != "stride":
         for axis in {field.axis for field in leaf.fields if field.axis is not None}:
-            leaf.store.whole.axis_offsets(axis)
+            leaf.store.whole.axis_index(axis)
 
 
 class _Pickler(pickle.Pickler):
@@ -88,7 +88,8 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         function, arguments, state = (*value.__reduce_ex__(5), None)[:3]
         if isinstance(value, Store):
-            state = {"_offsets": _own_arrays(vars(value).get("_offsets", {}))}
+            indexes = vars(value).get("_indexes", {}).items()
+            state = {"_indexes": {axis: index for axis, index in indexes if index.is_joined}}
         elif isinstance(state, dict):
             state = state | _own_arrays(vars(value))
         return function, arguments, state

@@ -58,6 +58,12 @@ class RemoteShards(DiskShards):
     def check(self, shard: int) -> None:
         """Files are checked when they come."""
 
+    def _status(self, shard: int, file: int) -> os.stat_result | None:
+        try:
+            return os.lstat(self._cache.path(self._contents.file(shard, file).key))
+        except OSError:
+            return None
+
     def choose(self, samples: int | None, files: Iterable[tuple[int, int]] = ()) -> None:
         if samples is None:
             self._is_whole = True
