@@ -44,6 +44,7 @@ class Spool:
         self.classes: Mapping[str, Sequence[str]] = {}
         self.sizes: list[int] = []
         self._refused: list[bytes] = []  # lines about records that were left out since the last part
+        self._first_refused = ""
 
     def read(self, records: Iterable[Any]) -> Spool:
         """Reads all records, and writes them as parts if there is a folder."""
@@ -69,6 +70,7 @@ class Spool:
         if self._options.on_error == "stop":
             raise SourceError(f"{NAME}, {place}: {problem}; fix it, or go on with --on-error skip", source=NAME)
         self._refused.append(quarantine_line(NAME, place, problem))
+        self._first_refused = self._first_refused or f"{NAME}, {place}: {problem}"
 
     def _write(self, chunks: Sequence[Chunk]) -> None:
         """One part, named by what it holds."""
@@ -98,7 +100,7 @@ class Spool:
                 files.add(chunk, key_column(self._options, self.schema.columns))
             if self._refused:
                 files.spill(QUARANTINE).write_bytes(b"".join(self._refused))
-            return files.finish(number, key, {UNREADABLE: len(self._refused)}, None)
+            return files.finish(number, key, {UNREADABLE: len(self._refused)}, None, self._first_refused)
 
     @property
     def source(self) -> Source:

@@ -13,6 +13,7 @@ from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.kind import Context
+from millrace.prepare.quarantine import Skips
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.read import table_file
@@ -51,6 +52,7 @@ class Survey(msgspec.Struct, frozen=True):
     pruned: int  # rows of row groups that cannot hold what --where asks for
     notes: tuple[str, ...]
     skipped: int = 0  # files that cannot be used
+    skips: Skips = Skips()  # their rows
 
 
 def find_tables(inputs: Inputs, context: Context) -> Found:
@@ -65,7 +67,7 @@ def survey(found: Found, options: TableOptions) -> Survey:
     sources = table_file.with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
-    outlines, skipped = outline_files(sources, options)
+    outlines, skipped, skips = outline_files(sources, options)
     transform = load_function(options.transform, "--transform")
     if not any(outline.has_rows for outline in outlines):
         which = "the only file," if len(outlines) == 1 else f"each of the {len(outlines)} files, such as"
@@ -83,7 +85,7 @@ def survey(found: Found, options: TableOptions) -> Survey:
     left = sum(rows for outline in outlines for _, rows, _ in outline.groups)
     parts, notes = _cut(outlines, None if transform is not None else set(schema.role.needed))
     if skipped:
-        notes.append(skipped_note(skipped))
+        notes.append(skipped_note(list(skipped.values())))
     if options.features is None and (note := unused_note(schemas.values(), schema.role)):
         notes.append(note)
     if empty := [outline.source.file.path for outline in outlines if not outline.has_rows]:
@@ -94,7 +96,7 @@ def survey(found: Found, options: TableOptions) -> Survey:
     if unread := sum(not outline.is_wanted for outline in outlines):
         notes.append(f"CSV files not read, since --where rules out their paths: {unread:,}")
     used = tuple(outline.source for outline in outlines)
-    return Survey(used, schema, parts, left, rows - left, (*found.notes, *notes), len(skipped))
+    return Survey(used, schema, parts, left, rows - left, (*found.notes, *notes), len(skipped), skips)
 
 
 def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
