@@ -279,7 +279,7 @@ class DiskShards(Shards):
         spec = self.layout.files[file]
         if spec.axis is None:
             return
-        rows = int(self._table[shard, 3 + self.layout.axes.index(spec.axis)])
+        rows = int(self._table[shard, 3 + self.layout.place_of[spec.axis]])
         if array[0] != 0 or array[-1] != rows or np.any(array[1:] < array[:-1]):
             found = f"{array[0]} to {array[-1]}, or a fall between"
             raise self._corrupt(shard, spec.name, f"offsets rising from 0 to {rows}", found)

@@ -47,7 +47,7 @@ from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
     *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", vocabulary.SEAL),
-    *("merges.bin", "names.bin", "name_ends.bin", "alone"),
+    *("merges.bin", "names.bin", "name_ends.bin", "alone", sharding.CODES),
 )
 IN_HAND = 4  # shards that are written while their parts are still there
 EXPANSION = 3  # of a compressed file, about

@@ -56,11 +56,14 @@ class Spool:
         source = Source(path=NAME, size=0, mtime_ns=0, ends="", location="", format="iterable")
         self.schema, self.notes = build_schema([(source, outline)], self._options, is_loose=True)
         waiting: list[Chunk] = []
+        num_bytes = 0
         for chunk in given.chunks(self.schema.wanted):
-            waiting += converted(chunk, self.schema, self._refuse)
-            if sum(some.num_bytes for some in waiting) >= self._options.part_bytes:
+            stored = converted(chunk, self.schema, self._refuse)
+            waiting += stored
+            num_bytes += sum(some.num_bytes for some in stored)
+            if num_bytes >= self._options.part_bytes:
                 self._write(waiting)
-                waiting = []
+                waiting, num_bytes = [], 0
         if waiting or self._refused:
             self._write(waiting)
         return self

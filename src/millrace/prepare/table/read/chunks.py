@@ -139,8 +139,14 @@ class Reader:
             parquet.ParquetFile(raw, read_dictionary=texts, page_checksum_verification=True) as file,
         ):
             rows = min(max(least, CHUNK_BYTES // (8 * len(wanted or file.schema_arrow))), most)
+            metadata = file.metadata
+            starts = list(
+                itertools.accumulate(
+                    (metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)), initial=0
+                )
+            )
             for group in groups:
-                first = sum(file.metadata.row_group(k).num_rows for k in range(group))
+                first = starts[group]
                 for batch in file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
                     yield first, batch
                     first += len(batch)

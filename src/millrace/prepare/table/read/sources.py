@@ -195,13 +195,13 @@ def _cut(
 ) -> tuple[tuple[tuple[RowGroups, ...], ...], list[str]]:
     """Parts of about equal size, in the order of the sources; notes on row groups that need much memory."""
     parts: list[tuple[RowGroups, ...]] = []
-    units: list[RowGroups] = []
+    units: dict[int, list[int]] = {}  # row groups by source
     weight, large = 0, []
 
     def close() -> None:
         nonlocal weight
         if units:
-            parts.append(tuple(units))
+            parts.append(tuple(RowGroups(source, tuple(groups)) for source, groups in units.items()))
             units.clear()
         weight = 0
 
@@ -220,10 +220,7 @@ def _cut(
                 large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB decoded)")
             if weight and weight + num_bytes > PART_BYTES:
                 close()
-            if groups and units and units[-1].source == number:
-                units[-1] = RowGroups(number, (*units[-1].groups, *groups))
-            else:
-                units.append(RowGroups(number, groups))
+            units.setdefault(number, []).extend(groups)
             weight += num_bytes
     close()
     notes = []
