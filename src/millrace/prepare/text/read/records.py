@@ -206,7 +206,8 @@ def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) ->
     chunk = next((chunk for chunk in chunks if chunk.path_in_schema == options.text_field), None)
     if chunk is not None and chunk.has_dictionary_page and rows > 1:
         # The file holds a value of many rows once, so its size says nothing about theirs.
-        with parquet.ParquetFile(source.location, pre_buffer=False, read_dictionary=[options.text_field]) as again:
+        how: Any = {"metadata": file.metadata, "pre_buffer": False, "read_dictionary": [options.text_field]}
+        with parquet.ParquetFile(source.location, **how) as again:
             first = next(again.iter_batches(1, [number], [options.text_field]), None)
         column = None if first is None else first.column(options.text_field)
         if isinstance(column, pyarrow.DictionaryArray):
