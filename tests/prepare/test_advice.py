@@ -39,7 +39,7 @@ def test_every_flag_becomes_an_argument_that_is_taken(tmp_path, kind, flag):
 
     def fails(
         paths, out, *, progress=None, workers=None, engine="local", address=None, append=False, restart=False, exclude=(),
-        same_source=None, stall_s=0, **options,
+        same_source=None, max_skipped=0.01, stall_s=0, **options,
     ):  # fmt: skip
         raise mr.ConfigError(f"go on with {flag}, if you can")
 

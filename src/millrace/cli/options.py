@@ -43,6 +43,15 @@ SameSource = Annotated[
         show_default="skip those that are the same, refuse those that have changed",
     ),
 ]
+MaxSkipped = Annotated[
+    float,
+    Option(
+        metavar="SHARE",
+        min=0,
+        max=1,
+        help="With --on-error skip: stop where more than 10 records, and more than this share of all, are unreadable.",
+    ),
+]
 OwnModel = Annotated[
     str | None,
     Option(metavar="MODULE:CALLABLE", help="Your own model of the run, if you trust its code."),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from millrace.cli.options import Address, Engine, SameSource
+from millrace.cli.options import Address, Engine, MaxSkipped, SameSource
 from millrace.cli.prepare_table import option, read_names
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
@@ -68,6 +68,7 @@ def run(
         str | None, option("Keep only records for which this function returns true.", "MODULE:FUNCTION", "--filter")
     ] = None,
     on_error: Annotated[str, option("What to do with unreadable records: stop or skip.")] = "stop",
+    max_skipped: MaxSkipped = 0.01,
     max_ratio: Annotated[int, option("Refuse files that grow more than this many times, above 1 GiB.")] = 1000,
     shard_bytes: Annotated[int, option("The largest shard.", "BYTES", parser=count)] = "256MiB",  # type: ignore[assignment]
     exclude: Annotated[Names, option("Files or folders to leave out; may be repeated.", "GLOB")] = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from millrace.cli.options import Address, Engine, SameSource
+from millrace.cli.options import Address, Engine, MaxSkipped, SameSource
 from millrace.cli.prepare_text import count, given_options, prepare
 from millrace.cli.printing import plural, print_line, print_table, size
 from millrace.terminal import quoted
@@ -84,6 +84,7 @@ def run(
     test_entities: Annotated[Names, option(hidden=True)] = None,
     gap: Annotated[int, option("Leave out targets in this many rows after a cut.")] = 0,
     on_error: Annotated[str, option("Rows without time or entity, files that cannot be used: stop or skip.")] = "stop",
+    max_skipped: MaxSkipped = 0.01,
     delimiter: Annotated[
         str | None, option("Delimiter of CSV files, such as ';'.", "CHAR", show_default="as the first line shows")
     ] = None,

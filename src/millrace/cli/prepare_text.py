@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from millrace.cli.options import Address, Engine, SameSource
+from millrace.cli.options import Address, Engine, MaxSkipped, SameSource
 from millrace.cli.printing import print_json, print_line, print_table, size
 from millrace.terminal import quoted
 
@@ -94,6 +94,7 @@ def run(
         Option("--filter", metavar="MODULE:FUNCTION", help="Keep only texts for which this function returns true."),
     ] = None,
     on_error: Annotated[str, Option(help="What to do with unreadable documents: stop, skip or replace.")] = "stop",
+    max_skipped: MaxSkipped = 0.01,
     encoding: Annotated[str, Option(help="Encoding of the files, such as latin-1.")] = "utf-8",
     html: Annotated[str, Option(help="HTML files: raw keeps the tags, text extracts the text.")] = "raw",
     max_ratio: Annotated[
@@ -161,7 +162,10 @@ def prepare(context: typer.Context, function: Any, progress: Any, given: Mapping
     from millrace.prepare.advice import with_flags
 
     asked = context.params
-    options = {name: asked[name] for name in ("workers", "engine", "address", "append", "restart", "same_source")}
+    options = {
+        name: asked[name]
+        for name in ("workers", "engine", "address", "append", "restart", "same_source", "max_skipped")
+    }
     with progress:
         report = with_flags(function)(
             asked["sources"],

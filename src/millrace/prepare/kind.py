@@ -13,6 +13,7 @@ import msgspec
 from millrace.prepare.engines.engine import Engine, Function
 from millrace.prepare.plan import differences
 from millrace.prepare.progress import Progress
+from millrace.prepare.quarantine import Skips
 from millrace.prepare.stored_sources import File, StoredSources
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry
@@ -156,6 +157,11 @@ class Kind(Protocol):
     def meanwhile(self) -> Callable[[], None] | None:
         """A check to run while the first parts are made."""
         return None
+
+    @property
+    def file_skips(self) -> Skips:
+        """The records of files that the survey left out."""
+        return Skips()
 
     def settle(self, parts: list[Any]) -> Sequence[Any] | None:
         """Decides what needs all parts, and returns the tasks of the shards; None: nothing is to be added."""

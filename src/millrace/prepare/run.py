@@ -27,6 +27,7 @@ from millrace.prepare.kind import Context, Kind, NothingNew, PartsVoid, Product
 from millrace.prepare.parts import part_folder
 from millrace.prepare.plan import PlanForm, check_plan, show_changes
 from millrace.prepare.progress import Progress, default_progress
+from millrace.prepare.quarantine import MAX_SKIPPED, Skips, check_max_skipped, check_skips
 from millrace.prepare.stored_sources import StoredSources, check_same_source, describe_sources
 from millrace.store import gc, platform
 from millrace.store.layout import Layout
@@ -52,6 +53,7 @@ class Run:
         append: bool = False,
         restart: bool = False,
         same_source: str | None = None,
+        max_skipped: float = MAX_SKIPPED,
         workers: int | None = None,
         engine: str = "local",
         address: str | None = None,
@@ -59,6 +61,7 @@ class Run:
         progress: Progress | None = None,
     ) -> None:
         check_same_source(same_source, append=append)
+        check_max_skipped(max_skipped)
         self.target = target_of(out, append=append)
         self.out = Path(os.path.realpath(out if self.target is None else self.target.out))
         self.append = append
@@ -66,7 +69,7 @@ class Run:
         self.folder = self.partial.folder
         self.progress = progress or default_progress()
         self.base: Base | None = None  # of the store that is appended to
-        self._restart, self._same_source = restart, same_source
+        self._restart, self._same_source, self._max_skipped = restart, same_source, max_skipped
         self._place = engine, address, workers, stall_s  # where tasks run
         self._is_ours = False  # the folder was begun with our plan
         self._began_s = time.monotonic()
@@ -190,7 +193,9 @@ class Run:
         self._is_ours = True
         self._remove(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*.tmp"))  # of workers that died
         kind.begin()
-        tasks = kind.settle(self._make_parts())
+        parts = self._make_parts()
+        check_skips(Skips.total((kind.file_skips, *(part.skips for part in parts))), self._max_skipped)
+        tasks = kind.settle(parts)
         if tasks is None and self.base is not None:
             report = self._report(kind.product(self.partial.entries), self.base.manifest.fingerprint, is_new=False)
             self.partial.close(remove=True)

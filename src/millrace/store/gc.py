@@ -68,16 +68,17 @@ def sweep(out: Path, keep: int | None = None, *, dry_run: bool = False, spare: C
     remaining = chain if keep is None else chain[:keep]
     names = {f"{manifest.fingerprint}.json" for manifest in remaining}
     tables = {table.name for manifest in remaining for table in (manifest.shards, manifest.hashes)}
-    shards = set(spare)
-    for manifest in remaining:
-        data = folder.read(manifest.shards.name, manifest.shards.bytes)
-        table = manifests.check_table(manifest, data, str(out / manifest.shards.name))
-        shards |= {shard_name(manifest.splits[row[0]], row[1]) for row in table[:, :2].tolist()}
+    folders = [name for name in sorted(os.listdir(out / "shards")) if _SHARD.fullmatch(name)]
+    unnamed = set(folders).difference(spare)
+    for manifest in remaining:  # the newest first: it names nearly all, and then no other table is read
+        if unnamed:
+            data = folder.read(manifest.shards.name, manifest.shards.bytes)
+            table = manifests.check_table(manifest, data, str(out / manifest.shards.name))
+            unnamed -= {shard_name(manifest.splits[row[0]], row[1]) for row in table[:, :2].tolist()}
     snapshots = [name for name in sorted(os.listdir(out / "snapshots")) if _SNAPSHOT.fullmatch(name)]
     doomed = [out / "snapshots" / name for name in snapshots if name not in names]
     doomed += [out / name for name in sorted(os.listdir(out)) if _TABLE.fullmatch(name) and name not in tables]
-    folders = [name for name in sorted(os.listdir(out / "shards")) if _SHARD.fullmatch(name)]
-    doomed += [out / "shards" / name for name in folders if name not in shards]
+    doomed += [out / "shards" / name for name in folders if name in unnamed]
     freed = sum(_size(path) for path in doomed)
     if not dry_run:
         with platform.writing(out, "removing from"):

@@ -209,7 +209,12 @@ class Layout:
     def counter(self, name: str) -> int:
         """Which count says how many items a column has: 0 records, 1 + k rows of axis k."""
         axis = self.column_axis(name)
-        return 0 if axis is None else 1 + self.axes.index(axis)
+        return 0 if axis is None else 1 + self.place_of[axis]
+
+    @cached_property
+    def place_of(self) -> dict[str, int]:
+        """Axis -> its place in ``axes``."""
+        return {axis: k for k, axis in enumerate(self.axes)}
 
     def column_axis(self, name: str) -> str | None:
         """The axis whose rows a column's items are, also for the bytes of a string; None per record."""

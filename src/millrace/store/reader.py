@@ -288,7 +288,7 @@ class DiskShards(Shards):
         spec = self.layout.files[file]
         if spec.axis is None:
             return
-        rows = int(self._table[shard, 3 + self.layout.axes.index(spec.axis)])
+        rows = int(self._table[shard, 3 + self.layout.place_of[spec.axis]])
         is_right = array[0] == 0 and array[-1] == rows
         notes = self._notes if len(array) > MANY_OFFSETS else None
         content, status = self._content(shard, file), None if notes is None else self._status(shard, file)

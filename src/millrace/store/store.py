@@ -197,7 +197,7 @@ class Store:
     def _axis(self, axis: str) -> int:
         if axis not in self.layout.axes:
             raise ConfigError(f"axis {axis!r} is unknown; this store has {', '.join(self.layout.axes)}")
-        return 1 + self.layout.axes.index(axis)
+        return 1 + self.layout.place_of[axis]
 
     # Text.
 

@@ -72,6 +72,7 @@ class StoreWriter:
         self._provenance = dict(provenance or {})
         self._open: dict[str, ShardWriter] = {}
         self._pending: dict[str, Pending] = {}
+        self._next_numbers: dict[str, int] = {}  # of shards, by split
         self._skip: dict[str, int] = {}
         self._base: Base | None = None
         self._is_torn = False
@@ -180,6 +181,7 @@ class StoreWriter:
         if shard_name(entry.split, entry.number) in self._partial.entries:
             self._skipped(entry.split, entry.records)  # a run that continues gives it again
         self._partial.add(entry)
+        self._next_numbers.pop(entry.split, None)
         self._handed.discard((entry.split, entry.number))
         self._added.add((entry.split, entry.number))
 
@@ -286,9 +288,12 @@ class StoreWriter:
             first = last
 
     def _next_shard(self, split: str) -> ShardWriter:
-        start = 0 if self._base is None else self._base.next_number(split)
-        mine = (entry.number for entry in self._partial.entries.values() if entry.split == split)
-        number = max(mine, default=start - 1) + 1
+        if split not in self._next_numbers:  # one look at all shards, not one for each
+            start = 0 if self._base is None else self._base.next_number(split)
+            mine = (entry.number for entry in self._partial.entries.values() if entry.split == split)
+            self._next_numbers[split] = max(mine, default=start - 1) + 1
+        number = self._next_numbers[split]
+        self._next_numbers[split] += 1
         return ShardWriter(self._partial.shards, split, number, self._values.layout.columns)
 
     def _cut(self, split: str) -> None:

@@ -77,7 +77,9 @@ def test_many_bad_documents_do_not_gather_in_memory(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part.Spill, "write_bytes", watched)
-        report = mr.prepare_text(str(source), tmp_path / "out", document="line", **{**OPTIONS, "part_bytes": 1 << 20})
+        report = mr.prepare_text(
+            str(source), tmp_path / "out", document="line", max_skipped=1, **{**OPTIONS, "part_bytes": 1 << 20}
+        )
     assert report.dropped == {"unreadable: invalid utf-8": 3000}
     assert len(quarantined(tmp_path / "out")) == 3000
     assert max(most) < 1 << 20

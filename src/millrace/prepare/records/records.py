@@ -18,7 +18,7 @@ from millrace.prepare.engines.engine import STALL_S
 from millrace.prepare.kind import Context, Earlier, Kind, Product
 from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
-from millrace.prepare.quarantine import QUARANTINE, Quarantine
+from millrace.prepare.quarantine import MAX_SKIPPED, QUARANTINE, Quarantine
 from millrace.prepare.reclaim import Reclaim
 from millrace.prepare.records.append import Existing, classes_in_meta, options_of_append
 from millrace.prepare.records.formats.format import Source
@@ -52,6 +52,7 @@ def prepare_records(
     append: bool = False,
     restart: bool = False,
     same_source: str | None = None,
+    max_skipped: float = MAX_SKIPPED,
     exclude: Sequence[str] | str = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
@@ -68,8 +69,8 @@ def prepare_records(
     given = expand_split({**options, "split": split}, RECORD_FORMS)
     paths = _as_paths(source)
     run = Run(
-        out, SCRATCH, append=append, restart=restart, same_source=same_source, workers=workers, engine=engine, address=address,
-        stall_s=stall_s, progress=progress,
+        out, SCRATCH, append=append, restart=restart, same_source=same_source, max_skipped=max_skipped, workers=workers,
+        engine=engine, address=address, stall_s=stall_s, progress=progress,
     )  # fmt: skip
     parsed = parse_options(options_of_append(run.out, given) if append else given)
     kind = Records(paths, None if paths else source, as_list(exclude), parsed)

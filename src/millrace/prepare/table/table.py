@@ -18,6 +18,7 @@ from millrace.prepare.engines.engine import STALL_S
 from millrace.prepare.kind import Context, Earlier, Kind, Product
 from millrace.prepare.plan import differences, make_plan, show_changes
 from millrace.prepare.progress import Progress
+from millrace.prepare.quarantine import MAX_SKIPPED, Skips
 from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TABLE_FORMS, expand_split, plan_changes
 from millrace.prepare.table.options import READING, TableOptions, parse_options
@@ -53,6 +54,7 @@ def prepare_table(
     append: bool = False,
     restart: bool = False,
     same_source: str | None = None,
+    max_skipped: float = MAX_SKIPPED,
     exclude: Sequence[str] | str = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
@@ -70,8 +72,8 @@ def prepare_table(
     options = expand_split({**options, "split": split}, TABLE_FORMS)
     inputs = Inputs(as_list(paths), as_list(exclude))
     run = Run(
-        out, SCRATCH, append=append, restart=restart, same_source=same_source, workers=workers, engine=engine, address=address,
-        stall_s=stall_s, progress=progress,
+        out, SCRATCH, append=append, restart=restart, same_source=same_source, max_skipped=max_skipped, workers=workers,
+        engine=engine, address=address, stall_s=stall_s, progress=progress,
     )  # fmt: skip
     if append:
         from millrace.prepare.table.append import open_append
@@ -210,6 +212,10 @@ class Table(Kind):
             if rows == 0:
                 remedy = REMEDIES[self._options.split_by]
                 raise ConfigError(f"split {split!r} would be empty; {remedy}; what was read is kept")
+
+    @property
+    def file_skips(self) -> Skips:
+        return self._found.skips
 
     def has_shard(self, task: shards.ShardTask) -> bool:
         return shards.has_counts(task, self.context.out)

@@ -12,7 +12,7 @@ import numpy as np
 from millrace.errors import SourceError
 from millrace.prepare.engines import alive
 from millrace.prepare.parts import write_part
-from millrace.prepare.quarantine import QUARANTINE
+from millrace.prepare.quarantine import QUARANTINE, Skips
 from millrace.prepare.spill import Spill, map_array
 from millrace.prepare.text.clean.cut_documents import CutDocument
 from millrace.prepare.text.clean.masks import end_counts, hash_masked, token_mask
@@ -61,6 +61,7 @@ class PartDone(msgspec.Struct, frozen=True):
     without: tuple[int, ...] = ()  # sources, counted from its first, without a document, or with empty ones alone
     hashes: dict[str, str] = {}  # of its files
     slices: tuple[SliceId, ...] = ()  # by these it is found again when other sources changed
+    skips: Skips = Skips()
 
 
 def prepare_part(task: PartTask) -> PartDone:
@@ -113,6 +114,7 @@ class PartMaker:
             return PartDone(
                 part.number, part.first_source, self._task.key, self._num_documents, self._num_tokens,
                 self._num_characters, self._reader.bytes_read, dropped, sizes, self._num_pieces, without, hashes, slices,
+                self._reader.skips,
             )  # fmt: skip
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ class ByteTally:
         for piece in pieces:
             if self._counts[piece.source] > 1:
                 self._slices.setdefault(piece.source, {})[piece.start] = _Slice(self._size(piece))
+        self._starts = {source: list(slices) for source, slices in self._slices.items()}
         self._num_left = Counter(self._counts)
         self._done = 0.0
         self._held: dict[int, float] = {}  # by source: bytes of slices that others are still reading
@@ -89,12 +91,12 @@ class ByteTally:
 
     def _following(self, piece: SourceSlice) -> int:
         """Bytes of the next slices in which no document begins, as far as that is known."""
-        size = 0.0
-        for start, slice_ in self._slices.get(piece.source, {}).items():
-            if start > piece.start:
-                if slice_.state != WITHOUT:
-                    break
-                size += slice_.size
+        size, slices = 0.0, self._slices.get(piece.source, {})
+        starts = self._starts.get(piece.source, ())
+        for k in range(bisect.bisect_right(starts, piece.start), len(starts)):
+            if (slice_ := slices[starts[k]]).state != WITHOUT:
+                break
+            size += slice_.size
         return int(size)
 
     def add(self, number: int, result: PartDone) -> None:

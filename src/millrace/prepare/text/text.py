@@ -19,7 +19,7 @@ from millrace.prepare.kind import Context, Earlier, Kind, PartsVoid, Product
 from millrace.prepare.parts import part_folder
 from millrace.prepare.plan import check_plan, differences, show_changes
 from millrace.prepare.progress import Progress
-from millrace.prepare.quarantine import QUARANTINE, Quarantine
+from millrace.prepare.quarantine import MAX_SKIPPED, QUARANTINE, Quarantine
 from millrace.prepare.reclaim import Reclaim
 from millrace.prepare.run import Run, as_list
 from millrace.prepare.split_forms import TEXT_FORMS, expand_split, plan_changes
@@ -47,7 +47,7 @@ from millrace.text.tokenizer import Tokenizer
 
 SCRATCH = (
     *("splits", "lines", "cut.json", "stdin.txt", "partitions", "vocabulary.json", vocabulary.SEAL),
-    *("merges.bin", "names.bin", "name_ends.bin", "alone"),
+    *("merges.bin", "names.bin", "name_ends.bin", "alone", sharding.CODES),
 )
 IN_HAND = 4  # shards that are written while their parts are still there
 EXPANSION = 3  # of a compressed file, about
@@ -66,6 +66,7 @@ def prepare_text(
     append: bool = False,
     restart: bool = False,
     same_source: str | None = None,
+    max_skipped: float = MAX_SKIPPED,
     exclude: Sequence[str] = (),
     progress: Progress | None = None,
     stall_s: float = STALL_S,
@@ -82,8 +83,8 @@ def prepare_text(
     """
     options = expand_split({**options, "split": split}, TEXT_FORMS)
     run = Run(
-        out, SCRATCH, append=append, restart=restart, same_source=same_source, workers=workers, engine=engine, address=address,
-        stall_s=stall_s, progress=progress,
+        out, SCRATCH, append=append, restart=restart, same_source=same_source, max_skipped=max_skipped, workers=workers,
+        engine=engine, address=address, stall_s=stall_s, progress=progress,
     )  # fmt: skip
     reading, cutting = split_options(recipe.options_of_append(run.out, options) if append else options)
     return run.make(Text(as_list(paths), as_list(exclude), reading, cutting))  # type: ignore[no-any-return]

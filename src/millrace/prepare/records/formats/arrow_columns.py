@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,8 +34,13 @@ def asked_schema(schema: Any, asked: Sequence[str] | None) -> Any:
     """The columns of a table that were asked for, also by the name of a column within one."""
     if asked is None:
         return schema
-    fields = [field for field in schema if any(own == field.name or own.startswith(f"{field.name}.") for own in asked)]
-    return arrow().schema(fields, schema.metadata)
+    above = with_parents(asked)
+    return arrow().schema([field for field in schema if field.name in above], schema.metadata)
+
+
+def with_parents(names: Iterable[str]) -> set[str]:
+    """The names, and the columns that they lie in: of ``a.b.c`` also ``a.b`` and ``a``."""
+    return {".".join(parts[:k]) for name in names for parts in [name.split(".")] for k in range(1, len(parts) + 1)}
 
 
 def _compute() -> Any:
@@ -150,14 +155,14 @@ class BatchReader:
     """Takes the wanted columns of a batch apart, and remembers records with nulls."""
 
     def __init__(self, wanted: Mapping[str, Column]) -> None:
-        self._wanted = wanted
+        self._wanted, self._above = wanted, with_parents(wanted)
 
     def read(self, batch: Any, where: Callable[[int], str], source: str, reading: Reading) -> Chunk:
         self._columns: dict[str, Array] = {}
         self._offsets: dict[str, Int64s] = {}
         self._problems: dict[int, str] = {}
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            if any(known == name or known.startswith(f"{name}.") for known in self._wanted):
+            if name in self._above:
                 self._take(name, array, _Level(None, None))
         columns = {name: array for name, array in self._columns.items() if name in self._wanted}
         if lost := [name for name in self._wanted if name not in columns]:
@@ -184,7 +189,7 @@ class BatchReader:
         if pa.types.is_struct(kind):
             for k, field in enumerate(kind):
                 own = f"{name}.{field.name}"
-                if any(f"{known}.".startswith(f"{own}.") for known in self._wanted):
+                if own in self._above:
                     self._take(own, array.flatten()[k], level)
         elif _is_list(kind) and level.axis is None:
             offsets = _list_offsets(array)
@@ -265,7 +270,8 @@ def _bytes(array: Any, kind: Any) -> tuple[Array, Int64s]:
 
 def top_names(names: Any, wanted: Mapping[str, Column]) -> list[str]:
     """The columns of a table that hold what is wanted."""
-    return [name for name in names if any(known == name or known.startswith(f"{name}.") for known in wanted)]
+    above = with_parents(wanted)
+    return [name for name in names if name in above]
 
 
 def batch_chunks(batches: Iterator[Any], first: int, source: str, reading: Reading) -> Iterator[Chunk]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from millrace.prepare.records.formats.arrow_columns import (
 from millrace.prepare.records.formats.format import SAMPLE, Chunk, Format, Outline, Reading, Source, need, unreadable
 from millrace.prepare.records.options import RecordOptions
 from millrace.prepare.runs import offsets_of
+from millrace.ragged import Int64s
 
 MAGIC = b"ARROW1"
 FEATURES = b"huggingface"  # the key of the metadata that names classes
@@ -39,9 +41,11 @@ class ArrowFiles(Format):
         """All files; of a saved Hugging Face dataset those that its state.json names."""
         known: dict[str, set[str] | None] = {}
         for file in files:
-            known.setdefault(folder := os.path.dirname(file.location), _saved(folder, file))
-        used = [file for file in files if _is_saved(file, known[os.path.dirname(file.location)])]
-        left = [file.path for file in files if file not in used]
+            if (folder := os.path.dirname(file.location)) not in known:
+                known[folder] = _saved(folder, file)
+        are_saved = [_is_saved(file, known[os.path.dirname(file.location)]) for file in files]
+        used = [file for file, is_saved in zip(files, are_saved, strict=True) if is_saved]
+        left = [file.path for file, is_saved in zip(files, are_saved, strict=True) if not is_saved]
         notes = [f"{left[0]!r} left out: state.json beside it does not name it"] if left else []
         for folder, names in known.items():
             if missing := sorted(name for name in names or () if not os.path.exists(os.path.join(folder, name))):
@@ -72,11 +76,19 @@ class ArrowFiles(Format):
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
         with _opened(source, self.table) as reader:
             is_file = hasattr(reader, "num_record_batches")
-            first = sum(reader.get_batch(k).num_rows for k in range(start)) if is_file else 0
+            first = int(_starts(self, source)[start]) if is_file and start else 0
             names = top_names(reader.schema.names, reading.wanted)
             batches = (reader.get_batch(k) for k in range(start, stop)) if is_file else iter(reader)
             chosen = (plain_batch(batch.select(names)) for batch in batches)
             yield from batch_chunks(_named(chosen, source), first, source.path, reading)
+
+
+@lru_cache(maxsize=1)  # a slice is a batch: to count those before it for each would take their number squared
+def _starts(format_: ArrowFiles, source: Source) -> Int64s:
+    """The record where each batch of a file begins."""
+    with _opened(source, format_.table) as reader:
+        rows = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
+    return offsets_of(np.array(rows, np.int64))
 
 
 def _first(reader: Any, is_file: bool) -> Any:

@@ -39,11 +39,11 @@ class ImageFolder(Format):
         for file in files:
             own = printable(_class_of(file.folders, file.location, file.split))
             groups.setdefault((file.split or "", own), []).append(file)
-        classes = sorted({name for _, name in groups}, key=os.fsencode)
+        numbers = {name: k for k, name in enumerate(sorted({name for _, name in groups}, key=os.fsencode))}
         found = []
         for (_, name), members in groups.items():
             path = top_folder(members[0]) or name
-            found.append(folder_source(path, members, self.name, classes.index(name)))
+            found.append(folder_source(path, members, self.name, numbers[name]))
         return found, []
 
     def outline(self, source: Source, options: RecordOptions) -> Outline:

@@ -19,7 +19,13 @@ from millrace.errors import SourceError
 from millrace.prepare.engines import alive
 from millrace.prepare.files import ending
 from millrace.prepare.inflate import COMPRESSED, InflatedFile
-from millrace.prepare.records.formats.arrow_columns import BatchReader, arrow, free_lengths, outline_columns
+from millrace.prepare.records.formats.arrow_columns import (
+    BatchReader,
+    arrow,
+    free_lengths,
+    outline_columns,
+    with_parents,
+)
 from millrace.prepare.records.formats.format import CHUNK_BYTES, Chunk, Format, Outline, Reading, Source, need
 from millrace.prepare.records.options import RecordOptions
 
@@ -50,11 +56,8 @@ class JsonLines(Format):
         table = _first_table(source, lines, options)
         schema = _storable(table, lines, options)
         if options.columns is not None:
-            asked = [
-                name
-                for name in schema.names
-                if any(own == name or own.startswith(f"{name}.") for own in options.columns)
-            ]
+            above = with_parents(options.columns)
+            asked = [name for name in schema.names if name in above]
             schema, table = arrow().schema([schema.field(name) for name in asked]), table.select(asked)
         pieces = [(0, -1, source.size)]
         if ending(source.path) not in _PACKED:
@@ -142,9 +145,12 @@ class _Lines:
             yield from self.read(place + len(first), b"".join(lines[half:]))
             return
         batch = table.combine_chunks().to_batches()[0]
+        starts: list[int] = []  # found once a record is refused; all may be
 
         def where(record: int) -> str:
-            return f"byte {place + _line_start(data, record)}"
+            if not starts:
+                starts.extend(_line_starts(data))
+            return f"byte {place + starts[record]}"
 
         yield self._reader.read(batch, where, self._source.path, self._reading)
 
@@ -163,11 +169,11 @@ def _said(error: BaseException) -> str:
     return f"{said}; the first lines have whole numbers there, {remedy}"
 
 
-def _line_start(data: bytes, record: int) -> int:
-    """Where the line of a record begins; lines without an object do not count."""
-    lengths = [(len(line), bool(line.strip())) for line in data.splitlines(keepends=True)]
-    starts = np.cumsum([0, *(length for length, _ in lengths)])
-    return int([start for start, (_, is_object) in zip(starts[:-1], lengths, strict=True) if is_object][record])
+def _line_starts(data: bytes) -> list[int]:
+    """Where the line of each record begins; lines without an object do not count."""
+    lines = data.splitlines(keepends=True)
+    starts = np.cumsum([0, *map(len, lines)]).tolist()
+    return [start for start, line in zip(starts[:-1], lines, strict=True) if line.strip()]
 
 
 def _parse(data: bytes, schema: Any, *, is_strict: bool) -> Any:
@@ -188,12 +194,14 @@ def _first_table(source: Source, lines: Sequence[bytes], options: RecordOptions)
     try:
         return _parse(b"".join(lines), None, is_strict=False)
     except _bad():
-        pyarrow, place, tables = arrow(), 0, list[Any]()
+        pyarrow, place, tables, schema = arrow(), 0, list[Any](), None
     for line in lines:
         try:
             if line.strip():
                 table = _parse(line, None, is_strict=False)
-                tables = [pyarrow.concat_tables([*tables, table], promote_options="permissive")]
+                both = [table.schema] if schema is None else [schema, table.schema]
+                schema = pyarrow.unify_schemas(both, promote_options="permissive")
+                tables.append(table)
         except _bad() as problem:
             if options.on_error == "stop":
                 raise SourceError(
@@ -206,7 +214,7 @@ def _first_table(source: Source, lines: Sequence[bytes], options: RecordOptions)
         raise SourceError(
             f"{source.path!r}: none of its first lines can be read; is it JSON lines?", source=source.path
         )
-    return tables[0]
+    return pyarrow.concat_tables(tables, promote_options="permissive")
 
 
 def _storable(table: Any, lines: Sequence[bytes], options: RecordOptions) -> Any:

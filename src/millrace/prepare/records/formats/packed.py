@@ -71,7 +71,7 @@ def in_order(
     folders: dict[str, list[Source]] = {}
     for file in files:
         folders.setdefault(os.path.dirname(file.location), []).append(file)
-    found, notes = list[Source](), list[str]()
+    found, notes, same = list[Source](), list[str](), list[Source]()
     for folder, mine in folders.items():
         with reading_index(mine[0]):
             chunks = [[os.path.basename(name) for name in names] for names in names_of(read_index(mine[0]))]
@@ -84,8 +84,11 @@ def in_order(
                 if options.on_error == "stop":
                     raise SourceError(f"{note}; copy it too, or go on with --on-error skip", source=mine[0].path)
                 notes.append(note)
-            notes += [f"{file.path!r} left out: {used[0].path!r} is the same shard" for file in used[1:]]
+            same += used[1:]
         found += by_name.values()  # refused by name when they are opened
+    if same:
+        more = f" and {len(same) - 1:,} more" if len(same) > 1 else ""
+        notes.append(f"{same[0].path!r}{more} left out: each is the same shard as a file that is read")
     return found, notes
 
 

@@ -31,6 +31,7 @@ from millrace.prepare.records.formats.format import (
     unreadable,
 )
 from millrace.prepare.records.options import RecordOptions
+from millrace.prepare.runs import parquet_footer
 
 FREE_GROUP = 256 << 20  # bytes that any row group may grow to, however small it is
 
@@ -62,8 +63,8 @@ class Parquet(Format):
         return Outline(outline_columns(schema, options.columns), pieces, lengths, class_labels(schema))
 
     def chunks(self, source: Source, start: int, stop: int, reading: Reading) -> Iterator[Chunk]:
-        with _opened(source) as file:
-            first = sum(file.metadata.row_group(k).num_rows for k in range(start))
+        with _opened(source, is_known=True) as file:
+            first = int(parquet_footer(source)[1][start])
             groups = [file.metadata.row_group(k) for k in range(start, stop)]
             each = max(1, sum(group.total_byte_size for group in groups) // max(1, sum(g.num_rows for g in groups)))
             names = top_names(file.schema_arrow.names, reading.wanted)
@@ -98,12 +99,14 @@ def _is_damaged(file: Any, group: int, name: str) -> bool:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[Any]:
+def _opened(source: Source, *, is_known: bool = False) -> Iterator[Any]:
+    """``is_known``: it was outlined, so its footer may be one of an earlier slice."""
     parquet, pyarrow = need("pyarrow.parquet", "table", "Parquet"), arrow()
     location = os.fsencode(source.location)
-    with (
-        arrow_errors(source, "Parquet"),
-        pyarrow.OSFile(location) as native,
-        parquet.ParquetFile(native, page_checksum_verification=True) as file,
-    ):
-        yield file
+    with arrow_errors(source, "Parquet"):
+        footer = parquet_footer(source)[0] if is_known else None
+        with (
+            pyarrow.OSFile(location) as native,
+            parquet.ParquetFile(native, metadata=footer, page_checksum_verification=True) as file,
+        ):
+            yield file

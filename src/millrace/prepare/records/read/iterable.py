@@ -44,6 +44,7 @@ class Spool:
         self.classes: Mapping[str, Sequence[str]] = {}
         self.sizes: list[int] = []
         self._refused: list[bytes] = []  # lines about records that were left out since the last part
+        self._first_refused = ""
 
     def read(self, records: Iterable[Any]) -> Spool:
         """Reads all records, and writes them as parts if there is a folder."""
@@ -55,11 +56,14 @@ class Spool:
         source = Source(path=NAME, size=0, mtime_ns=0, ends="", location="", format="iterable")
         self.schema, self.notes = build_schema([(source, outline)], self._options, is_loose=True)
         waiting: list[Chunk] = []
+        num_bytes = 0
         for chunk in given.chunks(self.schema.wanted):
-            waiting += converted(chunk, self.schema, self._refuse)
-            if sum(some.num_bytes for some in waiting) >= self._options.part_bytes:
+            stored = converted(chunk, self.schema, self._refuse)
+            waiting += stored
+            num_bytes += sum(some.num_bytes for some in stored)
+            if num_bytes >= self._options.part_bytes:
                 self._write(waiting)
-                waiting = []
+                waiting, num_bytes = [], 0
         if waiting or self._refused:
             self._write(waiting)
         return self
@@ -69,6 +73,7 @@ class Spool:
         if self._options.on_error == "stop":
             raise SourceError(f"{NAME}, {place}: {problem}; fix it, or go on with --on-error skip", source=NAME)
         self._refused.append(quarantine_line(NAME, place, problem))
+        self._first_refused = self._first_refused or f"{NAME}, {place}: {problem}"
 
     def _write(self, chunks: Sequence[Chunk]) -> None:
         """One part, named by what it holds."""
@@ -98,7 +103,7 @@ class Spool:
                 files.add(chunk, key_column(self._options, self.schema.columns))
             if self._refused:
                 files.spill(QUARANTINE).write_bytes(b"".join(self._refused))
-            return files.finish(number, key, {UNREADABLE: len(self._refused)}, None)
+            return files.finish(number, key, {UNREADABLE: len(self._refused)}, None, self._first_refused)
 
     @property
     def source(self) -> Source:

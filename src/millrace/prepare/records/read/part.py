@@ -18,7 +18,7 @@ from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
 from millrace.prepare.inflate import max_bytes
 from millrace.prepare.parts import read_done, write_part
-from millrace.prepare.quarantine import QUARANTINE
+from millrace.prepare.quarantine import QUARANTINE, Skips
 from millrace.prepare.records.formats.format import Chunk, Format, named
 from millrace.prepare.records.formats.known import format_of
 from millrace.prepare.records.options import RecordOptions
@@ -63,6 +63,7 @@ class PartDone(msgspec.Struct, frozen=True):
     hashes: dict[str, str]
     split: str | None = None
     boot: str | None = None
+    skips: Skips = Skips()
 
 
 def prepare_part(task: PartTask) -> PartDone:
@@ -104,12 +105,16 @@ class PartFiles:
         self.spill(HASHES).write_bytes(record_hashes(chunk, self._columns, key))
         self.num_records += chunk.num_records
 
-    def finish(self, number: int, key: str, dropped: Mapping[str, int], split: str | None) -> PartDone:
+    def finish(
+        self, number: int, key: str, dropped: Mapping[str, int], split: str | None, first_skipped: str
+    ) -> PartDone:
         sizes = {name: spill.finish() for name, spill in self._spills.items()}
         hashes = {name: spill.hash for name, spill in self._spills.items()}
         gone = {reason: count for reason, count in sorted(dropped.items()) if count}
+        skips = Skips(gone.get(UNREADABLE, 0), self.num_records + sum(gone.values()), first_skipped)
         return PartDone(
-            number, key, self.num_records, self._rows, sum(sizes.values()), gone, sizes, hashes, split, platform.boot_id()
+            number, key, self.num_records, self._rows, sum(sizes.values()), gone, sizes, hashes, split,
+            platform.boot_id(), skips,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -125,6 +130,7 @@ class PartMaker:
         self.wanted: Mapping[str, Column] = task.schema.wanted
         self._files = PartFiles(folder, task.schema.columns)
         self._dropped: Counter[str] = Counter()
+        self._first_skipped = ""
         self._filter = load_function(task.options.filter, "--filter")
         self._key = key_column(task.options, task.schema.columns)
 
@@ -133,7 +139,7 @@ class PartMaker:
             for piece in self._task.slices:
                 self._read(piece)
             split = self._task.slices[0].source.split
-            return self._files.finish(self._task.number, self._task.key, self._dropped, split)
+            return self._files.finish(self._task.number, self._task.key, self._dropped, split, self._first_skipped)
 
     def _read(self, piece: Slice) -> None:
         source, format_ = piece.source, format_of(piece.source.format)
@@ -170,6 +176,7 @@ class PartMaker:
         if self.options.on_error == "stop":
             raise SourceError(f"{where}: {problem}; fix it, or go on with --on-error skip", source=source)
         self._dropped[UNREADABLE] += 1
+        self._first_skipped = self._first_skipped or f"{where}: {problem}"
         self._files.spill(QUARANTINE).write_bytes(quarantine_line(source, place, problem))
 
     def _filtered(self, chunk: Chunk, source: str) -> Chunk:

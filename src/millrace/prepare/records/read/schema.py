@@ -138,8 +138,8 @@ def _merge(found: Found, options: RecordOptions, *, is_loose: bool) -> dict[str,
     """The columns of all sources; those of the first, where the others are alike."""
     first, merged = found[0][0], dict(found[0][1].columns)
     renamed = options.rename
+    asked = None if options.columns is None else frozenset(options.columns)
     for source, outline in found[1:]:
-        asked = options.columns
         extra = [name for name in outline.columns if name not in merged and asked is None]
         missing = [name for name in merged if name not in outline.columns and (asked is None or name in asked)]
         for names, lacking, having in ((missing, source, first), (extra, first, source)):
@@ -175,15 +175,20 @@ def show(column: Column) -> str:
 
 def _chosen(merged: Mapping[str, Column], asked: Sequence[str]) -> list[str]:
     """Names as asked for; a name before a dot stands for all columns after it."""
-    chosen: list[str] = []
+    chosen: dict[str, None] = {}
+    below: dict[str, list[str]] = {}  # by the part of a name before each of its dots
+    for known in merged:
+        for k, letter in enumerate(known):
+            if letter == ".":
+                below.setdefault(known[:k], []).append(known)
     for name in asked:
-        mine = [name] if name in merged else [known for known in merged if known.startswith(f"{name}.")]
+        mine = [name] if name in merged else below.get(name, [])
         if not mine:
             raise ConfigError(
                 f"--columns: no column is called {name!r}{did_you_mean(name, merged)}; check the name, or leave --columns out"
             )
-        chosen += [known for known in mine if known not in chosen]
-    return chosen
+        chosen.update(dict.fromkeys(mine))
+    return list(chosen)
 
 
 def _check_known(flag: str, given: Mapping[str, Any], known: Any) -> None:
@@ -235,8 +240,10 @@ def _share_axes(
                 groups[source_axis] = axis
     elif options.axis != OWN:
         is_guessed = True
+        first: dict[tuple[bytes, ...], str] = {}  # by the lengths in all sources
         for axis in own:
-            groups[axis] = next((other for other in groups.values() if _are_equal(found, axis, other)), axis)
+            lengths = _lengths(found, axis)
+            groups[axis] = axis if lengths is None else first.setdefault(lengths, axis)
     named = {axis: groups.get(axis, axis) for axis in own}
     is_single = len(set(named.values())) == 1 and not isinstance(options.axis, dict)
     if is_single:
@@ -250,10 +257,11 @@ def _stored_axis(axis: str, names: Mapping[str, str]) -> str:
     return names.get(axis) or names.get(column, column) + axis[len(column) :]
 
 
-def _are_equal(found: Found, axis: str, other: str) -> bool:
-    """Whether the lists of two axes are equally long in all records that were looked at."""
-    pairs = [(outline.lengths.get(axis), outline.lengths.get(other)) for _, outline in found]
-    return all(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs)
+def _lengths(found: Found, axis: str) -> tuple[bytes, ...] | None:
+    """How long the lists of an axis are in all records that were looked at; None where a source does not say."""
+    each = [outline.lengths.get(axis) for _, outline in found]
+    known = [lengths for lengths in each if lengths is not None]
+    return tuple(np.asarray(lengths, np.int64).tobytes() for lengths in known) if len(known) == len(each) else None
 
 
 def converted(chunk: Chunk, schema: Schema, refuse: Callable[[str, str], None]) -> list[Chunk]:

@@ -147,8 +147,8 @@ def _labelled_alike(kind: Format, every: Sequence[Source], fresh: Sequence[Sourc
     named = getattr(kind, "class_names", None)
     if named is None:
         return list(fresh)
-    names = named(every)
-    return [msgspec.structs.replace(source, label=names.index(named([source])[0])) for source in fresh]
+    numbers = {name: k for k, name in enumerate(named(every))}
+    return [msgspec.structs.replace(source, label=numbers[named([source])[0]]) for source in fresh]
 
 
 def _classes(

@@ -12,6 +12,7 @@ import numpy as np
 
 from millrace.errors import ConfigError, SourceError
 from millrace.prepare.functions import load_function
+from millrace.prepare.quarantine import Skips
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read import arrow_types
 from millrace.prepare.table.read.arrow_types import as_texts, encode_texts, flatten, logical, null_rows, type_of
@@ -69,6 +70,16 @@ class Reader:
         self._types = {name: type_of(text) for name, text in schema.types.items()}
         self.dropped: Counter[str] = Counter()
         self.rows_read = 0
+        self._first_skipped = ""
+
+    @property
+    def skips(self) -> Skips:
+        """The rows that ``--on-error skip`` left out."""
+        return Skips(self.dropped[NO_KEY] + self.dropped[BAD_TIME], self.rows_read, self._first_skipped)
+
+    def _skip(self, why: str, rows: int, place: str) -> None:
+        self.dropped[why] += rows
+        self._first_skipped = self._first_skipped or f"{place}: {why}"
 
     def read(self, source: TableSource, groups: tuple[int, ...]) -> Iterator[Chunk]:
         """The rows of some row groups of a file, or of a whole CSV file."""
@@ -128,8 +139,14 @@ class Reader:
             parquet.ParquetFile(raw, read_dictionary=texts, page_checksum_verification=True) as file,
         ):
             rows = min(max(least, CHUNK_BYTES // (8 * len(wanted or file.schema_arrow))), most)
+            metadata = file.metadata
+            starts = list(
+                itertools.accumulate(
+                    (metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)), initial=0
+                )
+            )
             for group in groups:
-                first = sum(file.metadata.row_group(k).num_rows for k in range(group))
+                first = starts[group]
                 for batch in file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
                     yield first, batch
                     first += len(batch)
@@ -200,14 +217,14 @@ class Reader:
         keys = {name: flatten(table.column(name)) for name in (self._options.time, *self._options.entity_columns)}
         missing = null_rows(keys.values())
         if missing is not None:
+            row = int(np.flatnonzero(missing)[0])
             if self._options.on_error == "stop":
-                row = int(np.flatnonzero(missing)[0])
                 name = next(name for name, key in keys.items() if null_rows([key[row : row + 1]]) is not None)
                 raise SourceError(
                     f"{source.file.path!r}{self._row_name('row', first + row)}: column {name!r} is null; fix it, or drop such "
                     "rows with --on-error skip", source=source.file.path, row=first + row,
                 )  # fmt: skip
-            self.dropped[NO_KEY] += int(missing.sum())
+            self._skip(NO_KEY, int(missing.sum()), f"{source.file.path!r}{self._row_name('row', first + row)}")
             table = table.filter(arrow().array(~missing))
             keys = {name: flatten(table.column(name)) for name in keys}
         time = keys.pop(self._options.time)
@@ -236,9 +253,9 @@ class Reader:
             return table
         is_wrong = times.is_null().to_numpy(False) & texts.is_valid().to_numpy(False)
         row = int(np.flatnonzero(is_wrong)[0])
+        place = ("line", first + row + 2) if source.format == "csv" else ("row", first + row)
+        where = f"{source.file.path!r}{self._row_name(*place)}"
         if self._options.on_error == "stop":
-            place = ("line", first + row + 2) if source.format == "csv" else ("row", first + row)
-            where = f"{source.file.path!r}{self._row_name(*place)}"
             others = guess_formats([text for text in texts.to_pylist() if text])
             also = f"give --time-format {others[0]!r}, which fits all times read so far" if others else "fix it"
             raise SourceError(
@@ -247,7 +264,7 @@ class Reader:
             )  # fmt: skip
         if first == 0:
             check_format_fits(source.file.path, name, texts[:MAX_GUESSED_FROM].to_pylist(), form)
-        self.dropped[BAD_TIME] += int(is_wrong.sum())
+        self._skip(BAD_TIME, int(is_wrong.sum()), where)
         return table.filter(pyarrow.array(~is_wrong))
 
     def _entities(self, source: TableSource, keys: list[Any]) -> tuple[list[str], Array | None]:

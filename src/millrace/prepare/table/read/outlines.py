@@ -5,6 +5,7 @@ Files that cannot be used are listed together in one error, or skipped with ``--
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 
 from millrace.errors import SourceError
 from millrace.native import num_cores
+from millrace.prepare.quarantine import Skips, count_lines
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.csv_files import check_texts, look_at_csv, misfit_error
 from millrace.prepare.table.read.table_file import TableSource, arrow, native
@@ -31,8 +33,10 @@ class FileOutline(msgspec.Struct):
     is_wanted: bool = True  # False: its path says that --where asks for none of its rows
 
 
-def outline_files(sources: Sequence[TableSource], options: TableOptions) -> tuple[list[FileOutline], list[str]]:
-    """The files that can be used, and why others are skipped; without ``skip`` these are refused."""
+def outline_files(
+    sources: Sequence[TableSource], options: TableOptions
+) -> tuple[list[FileOutline], dict[int, str], Skips]:
+    """The files that can be used; by number why others are skipped, and their rows. Without ``skip`` these are refused."""
 
     def outline(source: TableSource) -> FileOutline | SourceError:
         try:
@@ -56,7 +60,17 @@ def outline_files(sources: Sequence[TableSource], options: TableOptions) -> tupl
         )  # fmt: skip
     skipped = reasons if options.on_error == "skip" and len(reasons) < len(sources) else {}
     usable = [one for k, one in enumerate(outlines) if isinstance(one, FileOutline) and k not in skipped]
-    return usable, list(skipped.values())
+    rows = [_num_rows(sources[k], outlines[k]) for k in skipped]
+    return usable, skipped, Skips(sum(rows), sum(rows), next(iter(skipped.values()), ""))
+
+
+def _num_rows(source: TableSource, outline: FileOutline | SourceError) -> int:
+    """About how many rows a file has that is skipped."""
+    if isinstance(outline, FileOutline) and outline.groups:
+        return sum(rows for _, rows, _ in outline.groups)
+    if source.format != "csv":
+        return 1
+    return count_lines(lambda: arrow().input_stream(os.fsencode(source.file.location).decode(), compression="detect"))
 
 
 def skipped_note(reasons: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from millrace.errors import SourceError
 from millrace.native import core
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.parts import write_part
+from millrace.prepare.quarantine import Skips
 from millrace.prepare.spill import Spill, file_hash
 from millrace.prepare.table.options import TableOptions
 from millrace.prepare.table.read.chunks import Chunk, Reader
@@ -68,6 +69,7 @@ class PartDone(msgspec.Struct, frozen=True):
     unlabelled: tuple[int, ...]  # rows without a value, by category
     sizes: dict[str, int]
     digests: dict[str, str]  # of its files: a damaged part is made again
+    skips: Skips = Skips()
     boot: str | None = None  # parts are not synced: a part of an earlier start of the machine is made again
 
 
@@ -151,7 +153,7 @@ class PartMaker:
                 self._task.key, self._rows, self._reader.rows_read, self._sorted, dict(sorted(self._reader.dropped.items())),
                 tuple(self._nulls.tolist()), tuple(self._infinite.tolist()), tuple(self._unlabelled.tolist()),
                 {path.name: path.stat().st_size for path in paths},
-                {path.name: file_hash(path, xxhash.xxh3_128) for path in paths}, platform.boot_id(),
+                {path.name: file_hash(path, xxhash.xxh3_128) for path in paths}, self._reader.skips, platform.boot_id(),
             )  # fmt: skip
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ Files whose types do not fit together are reported in groups, with their names.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -131,8 +132,9 @@ def _types_by_column(files: Sequence[tuple[str, Any]]) -> dict[str, list[Any]]:
         first.setdefault(schema, name)
     found: dict[str, list[Any]] = {}
     for schema, name in first.items():
+        counts = Counter(schema.names)
         for field in schema:
-            if schema.names.count(field.name) > 1:
+            if counts[field.name] > 1:
                 raise SourceError(f"{name!r} has two columns named {field.name!r}; rename one", source=name)
             kinds, kind = found.setdefault(field.name, []), logical(field.type)
             if kind not in kinds and not pyarrow.types.is_null(kind):

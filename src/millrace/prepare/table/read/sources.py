@@ -13,6 +13,7 @@ from millrace.errors import ConfigError, SourceError
 from millrace.prepare.files import Found, find_files
 from millrace.prepare.functions import load_function
 from millrace.prepare.kind import Context
+from millrace.prepare.quarantine import Skips
 from millrace.prepare.table.notes import unused_note
 from millrace.prepare.table.options import FILE_NAME, TableOptions
 from millrace.prepare.table.read import table_file
@@ -51,6 +52,7 @@ class Survey(msgspec.Struct, frozen=True):
     pruned: int  # rows of row groups that cannot hold what --where asks for
     notes: tuple[str, ...]
     skipped: int = 0  # files that cannot be used
+    skips: Skips = Skips()  # their rows
 
 
 def find_tables(inputs: Inputs, context: Context) -> Found:
@@ -65,7 +67,7 @@ def survey(found: Found, options: TableOptions) -> Survey:
     sources = table_file.with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
-    outlines, skipped = outline_files(sources, options)
+    outlines, skipped, skips = outline_files(sources, options)
     transform = load_function(options.transform, "--transform")
     if not any(outline.has_rows for outline in outlines):
         which = "the only file," if len(outlines) == 1 else f"each of the {len(outlines)} files, such as"
@@ -83,7 +85,7 @@ def survey(found: Found, options: TableOptions) -> Survey:
     left = sum(rows for outline in outlines for _, rows, _ in outline.groups)
     parts, notes = _cut(outlines, None if transform is not None else set(schema.role.needed))
     if skipped:
-        notes.append(skipped_note(skipped))
+        notes.append(skipped_note(list(skipped.values())))
     if options.features is None and (note := unused_note(schemas.values(), schema.role)):
         notes.append(note)
     if empty := [outline.source.file.path for outline in outlines if not outline.has_rows]:
@@ -94,7 +96,7 @@ def survey(found: Found, options: TableOptions) -> Survey:
     if unread := sum(not outline.is_wanted for outline in outlines):
         notes.append(f"CSV files not read, since --where rules out their paths: {unread:,}")
     used = tuple(outline.source for outline in outlines)
-    return Survey(used, schema, parts, left, rows - left, (*found.notes, *notes), len(skipped))
+    return Survey(used, schema, parts, left, rows - left, (*found.notes, *notes), len(skipped), skips)
 
 
 def _refuse_equal_stems(sources: Sequence[TableSource]) -> None:
@@ -193,13 +195,13 @@ def _cut(
 ) -> tuple[tuple[tuple[RowGroups, ...], ...], list[str]]:
     """Parts of about equal size, in the order of the sources; notes on row groups that need much memory."""
     parts: list[tuple[RowGroups, ...]] = []
-    units: list[RowGroups] = []
+    units: dict[int, list[int]] = {}  # row groups by source
     weight, large = 0, []
 
     def close() -> None:
         nonlocal weight
         if units:
-            parts.append(tuple(units))
+            parts.append(tuple(RowGroups(source, tuple(groups)) for source, groups in units.items()))
             units.clear()
         weight = 0
 
@@ -218,10 +220,7 @@ def _cut(
                 large.append(f"row group {groups[0]} of {source.file.path!r} ({num_bytes >> 20} MiB decoded)")
             if weight and weight + num_bytes > PART_BYTES:
                 close()
-            if groups and units and units[-1].source == number:
-                units[-1] = RowGroups(number, (*units[-1].groups, *groups))
-            else:
-                units.append(RowGroups(number, groups))
+            units.setdefault(number, []).extend(groups)
             weight += num_bytes
     close()
     notes = []

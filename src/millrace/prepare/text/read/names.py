@@ -20,9 +20,10 @@ def names_in_store(sources: Sequence[Source], existing: TextBase | None) -> tupl
     """
     if existing is not None and existing.manifest.meta.get(NAMES) != FROM_ROOT:
         return [source.path for source in sources], None
-    root = None if existing is None else existing.root()
-    names = [_name(source, root or _common_folder(sources)) for source in sources]
-    known = set() if existing is None or root is not None else set(existing.sources.values or ())
+    stored_root = None if existing is None else existing.root()
+    root = stored_root or _common_folder(sources)
+    names = [_name(source, root) for source in sources]
+    known = set() if existing is None or stored_root is not None else set(existing.sources.values or ())
     if twice := next((name for name, count in Counter(names).items() if count > 1), None):
         raise ConfigError(f"two sources would be called {twice!r} in the store; rename one of the files")
     if again := next((name for name in names if name in known), None):
@@ -30,7 +31,7 @@ def names_in_store(sources: Sequence[Source], existing: TextBase | None) -> tupl
             f"the store already has a source {again!r}, and without provenance.json nobody knows whether it is the same file; "
             "copy provenance.json back, or rename the file"
         )
-    return names, root or _common_folder(sources)
+    return names, root
 
 
 def _common_folder(sources: Sequence[Source]) -> str:

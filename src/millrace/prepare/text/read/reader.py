@@ -15,6 +15,7 @@ from millrace.errors import SourceError
 from millrace.prepare.engines import alive
 from millrace.prepare.files import check_unchanged
 from millrace.prepare.functions import load_function
+from millrace.prepare.quarantine import Skips, count_lines
 from millrace.prepare.text.clean.characters import clean, clean_documents, is_utf8
 from millrace.prepare.text.clean.long_documents import clean_long, num_characters
 from millrace.prepare.text.options import ReadOptions
@@ -47,6 +48,7 @@ class DocumentReader:
         self.bytes_read = 0
         self.without: list[int] = []  # sources without a document in these slices, or with empty ones alone
         self.dropped: Counter[str] = Counter()
+        self.skips = Skips()
 
     def chunks(self, part: Part, sources: Sequence[Source]) -> Iterator[tuple[int, Documents]]:
         """(number of the source, documents), about a megabyte at a time; a long document is a chunk of its own."""
@@ -74,9 +76,11 @@ class DocumentReader:
         try:
             if source.format == "text":
                 for chunk in read_chunks(source, piece, self._options):
+                    self._count(read=len(chunk))
                     yield self._use_chunk(source, chunk)
             else:
                 for records in _groups(read_records(source, piece, self._options)):
+                    self._count(read=len(records))
                     yield self._use_records(source, records)
         except OSError as error:  # else it would pass for a failure to write
             raise SourceError(
@@ -217,13 +221,32 @@ class DocumentReader:
             place = record.offset + error.start if source.format == "text" else record.offset
             raise Bad(place, f"invalid utf-8 ({bytes_.hex(' ')})", record.text) from None
 
+    def _count(self, *, read: int = 0, skipped: int = 0, first: str = "") -> None:
+        skips = self.skips
+        self.skips = Skips(skips.count + skipped, skips.read + read, skips.first or first)
+
     def _set_aside(self, source: Source, bad: Bad) -> None:
         if self._options.on_error == "stop":
             raise unreadable(source, bad, self._options)
+        number = 1 if source.problem is None else num_records(source, self._options)
+        self._count(
+            read=number - 1, skipped=number, first=f"{source.path!r}, {source.place[0]} {bad.offset}: {bad.reason}"
+        )
         self.dropped[f"unreadable: {bad.reason.split(';')[0].split('(')[0].split(':')[0].strip()}"] += 1
         start = base64.b64encode(bad.data[:1024]).decode()
         line = {"source": source.path, "offset": bad.offset, "reason": bad.reason, "start": start}
         self._quarantine(json.dumps(line).encode() + b"\n")
+
+
+def num_records(source: Source, options: ReadOptions) -> int:
+    """About how many records a file has that is left out whole."""
+    if source.format != "parquet":
+        return count_lines(lambda: open_source(source, options))
+    with contextlib.suppress(Exception):  # whatever is wrong with the file
+        from pyarrow import parquet
+
+        return max(1, int(parquet.read_metadata(source.location).num_rows))
+    return 1
 
 
 def unreadable(source: Source, bad: Bad, options: ReadOptions) -> SourceError:

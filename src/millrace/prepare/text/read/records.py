@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from millrace.errors import SourceError
 from millrace.prepare.inflate import max_bytes
+from millrace.prepare.runs import parquet_footer
 from millrace.prepare.text.clean.masks import parse_mask
 from millrace.prepare.text.options import ReadOptions
 from millrace.prepare.text.read.sources import Source, SourceSlice, arrow
@@ -148,9 +149,10 @@ def parquet_records(source: Source, piece: SourceSlice, options: ReadOptions) ->
 
     columns = [options.text_field, *([] if options.mask_field is None else [options.mask_field])]
     try:
-        with parquet.ParquetFile(source.location, pre_buffer=False, buffer_size=1 << 20) as file:
+        footer, starts = parquet_footer(source)
+        with parquet.ParquetFile(source.location, metadata=footer, pre_buffer=False, buffer_size=1 << 20) as file:
             check_columns(source, file.schema_arrow.names, options)
-            row = sum(file.metadata.row_group(k).num_rows for k in range(piece.start))
+            row = int(starts[piece.start])
             most, num_bytes = max_bytes(source, options.max_ratio), 0
             rows = _batch_rows(source, file, piece.start, options)
             for batch in file.iter_batches(batch_size=rows, row_groups=[piece.start], columns=columns):
@@ -204,7 +206,8 @@ def _batch_rows(source: Source, file: Any, number: int, options: ReadOptions) ->
     chunk = next((chunk for chunk in chunks if chunk.path_in_schema == options.text_field), None)
     if chunk is not None and chunk.has_dictionary_page and rows > 1:
         # The file holds a value of many rows once, so its size says nothing about theirs.
-        with parquet.ParquetFile(source.location, pre_buffer=False, read_dictionary=[options.text_field]) as again:
+        how: Any = {"metadata": file.metadata, "pre_buffer": False, "read_dictionary": [options.text_field]}
+        with parquet.ParquetFile(source.location, **how) as again:
             first = next(again.iter_batches(1, [number], [options.text_field]), None)
         column = None if first is None else first.column(options.text_field)
         if isinstance(column, pyarrow.DictionaryArray):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.prepare.engines import alive
+from millrace.prepare.runs import parquet_footer
 from millrace.prepare.text.read.sources import Source, SourceSlice, arrow
 
 HEAVY_GROUP, HEAVY_ROW = 64 << 20, 1 << 20  # bytes of a row group, and of a row on average
@@ -18,10 +19,8 @@ def is_heavy(source: Source, piece: SourceSlice) -> bool:
     if source.format != "parquet" or source.problem is not None:
         return False
     pyarrow = arrow(source)
-    from pyarrow import parquet
-
     try:
-        group = parquet.read_metadata(source.location).row_group(piece.start)
+        group = parquet_footer(source)[0].row_group(piece.start)
     except (pyarrow.ArrowException, OSError):
         return False
     return bool(group.total_byte_size > max(HEAVY_GROUP, HEAVY_ROW * group.num_rows))

@@ -31,6 +31,8 @@ from millrace.store.snapshot import Base
 from millrace.text.tokenizer import Tokenizer
 
 RECORDS = ("source", "offset", "hash")  # columns that are the same in parts and shards
+CODES = "codes.bin"  # of the sources of an append in the store's dictionary
+Range = tuple[int, int, int, int]  # part, first document, last document, tokens of the part before the first
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -38,17 +40,17 @@ class ShardTask(msgspec.Struct, frozen=True):
 
     split: str
     number: int
-    ranges: tuple[tuple[int, int, int], ...]  # part, first document, last document
+    ranges: tuple[Range, ...]
     places: tuple[tuple[str, int], ...]  # for each range: the key and the first source of its part
     folder: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Column]  # without the names of sources, which may be many
     token_bytes: int  # in the parts
     end: int
-    codes: tuple[int, ...] = ()  # of the sources in the store's dictionary, if they are not their numbers
+    has_codes: bool = False  # sources have other codes than their numbers
 
     @property
     def parts(self) -> set[int]:
-        return {number for number, _, _ in self.ranges}
+        return {number for number, *_ in self.ranges}
 
     def __str__(self) -> str:
         return f"shard {self.split}-{self.number:05d} (parts {self.ranges[0][0]} to {self.ranges[-1][0]})"
@@ -95,16 +97,17 @@ def _keys(values: Array, first: int | None, goes_on: Array | None = None) -> Ite
             yield np.column_stack((some[:, band], np.full(len(some), band, np.uint64))), numbers
 
 
-def cut_shards(
-    folder: Path, parts: Sequence[PartDone], options: ShardOptions
-) -> dict[str, list[list[tuple[int, int, int]]]]:
-    """The shards of every split, each a list of (part, first, last); none exceeds the limit if it can."""
-    shards: dict[str, list[list[tuple[int, int, int]]]] = {split: [] for split in SPLITS}
+def cut_shards(folder: Path, parts: Sequence[PartDone], options: ShardOptions) -> dict[str, list[list[Range]]]:
+    """The shards of every split, each a list of ranges; none exceeds the limit if it can."""
+    shards: dict[str, list[list[Range]]] = {split: [] for split in SPLITS}
     filled = dict.fromkeys(SPLITS, 0)
     for part in parts:
         lengths = part_column(folder, part.key, "length")
-        splits = map_array(splits_file(folder, part.number), np.uint8)
+        splits, before, bounds = map_array(splits_file(folder, part.number), np.uint8), 0, np.zeros(1, np.int64)
         for start, (k, split) in product(range(0, part.documents, STEP), enumerate(SPLITS)):
+            if k == 0:
+                before += int(bounds[-1])
+                bounds = offsets_of(lengths[start : start + STEP])
             mine = start + np.flatnonzero(splits[start : start + STEP] == k)
             ends = np.cumsum(lengths[mine])
             at = 0
@@ -119,14 +122,16 @@ def cut_shards(
                     last = at + 1  # a document larger than a shard has one to itself
                 if not shards[split]:
                     shards[split].append([])
-                shards[split][-1].append((part.number, int(mine[at]), int(mine[last - 1]) + 1))
+                first = int(mine[at])
+                tokens = before + int(bounds[first - start])
+                shards[split][-1].append((part.number, first, int(mine[last - 1]) + 1, tokens))
                 filled[split] += int(ends[last - 1]) - done
                 at = last
     return {split: [shard for shard in found if shard] for split, found in shards.items() if found}
 
 
 def shard_tasks(
-    planned: Mapping[str, Sequence[Sequence[tuple[int, int, int]]]],
+    planned: Mapping[str, Sequence[Sequence[Range]]],
     folder: Path,
     names: Sequence[str],
     parts: Sequence[PartDone],
@@ -139,15 +144,17 @@ def shard_tasks(
         write_names(folder, names)
     # The sources of an append are numbered after those of the store.
     places = {} if base is None else {name: k for k, name in enumerate(columns["source"].values or ())}
-    codes = tuple(places[name] for name in names) if places else ()
+    if places:
+        (folder / CODES).write_bytes(np.array([places[name] for name in names], "<i4").tobytes())
+    plain = {name: column if column.values is None else column.with_values(None) for name, column in columns.items()}
     width, end = tokenizer.spaced_dtype.itemsize, tokenizer.end
     where = [(part.key, part.first_source) for part in parts]
     tasks = []
     for split, shards in planned.items():
         first = 0 if base is None else base.next_number(split)
         tasks += [
-            ShardTask(split, first + k, tuple(ranges), tuple(where[number] for number, _, _ in ranges), str(folder),
-                      columns, width, end, codes)
+            ShardTask(split, first + k, tuple(ranges), tuple(where[number] for number, *_ in ranges), str(folder),
+                      plain, width, end, bool(places))
             for k, ranges in enumerate(shards)
         ]  # fmt: skip
     return tasks
@@ -157,10 +164,11 @@ def write_shard(task: ShardTask) -> ShardEntry:
     """Copies the documents of one shard out of the parts."""
     columns, split, dtype = task.columns, SPLITS.index(task.split), np.dtype(task.columns["tokens"].dtype)
     with ShardWriter(Path(task.folder) / "shards", task.split, task.number, columns) as writer:
-        for (number, first, last), (key, first_source) in zip(task.ranges, task.places, strict=True):
+        codes = map_array(Path(task.folder) / CODES, "<i4") if task.has_codes else None
+        for (number, first, last, tokens_before), (key, first_source) in zip(task.ranges, task.places, strict=True):
             folder = part_folder(task.folder, key)
             lengths = part_column(task.folder, key, "length")
-            bounds = int(lengths[:first].sum()) + offsets_of(lengths[first:last])
+            bounds = tokens_before + offsets_of(lengths[first:last])
             is_mine = map_array(splits_file(task.folder, number), np.uint8)[first:last] == split
             tokens = map_array(folder / "tokens.bin", f"<u{task.token_bytes}")
             records = {name: part_column(task.folder, key, name)[first:last] for name in RECORDS}
@@ -173,8 +181,8 @@ def write_shard(task: ShardTask) -> ShardEntry:
                 if tokens.dtype != dtype:  # narrower ones have a 0 for the end (``Tokenizer.encode_spaced``)
                     arrays["tokens"][offsets[1:] - 1] = task.end
                 arrays["source"] = arrays["source"] + np.int32(first_source)
-                if task.codes:
-                    arrays["source"] = np.array(task.codes, "<i4")[arrays["source"]]
+                if codes is not None:
+                    arrays["source"] = codes[arrays["source"]]
                 extras, axes = extra_arrays(
                     folder, columns, slice(first + some.start, first + some.stop), edges, token_edges
                 )
