@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from millrace.errors import ConfigError
 from millrace.store.folder import missing
 from millrace.store.foreign import open_foreign
+from millrace.store.ownership import split_url
 from millrace.store.reader import read_store
 from millrace.store.store import Store
 
@@ -41,7 +42,7 @@ def open_store(
                 raise ConfigError(f"{option}={value!r} is for stores on disk; leave it out, or pull the store first")
         return open_remote(name, snapshot, cache_dir=cache_dir, cache_size=cache_size)
     if name.startswith("file://"):
-        name = unquote(urlsplit(name).path)
+        name = unquote(split_url(name).path)
     if os.path.isfile(os.path.join(name, "store.json")):
         if dtype is not None:
             raise ConfigError(f"dtype={dtype!r}, but {name} is a millrace store, which knows its dtypes; leave it out")

@@ -13,6 +13,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -37,6 +38,22 @@ def url_in(path: str | os.PathLike[str]) -> str | None:
     """The URL that a path was meant to be, such as ``s3:/bucket/prices``; its folder would be named ``s3:``."""
     found = _URL.search(os.fspath(path))
     return None if found is None else f"{found[1]}//{found[2]}"
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL; what looks like one and is none is refused."""
+    try:
+        if not url.isprintable():
+            raise ValueError("it holds control characters")
+        parts = urlsplit(url)
+        if not parts.scheme:
+            raise ValueError("it has no scheme")
+        for name in (".", "..", ""):  # libraries and servers disagree on what that is
+            if name in parts.path.rstrip("/").split("/")[1:]:
+                raise ValueError(f"it has {name!r} for a folder")
+        return parts
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is no URL: {error}; expected one such as s3://bucket/folder") from None
 
 
 def check_local(path: str | os.PathLike[str]) -> None:

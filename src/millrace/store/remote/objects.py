@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreUnreachable
+from millrace.store.ownership import split_url
 from millrace.store.remote.calls import each, interruptible
 from millrace.store.remote.connect import SCHEMES, connect
 from millrace.store.remote.pace import Pace
@@ -26,7 +27,8 @@ from millrace.store.remote.pace import Pace
 ATTEMPTS = 8
 PATIENCE_S = 600.0  # without any progress, however few attempts that were
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # between attempts; each wait is about twice the one before
-CHUNK_BYTES = 4 << 20  # of a stream
+CHUNK_BYTES = 256 << 10  # of a stream; the rate is known after each
+SLOW_BYTES_PER_S, SLOW_S, SLOW_TRIES = 10_000, 60.0, 3  # less for so long is a failure, and after so many an error
 PART_BYTES = 8 << 20  # of an upload; S3 takes 5 MiB or more
 SMALL_BYTES = 64 << 10
 PARTS_AT_ONCE, PART_RETRIES = 4, 4
@@ -34,6 +36,8 @@ HEEDS = 3
 REMOVED_AT_ONCE = 1000  # the most that S3 takes
 _STATUS = re.compile(r"status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_INVALID = re.compile(r'[Pp]ath "([^"]{0,200})"')  # the name of an object that no path can be
+now = time.monotonic
 Result = TypeVar("Result")
 
 
@@ -49,6 +53,10 @@ class NoRanges(StoreUnreachable):
     """The server gives objects only whole."""
 
 
+class TooSlow(Exception):
+    """A server sends so little that a download would hardly end."""
+
+
 class WrongBytes(Exception):
     """What a server sent is not what the manifest says; the download is tried again."""
 
@@ -61,7 +69,7 @@ def normal_url(url: str) -> str:
     """A URL without its last slash, or an absolute path; one that carries credentials is refused without repeating it."""
     if not is_url(url):
         return os.path.abspath(url)
-    parts = urlsplit(url)
+    parts = split_url(url)
     has_user = "@" in url if parts.scheme in SCHEMES else parts.password is not None  # sftp://me@host shows no secret
     if has_user or parts.query or parts.fragment:
         raise ConfigError(
@@ -107,7 +115,7 @@ class Objects:
             found = interruptible(lambda: self._calls.get(self._store, name))
             if (size := found.meta["size"]) > most:
                 raise WrongBytes(f"it has {size:,} bytes; expected at most {most:,}")
-            data = interruptible(lambda: bytes(found.bytes()))
+            data = b"".join(bytes(chunk) for chunk in self._arriving(found))
             if len(data) != size:
                 raise WrongBytes(f"{len(data):,} of {size:,} bytes came")
             self.pace.note(len(data), time.perf_counter() - began)
@@ -141,7 +149,7 @@ class Objects:
                 if not _is_without_ranges(error):
                     raise
             else:
-                for chunk in each(self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)):
+                for chunk in self._arriving(self._as_wanted(name, found, e_tag)):
                     self._check_wanted(name)
                     yield chunk
                 return
@@ -149,11 +157,28 @@ class Objects:
             raise NoRanges(f"{self.where(name)}: the server has no ranges", path=self.where(name))
         # From the beginning.
         found = interruptible(lambda: self._calls.get(self._store, name))
-        for chunk in each(self._as_wanted(name, found, e_tag).stream(CHUNK_BYTES)):
+        for chunk in self._arriving(self._as_wanted(name, found, e_tag)):
             self._check_wanted(name)
             if start < len(chunk):
                 yield memoryview(chunk)[start:]
             start = max(0, start - len(chunk))
+
+    def _arriving(self, found: Any) -> Iterator[Any]:
+        """The bytes of an object as they come; ``TooSlow`` where few do."""
+        chunks, waited_s, num_bytes = each(found.stream(CHUNK_BYTES)), 0.0, 0
+        while True:
+            began = now()
+            chunk = next(chunks, None)
+            waited_s += now() - began
+            if chunk is None:
+                return
+            num_bytes += len(chunk)
+            if waited_s >= SLOW_S:
+                if num_bytes < SLOW_BYTES_PER_S * waited_s:
+                    rate = f"{num_bytes / waited_s:,.0f} bytes a second"
+                    raise TooSlow(f"the server sends {rate}; expected at least {SLOW_BYTES_PER_S:,}")
+                waited_s, num_bytes = 0.0, 0
+            yield chunk
 
     def _check_wanted(self, name: str) -> None:
         """Raises where nobody waits for the bytes any more."""
@@ -183,7 +208,9 @@ class Objects:
 
         try:
             return self.tried(prefix, attempt)
-        except ObjectMissing:
+        except ObjectMissing as error:
+            if error.path == self.url:  # not even the bucket is there
+                raise
             return {}
 
     def sizes(self, prefix: str) -> dict[str, int]:
@@ -261,19 +288,21 @@ class Objects:
         """
         from obstore.exceptions import BaseError
 
-        tries, before, began = 0, 0, time.monotonic()
+        tries, slow_tries, before, began = 0, 0, 0, time.monotonic()
         while True:
             tries += 1
             try:
                 return attempt()
             except StoreError:
                 raise
-            except (BaseError, OSError, WrongBytes) as error:
-                failure = error
+            except (BaseError, OSError, WrongBytes, TooSlow) as error:
+                failure: Exception = error
             done = progress() if progress is not None else 0
             if done > before:
                 tries, before, began = 1, done, time.monotonic()
-            self._judge(name, failure, tries, is_last=tries >= ATTEMPTS or time.monotonic() - began > PATIENCE_S)
+            slow_tries += isinstance(failure, TooSlow)
+            is_last = tries >= ATTEMPTS or slow_tries >= SLOW_TRIES or time.monotonic() - began > PATIENCE_S
+            self._judge(name, failure, max(tries, slow_tries), is_last=is_last)
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (tries - 1))
             time.sleep(wait_s * random.uniform(0.5, 1.0))  # spread, so that ranks do not return together
 
@@ -294,13 +323,19 @@ class Objects:
             raise ObjectMissing(f"{where} is not there; check the URL, or push the store again", path=where) from None
         if isinstance(failure, (known.AlreadyExistsError, known.PreconditionError)):
             raise _Refused from None
+        if isinstance(failure, known.InvalidPathError):
+            named = _INVALID.search(text)
+            raise StoreUnreachable(
+                f"{where}: it holds an object named {named[1] if named else ''!r}, which is no path ('.', '..' or '//' in it); "
+                "rename it, or give a folder without it", path=where,
+            ) from None  # fmt: skip
         if isinstance(failure, (known.NotSupportedError, NotImplementedError)):
             raise StoreUnreachable(
                 f"{where}: this storage cannot do it; use s3://, gs://, az:// or a path", path=where
             ) from None
         self._check_wanted(name)
         status, answer = _answer(text)
-        if isinstance(failure, WrongBytes):
+        if isinstance(failure, (WrongBytes, TooSlow)):
             answer = text
         denials = known.PermissionDeniedError, known.UnauthenticatedError
         is_denied = isinstance(failure, denials) or status in (401, 403)
@@ -330,6 +365,8 @@ def _answer(text: str) -> tuple[int | None, str]:
     found, code = _STATUS.search(text), _CODE.search(text)
     status = int(found.group(1) or found.group(2)) if found else None
     if status is None:
+        if "error following redirect" in text:
+            return None, "the server redirects again and again"
         if "timed out" in text or "TimedOut" in text or "kind: Timeout" in text:  # "timeout" is in every text
             return None, "the server did not answer in time"
         return None, "the connection failed or broke off"
