@@ -173,3 +173,23 @@ def test_verify_reads_the_cache_whatever_was_noted(store, cache, capsys):
     for arguments in (["verify"], ["verify", str(store), "--cache"], ["verify", "--cache", "--cache-dir", str(store)]):
         assert millrace(arguments) == 1
         assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_download_is_on_the_disk_before_it_has_its_name(store, cache, monkeypatch):
+    """Else a file might be there without its bytes after a power failure, as one that was checked."""
+    synced, sync, replace = set(), os.fsync, os.replace
+    early = []
+
+    def note_sync(fd):
+        sync(fd)
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+
+    def note_rename(source, target):
+        if os.path.dirname(target) == str(cache / "shards"):
+            early.append(str(source) not in synced)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    numbers(store)
+    assert early == [False] * SHARDS

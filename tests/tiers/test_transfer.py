@@ -276,6 +276,58 @@ def test_stage_copies_once_and_notices_a_changed_source(tmp_path, capsys):
     assert "holds another store" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("copy", [mr.pull, mr.push], ids=["pull", "push"])
+def test_an_unfinished_store_of_another_command_stays(tmp_path, copy):
+    """What it has written is not there a second time."""
+    tiny_records(tmp_path / "store")
+    writer = mr.StoreWriter(tmp_path / "copy", columns={"x": mr.Column("int64")})
+    with writer.shard(0) as shard:
+        shard.write({"x": np.arange(5)}, {"rows": np.array([0, 5])})
+        writer.add(shard.finish())
+    writer._partial._lock.release()  # as a kill does
+    files = {path: path.stat().st_ino for path in (tmp_path / "copy.partial" / "shards").rglob("*")}
+    assert len(files) == 3
+    with pytest.raises(mr.ConfigError, match=r"copy\.partial is an unfinished store of another command; finish that"):
+        copy(tmp_path / "store", tmp_path / "copy")
+    assert {path: path.stat().st_ino for path in files} == files
+
+
+LATE = """
+import sys, threading
+from millrace.store.remote.objects import Objects
+
+def read():
+    threading.main_thread().join()
+    try:
+        print(len(there.read("large", 1 << 30)), "bytes")
+    except Exception as error:
+        print(error)
+
+there = Objects(sys.argv[1])
+threading.Thread(target=read).start()
+"""
+
+
+def test_what_nobody_waits_for_is_not_asked_for_again(s3, proxy):
+    """After Ctrl-C, or where the main thread has ended."""
+    for start in (0, 1):  # the whole, and a range
+        there = objects.Objects(s3)
+        there.put("large", bytes(3 * objects.CHUNK_BYTES))
+        stream = there.stream("large", start)
+        next(stream)
+        there.is_given_up = True
+        with pytest.raises(mr.StoreUnreachable, match="given up, since the program ends"):
+            next(stream)
+    proxy.fault = lambda method, path: 503
+    before = len(proxy.requests)
+    with pytest.raises(mr.StoreUnreachable, match="given up, since the program ends"):
+        there.read("large", 1 << 30)
+    assert len(proxy.requests) - before == 1
+    found = subprocess.run([sys.executable, "-c", LATE, s3], capture_output=True, text=True, timeout=100)
+    assert "large: given up, since the program ends" in found.stdout
+    assert len(proxy.requests) - before == 2
+
+
 @pytest.mark.parametrize(
     "command", ["push {} copy", "stage {} --to copy", "pull {} copy", "stage {} --to copy --compress lz4"]
 )
