@@ -1,6 +1,8 @@
 """A push to a URL that holds the store mends what is wrong there; stores that 0.1 pushed, under the names of a disk, go on."""
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +166,59 @@ def test_a_push_repairs_a_folder(tmp_path, text, compress):
         mr.push(text, out, compress=compress)
         mr.pull(out, tmp_path / f"copy {victim.name}")
         same_files(text, tmp_path / f"copy {victim.name}")
+
+
+def shards_store(path, shards):
+    with mr.StoreWriter(path, columns={"x": mr.Column("int64")}, shard_bytes=80) as writer:
+        for number in range(shards):
+            writer.append({"x": np.full(10, number)})
+    return path
+
+
+def test_requests_grow_with_the_files_alone(tmp_path, direct, monkeypatch):
+    """An append asks for what it sends, however large the store is."""
+    requests, tried = [], Objects.tried
+
+    def counted(there, name, *arguments):
+        requests.append(name)
+        return tried(there, name, *arguments)
+
+    monkeypatch.setattr(Objects, "tried", counted)
+    counts = {}
+    for shards in (4, 32):
+        store, url = shards_store(tmp_path / f"{shards}", shards), f"{direct}-{shards}"
+        for step in ("push", "again", "append", "pull"):
+            if step == "append":
+                grow(store)
+            before = len(requests)
+            mr.pull(url, tmp_path / f"copy-{shards}") if step == "pull" else mr.push(store, url)
+            counts.setdefault(step, []).append(len(requests) - before)
+    assert all(more <= 8 * few for few, more in counts.values()), counts
+    assert counts["append"][0] == counts["append"][1]
+
+
+def test_calls_grow_with_the_files_alone(tmp_path):
+    counts = {}
+
+    def count(step, work):
+        calls = [0]
+
+        def note(frame, event, argument):
+            calls[0] += event in ("call", "c_call")
+
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        counts.setdefault(step, []).append(calls[0])
+
+    for shards in (20, 160):
+        store = shards_store(tmp_path / f"{shards}", shards)
+        count("push", lambda store=store: mr.push(store, f"{store}-lz4", compress="lz4"))
+        count("push again", lambda store=store: mr.push(store, f"{store}-lz4", compress="lz4"))
+        count("pull", lambda store=store: mr.pull(f"{store}-lz4", f"{store}-copy"))
+        count("read", lambda store=store: mr.open_store(f"{store}-lz4").columns["x"][:])
+    assert all(few < more <= 10 * few for few, more in counts.values()), counts

@@ -169,7 +169,9 @@ def check_one_won(stores, url, outcomes):
 ORDERS = [("a", "b"), ("a", "grown"), ("grown", "a")]
 
 
-@pytest.mark.parametrize(("one", "other"), ORDERS)
+@pytest.mark.parametrize(
+    ("one", "other"), [ORDERS[0], *(pytest.param(*order, marks=pytest.mark.soak) for order in ORDERS[1:])]
+)
 def test_a_whole_push_at_every_request_of_another(direct, turns, stores, one, other):
     for number in range(1 + num_requests(turns, stores[one], f"{direct}-alone")):
         url = f"{direct}-{number}"
@@ -178,7 +180,7 @@ def test_a_whole_push_at_every_request_of_another(direct, turns, stores, one, ot
         assert objects_of(url) == needed_objects(url)  # nothing is left of the one that was refused
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 5])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 8])
 @pytest.mark.parametrize(("one", "other"), ORDERS)
 def test_two_pushes_that_stop_for_each_other(direct, turns, stores, one, other, step):
     """So many requests of one, so many of the other, then the rest of each."""
@@ -196,7 +198,7 @@ def test_readers_see_the_old_store_or_the_new_one_at_every_request_of_a_push(dir
     count = num_requests(turns, stores["grown"], f"{direct}-alone")
     old, new = (mr.open_store(stores[name]).fingerprint for name in ("a", "grown"))
     seen = []
-    for number in range(count + 1):
+    for number in range(0, count + 1, 2):
         url = f"{direct}-{number}"
         mr.push(stores["a"], url)
         order = ["push"] * number + ["reader"] * 99
@@ -207,10 +209,10 @@ def test_readers_see_the_old_store_or_the_new_one_at_every_request_of_a_push(dir
         )
         assert mr.open_store(url, snapshot=old).fingerprint == old
     assert seen == [old] * seen.count(old) + [new] * seen.count(new)
-    assert seen.count(old) > 5 < len(seen) - seen.count(old) + 5
+    assert {old, new} == set(seen)
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 4])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 7])
 def test_what_a_killed_push_leaves_is_used_or_removed(direct, turns, stores, step):
     count = num_requests(turns, stores["a"], f"{direct}-alone")
     for number in range(1, count, step):
