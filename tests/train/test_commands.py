@@ -103,7 +103,23 @@ def test_train_a_forecaster_then_forecast(config, waves, tmp_path, capsys):
     assert millrace(["forecast", run, "--entity", "nobody"]) == 1
     assert "entity 'nobody' is not in" in capsys.readouterr().err
     assert millrace(["generate", run]) == 1
-    assert "writes no text" in capsys.readouterr().err
+    assert "which writes no text; see millrace forecast" in capsys.readouterr().err
+
+
+def test_a_model_of_ones_own_is_not_sent_from_command_to_command(config, waves, tmp_path, capsys):
+    run, kind = str(tmp_path / "run"), "own_models:Linear"
+    own = ["--set", f"model.kind={kind}", "--set", "model.options={features=3, targets=3}"]
+    assert millrace(["train", config, "--store", str(waves), "--run", run, *own]) == 0
+    for command, why in (
+        (["generate", run], "writes no text"),
+        (["forecast", run, "--entity", "0"], "forecasts nothing"),
+    ):
+        capsys.readouterr()
+        assert millrace([*command, "--model", kind]) == 1
+        error = capsys.readouterr().err
+        assert f"a model of your own, which {why} here; call it yourself: mr.open_run(RUN).model(own='{kind}')" in error
+        assert "see millrace" not in error
+    assert mr.open_run(run).model(own=kind).model.layer.in_features == 3
 
 
 def test_forecasts_are_in_the_units_of_the_source(config, tmp_path, capsys):
