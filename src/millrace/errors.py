@@ -162,9 +162,22 @@ _PLAIN = (str, int, float, type(None))  # attributes of an error that come back 
 _MAX_TEXT = 4000  # characters, of up to 12 bytes in JSON: all of it fits into one message
 
 
+def reason(error: BaseException) -> str:
+    """The class and message of somebody else's exception, whose ``__str__`` may fail itself.
+
+    >>> reason(ValueError("no rows"))
+    'ValueError: no rows'
+    """
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - it may raise anything
+        message = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {message}"
+
+
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An error as plain values, for another process: a user's own exception might not be picklable."""
-    kind, message, context = "", f"{type(error).__name__}: {error}", {}
+    kind, message, context = "", reason(error), {}
     if isinstance(error, MillraceError):
         kind, message = type(error).__name__, str(error)
         plain = {name: value for name, value in error._context.items() if isinstance(value, _PLAIN)}

@@ -166,6 +166,26 @@ def test_a_failure_comes_in_its_turn_with_its_position_and_cause(workers):
     assert [batch.positions[0] for batch in feed] == [16, 24]
 
 
+class Silent(RuntimeError):
+    def __str__(self):
+        raise ValueError("not even a message")
+
+
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("which", ["transform", "decode"])
+def test_an_exception_whose_message_raises_is_a_failed_stage_too(which, processes):
+    feed = feed_of(**{"transform": None, which: silent}, processes=processes, workers=1)
+    with pytest.raises(
+        mr.StageFailed, match=rf"{which} raised at position \d+ .*: Silent: \(its message cannot be shown\)"
+    ):
+        next(iter(feed))
+    feed.close()
+
+
+def silent(given, rng):
+    raise Silent
+
+
 @pytest.mark.parametrize("code", [None, 0, "enough"])
 @pytest.mark.parametrize("which", ["transform", "decode"])
 def test_a_function_that_exits_is_a_failed_stage_and_does_not_end_the_loop(which, code):

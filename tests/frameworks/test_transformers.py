@@ -32,6 +32,24 @@ def model_of():
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"max_steps": 3}])
+def test_the_trainer_itself_names_the_feed_trainer_when_it_is_constructed(tokens, options, tmp_path):
+    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, **options)
+    feed = mr.Feed(tokens, batch=4, rename=NAMES)
+    for dataset in (feed, feed.by_epoch(), mr.Feed(tokens, batch=4, epochs=1), millrace.torch.IterableDataset(feed)):
+        with pytest.raises(
+            mr.ConfigError, match=r"use millrace.transformers.FeedTrainer\(model, args, train_dataset=feed.by_"
+        ):
+            Trainer(model_of(), arguments, train_dataset=dataset)
+    FeedTrainer(model_of(), arguments, train_dataset=feed.by_epoch())
+
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            return Loader(self.train_dataset)
+
+    assert len(Own(model_of(), arguments, train_dataset=feed.by_epoch()).train_dataset) == 5
+
+
 class Plain(torch.nn.Module):
     """A model without a loss of transformers': it neither shifts labels nor takes other arguments."""
 
@@ -266,20 +284,6 @@ def test_arguments_of_the_trainer_that_a_feed_leaves_unused_are_named(tokens, tm
     )
     assert "per_device_eval_batch_size=3" in messages(per_device_eval_batch_size=3)[0]
     assert messages(feed=[{"input_ids": [1]}], dataloader_num_workers=2, collator=list) == []
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (lambda feed: millrace.torch.IterableDataset(feed), "sends rank 0's share to all ranks"),
-        (lambda feed: feed.by_epoch(), "not samples by number"),
-    ],
-)
-def test_a_plain_trainer_is_refused_with_the_one_that_works(dataset, message, tokens, tmp_path):
-    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, max_steps=2)
-    trainer = Trainer(model_of(), arguments, train_dataset=dataset(mr.Feed(tokens, batch=5, rename=NAMES)))
-    with pytest.raises(mr.ConfigError, match=rf"{message}.*millrace\.transformers\.FeedTrainer"):
-        trainer.train()
 
 
 def test_a_trainer_that_skips_batches_of_a_loader_is_refused(tokens, tmp_path):

@@ -280,6 +280,20 @@ def test_split_folders_take_the_dtype_metadata_names(tmp_path: Path, given_dtype
     assert (tokens_of(store), store.splits) == (TOKENS.tolist(), ("train",))
 
 
+def test_split_folders_say_their_vocabulary(tmp_path: Path) -> None:
+    write_bin(tmp_path / "train" / "0.bin", dtype="<u4")
+    metadata = tmp_path / "dataset_metadata.json"
+    plain = open_at(tmp_path) if metadata.write_text("{}") else None
+    assert plain is not None
+    assert "vocabulary" not in plain.meta
+    metadata.write_text('{"vocab_size": 50257}')
+    assert open_at(tmp_path).meta["vocabulary"] == 50257
+    assert open_at(tmp_path).fingerprint == plain.fingerprint
+    for wrong in ('"many"', "-1", "true", "1.5", "1e99", "[]"):
+        metadata.write_text(f'{{"vocab_size": {wrong}}}')
+        refused(StoreCorrupt, tmp_path, str(metadata), "vocab_size", "expected a whole number from 1 to")
+
+
 def test_split_folders_without_data_are_refused(tmp_path: Path) -> None:
     (tmp_path / "dataset_metadata.json").write_text("{}")
     (tmp_path / "train").mkdir()

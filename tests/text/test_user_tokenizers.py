@@ -97,6 +97,21 @@ def test_a_normalizer_is_left_to_tokenizers(backends, saved, odd):
     assert_same_ids(own, odd)
 
 
+def test_a_panic_of_tokenizers_is_an_error_of_the_tokenizer(saved):
+    """A pattern whose search grows without end: Hugging Face's encoder gives up by a panic, which is no Exception."""
+    backend = Tokenizer(
+        models.BPE(vocab={letter: k for k, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex("(a+)+$"), "isolated"), LEVEL])
+    own = saved(backend).tokenizer
+    assert len(own.encode("aaab")) == 4
+    for use in (lambda: own.encode_documents([b"a" * 40 + b"b"]), lambda: own.encode("a" * 40 + "b")):
+        with pytest.raises(
+            ConfigError, match=r"tokenizer own.json failed in Hugging Face's encoder \(.*retry-limit.*; correct"
+        ):
+            use()
+
+
 def test_word_pieces_are_left_to_tokenizers(saved):
     backend = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2, "[SEP]": 3}, unk_token="[UNK]"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()

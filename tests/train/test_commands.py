@@ -20,6 +20,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import run as millrace
+from millrace.cli.spellings import modern
 from millrace.train.run_folder import read_run
 
 from .conftest import losses
@@ -103,7 +104,60 @@ def test_train_a_forecaster_then_forecast(config, waves, tmp_path, capsys):
     assert millrace(["forecast", run, "--entity", "nobody"]) == 1
     assert "entity 'nobody' is not in" in capsys.readouterr().err
     assert millrace(["generate", run]) == 1
-    assert "writes no text" in capsys.readouterr().err
+    assert "which writes no text; see millrace forecast" in capsys.readouterr().err
+
+
+SCRIPT = ["--dataset-dir", "STORE", "--config-file", "CONFIG", "--max-iters", "3", "--model-name", "tiny"]
+
+
+@pytest.mark.parametrize("spell", [str, lambda word: word.replace("-", "_").replace("__", "--", 1)])
+def test_the_flags_of_earlier_scripts(spell, config, tmp_path, monkeypatch, capsys):
+    """On the data of such a script: its vocabulary is in dataset_metadata.json."""
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        (tmp_path / "data" / split).mkdir(parents=True)
+        (np.arange(3000) % 150).astype("<u4").tofile(tmp_path / "data" / split / "0.bin")
+    Path("data/dataset_metadata.json").write_text('{"vocab_size": 200}')
+    own = {"STORE": "data", "CONFIG": config}
+    assert millrace(["train", *(spell(word) if word.startswith("-") else own.get(word, word) for word in SCRIPT)]) == 0
+    run = mr.open_run("runs/tiny")
+    assert (run.config.train.max_steps, run.config.data.store) == (3, "data")
+    assert run.model().model.tokens.weight.shape[0] == 256  # 200, rounded up to a multiple of 64
+    assert millrace(["train", "--help"]) == 0
+    assert "iters" not in capsys.readouterr().out.split("Usage")[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--model-name nano --dataset_dir=d", "nano --store d"),
+        ("c.toml --model_name=lstm --input-file a.csv", "c.toml --set model.kind=lstm --input a.csv"),
+        ("--model-name a:B --config_file c.toml", "c.toml --set model.kind=a:B"),
+        ("--max_iters=7 --config-file c.toml --model-name x --run r", "c.toml --run runs/x --set train.max_steps=7 --run r"),
+        ("c.toml --set data.store=--max-iters --json", "c.toml --set data.store=--max-iters --json"),
+        ("--run --max-iters c.toml --max-iters", "c.toml --run --max-iters --set train.max_steps="),
+        ("c.toml -- --max-iters 3", "c.toml -- --max-iters 3"),
+        ("c.toml --dataset_di x", "c.toml --dataset_di x"),
+    ],
+)  # fmt: skip
+def test_earlier_flags_are_rewritten_and_nothing_else(given, expected):
+    assert modern(["train", *given.split()]) == ["train", *expected.split()]
+
+
+def test_a_model_of_ones_own_is_not_sent_from_command_to_command(config, waves, tmp_path, capsys):
+    run, kind = str(tmp_path / "run"), "own_models:Linear"
+    own = ["--set", f"model.kind={kind}", "--set", "model.options={features=3, targets=3}"]
+    assert millrace(["train", config, "--store", str(waves), "--run", run, *own]) == 0
+    for command, why in (
+        (["generate", run], "writes no text"),
+        (["forecast", run, "--entity", "0"], "forecasts nothing"),
+    ):
+        capsys.readouterr()
+        assert millrace([*command, "--model", kind]) == 1
+        error = capsys.readouterr().err
+        assert f"a model of your own, which {why} here; call it yourself: mr.open_run(RUN).model(own='{kind}')" in error
+        assert "see millrace" not in error
+    assert mr.open_run(run).model(own=kind).model.layer.in_features == 3
 
 
 def test_forecasts_are_in_the_units_of_the_source(config, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -146,11 +147,50 @@ def test_overrides_are_read_as_toml(tmp_path):
     with pytest.raises(mr.ConfigError, match=r"^/.*c.toml: train.batch = 0"):
         load_config(path, ["train.max_steps=7"])
     assert load_config(path, ["train.batch=3"]).train.batch == 3
+    path.write_text("[train]\nmax_steps = 5\n")
+    with pytest.raises(
+        mr.ConfigError, match=r"^--set model.width=33 --set model.heads=2: model.width = 33 is not a mult"
+    ):
+        load_config(path, ["train.batch=3", "model.width=33", "model.heads=2"])
+    with pytest.raises(mr.ConfigError, match=r"^--set trian.x=1: unknown key trian;"):
+        load_config(path, ["train.batch=3", "trian.x=1", "model.width=32"])
+    with pytest.raises(mr.ConfigError, match=r"^--set train.batch=-1: train.batch = -1; expected 1 or more$"):
+        load_config(path, ["train.batch=3", "train.batch=-1", "model.width=32"])
     path.write_text("[train\n")
     with pytest.raises(mr.ConfigError, match="is not TOML"):
         load_config(path)
     with pytest.raises(mr.ConfigError, match="cannot be read"):
         load_config(tmp_path / "no.toml")
+
+
+def test_a_file_that_is_no_configuration_is_one_line_at_once(tmp_path):
+    path = tmp_path / "c.toml"
+    for text in ("x = " + "[" * 5000 + "]" * 5000, ".".join(["a"] * 60_000) + " = 1", "[" + ".".join(["a"] * 60_000) + "]",
+                 "x = " + "[" * 70 + "]" * 70, "x = " + "{a = " * 70 + "1" + "}" * 70):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(mr.ConfigError, match=r"c.toml is not TOML: .*nest.* deeper than 64$"):
+            load_config(path)
+    path.write_bytes(b"[model]\noptions = {a = '\xff'}")
+    with pytest.raises(mr.ConfigError, match=r"c.toml is not TOML: .*can't decode byte 0xff"):
+        load_config(path)
+    path.write_text("data = 3\n")
+    with pytest.raises(mr.ConfigError, match=r"data = 3; expected a table \[data\]$"):
+        load_config(path, (), {"store": "s"})
+    os.truncate(path, 1 << 34)
+    with pytest.raises(
+        mr.ConfigError, match=r"c.toml has 17179869184 bytes; expected at most 1048576 bytes; give a TOML"
+    ):
+        load_config(path)
+    os.mkfifo(tmp_path / "fifo")
+    for odd in ("/dev/zero", tmp_path / "fifo", tmp_path):
+        with pytest.raises(mr.ConfigError, match=f"^{odd} is not a plain file; give a TOML file, or a preset: gpt"):
+            load_config(odd)
+    path.write_text("[model.options]\nweights = [\n" + "0.5, " * 200 + "\n]\n")
+    assert len(load_config(path).model.options["weights"]) == 200
+    for deep in ("[" * 5000, "[" * 70 + "]" * 70):
+        with pytest.raises(mr.ConfigError, match=r"^--set train.max_steps=[][]+: the value is not TOML") as refused:
+            load_config(path, [f"train.max_steps={deep}"])
+        assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("store", ["back\\slash", "both 'and\"", "s3://bucket/store", "a\nb"])

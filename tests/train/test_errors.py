@@ -291,6 +291,36 @@ def test_a_model_that_is_none(waves, tmp_path):
             train(config_of(waves, model__kind=kind), tmp_path / "run")
 
 
+MODULES = {
+    "raises": ("raise ValueError('no weights here')", r"cannot be loaded: ValueError: no weights here \(.*raises.py, line 1\)"),
+    "leaves": ("import sys; sys.exit(3)", r"cannot be loaded: SystemExit: 3 \(.*leaves.py, line 1\); correct it$"),
+    "unfinished": ("def build(:", r"cannot be loaded: SyntaxError: invalid syntax \(unfinished.py, line 1\); correct it$"),
+    "silent": ("class E(Exception):\n    def __str__(self): 1/0\nraise E", r"cannot be loaded: E: \(its message cannot"),
+    "circular": ("from circular import build", "cannot be loaded: cannot import name 'build' from partially initialized"),
+    "endless": ("def build(): return build()", "'endless:build' calls itself without end"),
+    "circle": (
+        "from torch import nn\nclass build(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.part = nn.ModuleDict({'head': nn.Linear(2, 2)})\n        self.part['trunk'] = self",
+        "'circle:build' holds itself, as part.trunk, so it cannot be saved",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_of_ones_own_that_is_wrong_is_one_line(name, tokens, tmp_path, monkeypatch):
+    text, message = MODULES[name]
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(mr.ConfigError, match=f"^model.kind = .*{message}"):
+        train(config_of(tokens, model__kind=f"{name}:build"), tmp_path / "run")
+
+
+def test_a_module_is_named_in_full(tokens, tmp_path):
+    for kind in (".own_models:Linear", "..:x", "own_models.:x", ":x", "own_models:"):
+        with pytest.raises(mr.ConfigError, match=r"expected module:function, with the whole name of the module$"):
+            train(config_of(tokens, model__kind=kind), tmp_path / "run")
+
+
 def test_own_models_take_the_view_that_the_kind_of_the_store_is_for(tmp_path):
     store = tiny_store("series", tmp_path / "store")
     config = config_of(

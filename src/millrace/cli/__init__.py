@@ -85,7 +85,7 @@ def run(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     """Runs the command, and prints its errors in one line."""
     from millrace.cli.app import Abort, UsageError, app
-    from millrace.cli.prepare_text import modern
+    from millrace.cli.spellings import modern
 
     arrived: list[int] = []
     try:

@@ -125,10 +125,11 @@ def write_settings(path: str, keys: dict[str, Any]) -> None:
 
     from millrace.errors import ConfigError
     from millrace.store import platform
+    from millrace.store.plain_file import read_plain
 
     file = Path(path)
-    text = file.read_text() if file.exists() else ""
     try:
+        text = read_plain(path, 1 << 20, follow=True).decode() if file.exists() else ""
         wanted = tomllib.loads(text)
         head, mark, rest = re.match(r"(?s)(.*?)((?:^|(?<=\n))\[data\][^\n]*\n|$)(.*)", text).groups()  # type: ignore[union-attr]
         own, after = re.match(r"(?s)(.*?)((?:^|(?<=\n))\[.*|$)$", rest).groups()  # type: ignore[union-attr]
@@ -142,7 +143,7 @@ def write_settings(path: str, keys: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{path}: its [data] cannot be changed line by line; set these keys of it yourself: {keys}"
             )
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; give another file to --write") from error
     with platform.writing(path):
         platform.write_file(file, changed.encode(), mode=0o644)

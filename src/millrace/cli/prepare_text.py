@@ -15,14 +15,6 @@ from millrace.terminal import quoted
 
 EXAMPLE = "millrace prepare text books/*.txt --out corpus --tokenizer gpt2"
 
-# The flags of earlier scripts, accepted as they were.
-LEGACY = {
-    "--out_dir": "--out",
-    "--tokenization": "--tokenizer",
-    "--tokens_per_shard": "--shard-tokens",
-    "--no_normalize": "--no-normalize",
-    "--no_dedup": "--no-dedup",
-}
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -32,21 +24,6 @@ def count(text: str) -> int:
     if match is None or match[2].upper() not in UNITS:
         raise typer.BadParameter(f"{text!r} is not a number such as 10M or 64MiB")
     return int(float(match[1]) * UNITS[match[2].upper()])
-
-
-def modern(arguments: list[str]) -> list[str]:
-    """Arguments with the flags of earlier scripts rewritten: ``--input_files a b`` becomes ``a b``."""
-    if arguments[:2] != ["prepare", "text"]:
-        return arguments
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    found = []
-    for argument in arguments[:end]:
-        flag, equals, value = argument.partition("=")
-        if flag == "--input_files":
-            found += [value] if equals else []
-        else:
-            found.append(LEGACY.get(flag, flag) + equals + value)
-    return found + arguments[end:]
 
 
 def run(

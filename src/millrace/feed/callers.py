@@ -25,6 +25,10 @@ DISPATCHED = (
     "Accelerate reads a DataLoader one batch ahead, and sends rank 0's share to all ranks; loop over "
     "millrace.accelerate.Loader(feed.by_epoch()). With the Trainer of transformers use millrace.transformers.FeedTrainer"
 )
+NO_TRAINER = (
+    "the Trainer of transformers takes samples by number, and a feed gives whole batches in its order; use "
+    "millrace.transformers.FeedTrainer(model, args, train_dataset=feed.by_epoch()), with the same arguments"
+)
 NOT_RESTORED = "an iterator cannot be restored by Lightning; give it feed.by_epoch() itself, without iter()"
 AGAIN = "Lightning iterates over a validation loader again and again; give it feed.by_epoch(repeat=True)"
 # (who asks, for what) -> why not
@@ -90,6 +94,19 @@ def check_caller(loader: str) -> Asker:
     if asks.fit is not None:
         asks.fit._data_fetcher = None  # Lightning would ask it for a length, fail, and hide this error
     raise ConfigError(message)
+
+
+def check_trainer() -> None:
+    """Refuses the Trainer of transformers when it asks for the length of its dataset: that is while it is constructed."""
+    library: Any = sys.modules.get("transformers.trainer")
+    for module, frame in _frames() if library is not None else ():
+        if not _is_in(module, ("millrace", "transformers")):
+            return
+        asks = frame.f_locals.get("self")
+        if isinstance(asks, library.Trainer):
+            if type(asks).get_train_dataloader is library.Trainer.get_train_dataloader:
+                raise ConfigError(NO_TRAINER)
+            return  # a FeedTrainer, or a class with a loader of its own
 
 
 def check_restore(batch: int, counted: int, is_within: bool) -> None:

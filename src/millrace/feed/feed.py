@@ -15,7 +15,7 @@ from millrace.errors import ConfigError
 from millrace.feed import cursor, journal
 from millrace.feed.batch import Batch, last_span
 from millrace.feed.budget import Budget, BudgetLine
-from millrace.feed.callers import check_caller
+from millrace.feed.callers import check_caller, check_trainer
 from millrace.feed.explain import Explanation, explain_batch
 from millrace.feed.iteration import Iteration, Progress
 from millrace.feed.lightning import LastBatch
@@ -178,6 +178,7 @@ class Feed:
 
     def __len__(self) -> int:
         """Batches of the whole feed, wherever it stands; ``remaining`` counts those that are left."""
+        check_trainer()
         return _finite(self.line(0, self.stop))
 
     @property

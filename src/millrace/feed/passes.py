@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace.feed.batch import Batch
-from millrace.feed.callers import check_caller, check_restore
+from millrace.feed.callers import check_caller, check_restore, check_trainer
 from millrace.feed.iteration import Iteration
 from millrace.feed.lightning import join, reads_whole
 from millrace.feed.line import Line
@@ -45,6 +45,7 @@ class Passes:
         self.ended_epoch: int | None = None  # the framework's epoch in which nothing is left to deliver
 
     def __len__(self) -> int:
+        check_trainer()
         return self.feed.line(0, self.feed.order.n).num_batches or 0
 
     def __iter__(self) -> Pass:

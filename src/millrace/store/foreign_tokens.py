@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from typing import Any
 
 from millrace.errors import ConfigError, StoreNotFound
@@ -16,6 +17,7 @@ from millrace.store.foreign_megatron import has_index
 from millrace.store.layout import DTYPES
 
 METADATA = ("dataset_metadata.json", "metadata.json", "meta.json")
+VOCABULARY_KEY, MAX_VOCABULARY = "vocab_size", 1 << 31
 DTYPE_KEYS = ("dtype", "token_dtype")
 LLMC_HEADER_BYTES = 1024  # 256 int32: magic, version, number of tokens, zeros
 LLMC_EVALUATION = 20240522
@@ -52,7 +54,10 @@ def read_shards(folder: str, names: list[str], given: str | None) -> Foreign:
 
 
 def read_split_folders(folder: str, given: str | None) -> Foreign:
-    """``dataset_metadata.json`` beside ``train/*.bin`` and ``val/*.bin``: a shard per file, by name."""
+    """``dataset_metadata.json`` beside ``train/*.bin`` and ``val/*.bin``: a shard per file, by name.
+
+    Its ``dtype`` and ``vocab_size`` are read, nothing else.
+    """
     names = split_files(folder)
     if not names:
         problem = f"{folder} has dataset_metadata.json but no .bin in train/, val/ or test/"
@@ -60,7 +65,20 @@ def read_split_folders(folder: str, given: str | None) -> Foreign:
     dtype = _headerless_dtype(folder, METADATA[:1], given) or "uint32"
     parts = [_read(file, file.name.split("/")[0], given, dtype, ()) for file in files.map_files(folder, names)]
     phrase = f"dataset_metadata.json with {len(parts)} .bin of {parts[0].dtype} tokens"
-    return _foreign("split-folders", phrase, parts)
+    return replace(_foreign("split-folders", phrase, parts), meta=_vocabulary(os.path.join(folder, METADATA[0])))
+
+
+def _vocabulary(where: str) -> dict[str, int]:
+    """The size of the vocabulary that metadata name, for models; nothing where they do not."""
+    size = files.read_json(where, "correct it, or copy it again").get(VOCABULARY_KEY)
+    if size is None:
+        return {}
+    if type(size) is not int or not 0 < size <= MAX_VOCABULARY:
+        raise corrupt(
+            where, f"{VOCABULARY_KEY} is {size!r:.60}, expected a whole number from 1 to {MAX_VOCABULARY:,}",
+            "correct it, or remove it from the file", expected="a whole number", found=size,
+        )  # fmt: skip
+    return {"vocabulary": size}
 
 
 def split_files(folder: str) -> list[str]:

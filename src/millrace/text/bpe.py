@@ -112,13 +112,29 @@ class HuggingFaceTokenizer(Tokenizer):
     def _backend(self) -> Any:
         package = tokenizers_package(self.name)
         try:
-            backend = package.Tokenizer.from_str(self._data.decode())
+            with self._panics_as_errors():
+                backend = package.Tokenizer.from_str(self._data.decode())
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(f"tokenizer {self.name}: not a tokenizer.json ({error})") from error
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = self._plain_special
         return backend
+
+    @contextlib.contextmanager
+    def _panics_as_errors(self) -> Iterator[None]:
+        """Around calls of Hugging Face's encoder, which ends some errors by a panic, as of a pattern that takes too long."""
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # which is no Exception, and has no name to import
+                raise
+            raise ConfigError(
+                f"tokenizer {self.name} failed in Hugging Face's encoder ({error}); correct its tokenizer.json, such as a pattern "
+                "that takes too long, or take another tokenizer"
+            ) from None
 
     def _vocabulary(self) -> Mapping[str, int]:
         vocabulary = self._body["model"]["vocab"]
@@ -213,7 +229,8 @@ class HuggingFaceTokenizer(Tokenizer):
         sizes[list(self._byte_table)] = list(map(len, self._byte_table.values()))
 
         def encode(data: bytes) -> list[int]:
-            return [token.id for token in model.tokenize(data.decode("latin-1").translate(letters))]
+            with self._panics_as_errors():
+                return [token.id for token in model.tokenize(data.decode("latin-1").translate(letters))]
 
         for ids in word_ids(word, encode, sizes):
             yield int(sizes[ids].sum()), ids
@@ -223,7 +240,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _lists(self, texts: list[str]) -> list[list[int]]:
         encode = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
-        return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
+        with self._panics_as_errors():
+            return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
 
     def places(self, document: bytes, ids: Array) -> tuple[Int64s, Int64s]:
         if self._byte_table is not None and int(self._sizes(ids).sum()) == len(document):
@@ -232,7 +250,8 @@ class HuggingFaceTokenizer(Tokenizer):
         found = []
         for start, stop, _ in breaks.cut(document, self._lists):
             text = document[start:stop].decode()
-            offsets = self._backend.encode(text, add_special_tokens=False).offsets
+            with self._panics_as_errors():
+                offsets = self._backend.encode(text, add_special_tokens=False).offsets
             found.append(np.stack(byte_places(text, np.array(offsets, np.int64).reshape(-1, 2))) + start)
         starts, stops = np.concatenate(found, axis=1)
         assert len(starts) == len(ids)
@@ -241,7 +260,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         table = self._byte_table
         if table is None:
-            return str(self._backend.decode(list(ids), skip_special_tokens=False)).encode()
+            with self._panics_as_errors():
+                return str(self._backend.decode(list(ids), skip_special_tokens=False)).encode()
         return b"".join(table.get(token, b"") for token in ids)
 
     @cached_property

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,18 @@ from typing import Any
 
 import msgspec
 
-from millrace.errors import ConfigError, did_you_mean
+from millrace.errors import ConfigError, StoreCorrupt, did_you_mean
+from millrace.store.plain_file import read_plain
+from millrace.store.strict_json import MAX_DEPTH, check_depth
 from millrace.train.keys import NAMES, expected
 from millrace.train.settings import FORECASTERS, OWN_MODELS, every_field
 from millrace.train.settings import Config as Config
 
 SECTIONS = {each.name: each for each in dataclasses.fields(Config)}
 PRESETS = Path(__file__).parent / "configs"
+MAX_BYTES = 1 << 20  # of a file; the presets have 1 KB
+# a.a.a... = 1: tomllib takes 16 s for one of 50,000 parts, and its time grows with their square.
+DEEP_KEY = re.compile(rf"^[ \t]*\[*(?:[^=\s.,#]+\.){{{MAX_DEPTH}}}", re.MULTILINE)
 
 
 def load_config(
@@ -35,26 +41,46 @@ def load_config(
     if name.removesuffix(".toml") in presets() and not os.path.isfile(name):  # a file that exists comes first
         name = str(PRESETS / f"{name.removesuffix('.toml')}.toml")
     try:
-        with open(name, "rb") as file:
-            values = tomllib.load(file)
-    except OSError as error:
+        values = _toml(read_plain(name, MAX_BYTES, follow=True).decode())
+    except StoreCorrupt as error:
         remedy = f"give a TOML file, or a preset: {', '.join(presets())}"
         near = did_you_mean(Path(name).stem, presets())
-        raise ConfigError(f"{name} cannot be read: {error.strerror}{near}; {remedy}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} {error.problem}{near}; {remedy}") from error
+    except ValueError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     changed = copy.deepcopy(values)
     for override in overrides:
         _override(changed, override)
-    if data:
-        changed["data"] = {**changed.get("data", {}), **data}
+    if data and isinstance(changed.setdefault("data", {}), dict):
+        changed["data"] |= data
     try:
         return parse_config(changed, name)
-    except ConfigError:
+    except ConfigError as error:
         parse_config(values, name)  # raises if the file itself is wrong
         if not overrides:
             raise
-    return parse_config(changed, " ".join(f"--set {override}" for override in overrides))
+        problem = str(error)
+    return parse_config(changed, _source_of(problem, overrides, name))
+
+
+def _source_of(problem: str, overrides: Sequence[str], name: str) -> str:
+    """Where a wrong value comes from: the ``--set`` that an error names by key or section, else the whole configuration."""
+    by_key = {override.partition("=")[0].strip(): override for override in overrides}  # the last of a key counts
+    keys = [key for key in by_key if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", problem)]
+    keys = keys or [key for key in by_key if f"unknown key {key.partition('.')[0]};" in problem]
+    return " ".join(f"--set {by_key[key]:.200}" for key in keys) or f"{name}, as changed by --set"
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """The values of a TOML text; ``ValueError`` where it is none, or nests deeper than what handles them later."""
+    try:
+        if DEEP_KEY.search(text):
+            raise RecursionError
+        values = tomllib.loads(text)
+        check_depth(values)
+    except RecursionError:
+        raise ValueError(f"it nests deeper than {MAX_DEPTH}") from None
+    return values
 
 
 def presets() -> list[str]:
@@ -67,7 +93,7 @@ def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> 
     _check_keys(values, SECTIONS, "", name)
     for section, given in values.items():
         if not isinstance(given, Mapping):
-            raise ConfigError(f"{name}: {section} = {given!r}; expected a table [{section}]")
+            raise ConfigError(f"{name}: {section} = {given!r:.80}; expected a table [{section}]")
         _check_keys(given, dict.fromkeys(_names(SECTIONS[section])), f"{section}.", name)
     values = {section: {key: _as_list(section, key, given[key]) for key in given} for section, given in values.items()}
     try:
@@ -75,7 +101,7 @@ def parse_config(values: Mapping[str, Any], name: str = "the configuration") -> 
     except msgspec.ValidationError as error:
         key = str(error).partition(" - at `$.")[2].rstrip("`").partition("[")[0]
         section, _, part = key.partition(".")
-        raise ConfigError(f"{name}: {key} = {values[section][part]!r}; expected {expected(key)}") from error
+        raise ConfigError(f"{name}: {key} = {values[section][part]!r:.80}; expected {expected(key)}") from error
     _check_values(config, name)
     return config
 
@@ -96,7 +122,9 @@ def _check_keys(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str,
             others = [section for section in SECTIONS.values() if prefix and key in _names(section)]
             near = prefix + difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
             near = f"{others[0].name}.{key}" if others else near
-            raise ConfigError(f"{name}: unknown key {prefix}{key}; did you mean {near}? ({', '.join(sorted(known))})")
+            raise ConfigError(
+                f"{name}: unknown key {prefix}{key!s:.80}; did you mean {near}? ({', '.join(sorted(known))})"
+            )
 
 
 def _names(section: dataclasses.Field[Any]) -> set[str]:
@@ -176,17 +204,17 @@ def _override(values: dict[str, Any], text: str) -> None:
     key, equals, written = text.partition("=")
     section, dot, name = key.strip().partition(".")
     if not equals or not dot or not name or "." in name:
-        raise ConfigError(f"--set {text}: expected section.key=value, e.g. --set train.max_steps=50")
+        raise ConfigError(f"--set {text:.200}: expected section.key=value, e.g. --set train.max_steps=50")
     try:
-        value = tomllib.loads(f"value = {written.strip()}")["value"]
-    except tomllib.TOMLDecodeError as error:
+        value = _toml(f"value = {written.strip()}")["value"]
+    except ValueError as error:
         value = written.strip()
         if value[:1] in ("{", "["):  # the shell has removed the quotes inside
             example = (
                 f"--set '{key.strip()}={{name=\"text\"}}'" if value[0] == "{" else f"--set '{key.strip()}=[\"text\"]'"
             )
-            raise ConfigError(f"--set {text}: the value is not TOML; quote it for the shell: {example}") from error
+            raise ConfigError(f"--set {text:.200}: the value is not TOML; quote it for the shell: {example}") from error
     part = values.setdefault(section, {})
     if not isinstance(part, dict):
-        raise ConfigError(f"--set {text}: {section} is {part!r}, not a table")
+        raise ConfigError(f"--set {text:.200}: {section} is {part!r}, not a table")
     part[name] = value

@@ -20,6 +20,7 @@ from millrace.prepare.text.text import prepare_text
 from millrace.store import platform
 from millrace.store.open import open_store
 from millrace.store.store import Store
+from millrace.train.model_state import circle_in
 from millrace.train.models.forecaster import Forecaster, Shapes
 from millrace.train.models.gpt import GPT
 from millrace.train.models.layers import Layers
@@ -296,9 +297,16 @@ def _own_model(name: str, options: dict[str, Any]) -> nn.Module:
             inspect.signature(made).bind(**options)
         except TypeError as error:
             raise ConfigError(f"model.options = {options}: {error} of {name}; give its arguments") from error
-        made = made(**options)
+        try:
+            made = made(**options)
+        except RecursionError as error:
+            raise ConfigError(f"model.kind = {name!r} calls itself without end; look at what it calls") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"model.kind = {name!r} gave {type(made).__name__}; expected a torch.nn.Module that takes a batch and returns a loss"
+        )
+    if (circle := circle_in(made)) is not None:
+        raise ConfigError(
+            f"model.kind = {name!r} holds itself, as {circle}, so it cannot be saved; keep that module outside, e.g. in a list"
         )
     return made

@@ -14,7 +14,7 @@ import torch.distributed as distributed
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from millrace.errors import ConfigError, MillraceError, TrainError
+from millrace.errors import ConfigError, MillraceError, TrainError, reason
 from millrace.feed.world import launched_world
 
 # The command puts a list here. It holds the process groups until the process ends: a group of gloo that is freed while one
@@ -121,7 +121,7 @@ def rank_errors(world: World) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if world.size == 1 or not (isinstance(error, distributed.DistError) or "gloo" in str(error).lower()):
+        if world.size == 1 or not (isinstance(error, distributed.DistError) or "gloo" in reason(error).lower()):
             raise
         raise TrainError(
             "another rank has ended or does not answer; see its own message, then run the same command again: it continues "

@@ -10,7 +10,7 @@ import torch
 
 from millrace.errors import ConfigError
 from millrace.train.models.gpt import GPT
-from millrace.train.open_run import TrainedModel
+from millrace.train.open_run import TrainedModel, not_for
 
 
 def generate(
@@ -18,7 +18,7 @@ def generate(
 ) -> str:
     """The prompt and its continuation, up to ``tokens`` tokens or the end of the document."""
     if not isinstance(trained.model, GPT):
-        raise ConfigError(f"the run trained {trained.config.model.kind!r}, which writes no text; see millrace forecast")
+        raise ConfigError(not_for(trained, "writes no text", "forecast"))
     tokenizer = trained.store.tokenizer
     begin = tokenizer.encode(prompt).astype(np.int64).tolist()
     ids = begin or [tokenizer.end]  # a document begins after the end of another

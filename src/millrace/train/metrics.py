@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 from millrace.distribution import install_command
-from millrace.errors import ConfigError, StoreCorrupt, TrainError
+from millrace.errors import ConfigError, StoreCorrupt, TrainError, reason
 from millrace.store import platform
 from millrace.store.plain_file import open_file
 from millrace.store.strict_json import sealed, unsealed
@@ -57,7 +57,7 @@ class Board:
         except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
             self._writer = None
             self._say(
-                f"note: TensorBoard fails ({type(error).__name__}: {error}), the run goes on without it; install it again, or set "
+                f"note: TensorBoard fails ({reason(error)}), the run goes on without it; install it again, or set "
                 "train.tensorboard = false"
             )
 

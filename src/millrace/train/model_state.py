@@ -50,6 +50,19 @@ def check_trainable(model: nn.Module, kind: str) -> None:
             )
 
 
+def circle_in(model: nn.Module, name: str = "", above: tuple[nn.Module, ...] = (), seen: Any = None) -> str | None:
+    """The name of a module that holds one of those above it: then no function of torch over all modules ends."""
+    seen = set() if seen is None else seen
+    if any(model is each for each in above):
+        return name
+    if model in seen:
+        return None
+    seen.add(model)
+    parts = [(part, child) for part, child in model._modules.items() if child is not None]
+    circles = (circle_in(child, f"{name}.{part}".lstrip("."), (*above, model), seen) for part, child in parts)
+    return next((circle for circle in circles if circle is not None), None)
+
+
 def copy_whole(parts: Parts, copies: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     """Copies tensors to the host, into the memory of the copies before where it fits."""
     for part, tensors in parts.items():

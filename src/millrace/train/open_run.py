@@ -80,6 +80,17 @@ class TrainedModel:
         return predict(self, entity, store)
 
 
+def not_for(trained: TrainedModel, why: str, command: str) -> str:
+    """Why a command has no use for a model, and what has."""
+    kind = trained.config.model.kind
+    if ":" not in kind:
+        return f"the run trained {kind!r}, which {why}; see millrace {command}"
+    return (
+        f"the run trained {kind!r}, a model of your own, which {why} here; call it yourself: "
+        f"mr.open_run(RUN).model(own={kind!r}).model"
+    )
+
+
 def load_model(
     run: Path, checkpoint: str = "latest", *, own: str | None = None, store: str | None = None
 ) -> TrainedModel:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from millrace.errors import TrainError
+from millrace.errors import TrainError, reason
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Goes by the type of the error. Only the CPU allocator of torch has none: its RuntimeError is known by its name."""
     has_type = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return has_type or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    return has_type or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in reason(error))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from millrace.ragged import Array, Int64s, Spans
 from millrace.store.store import Store
 from millrace.train.data import windows_of
 from millrace.train.models.forecaster import Forecaster
-from millrace.train.open_run import TrainedModel
+from millrace.train.open_run import TrainedModel, not_for
 from millrace.view.view import View
 from millrace.view.windows import Windows
 
@@ -138,7 +138,7 @@ def predictions(
 def forecaster_of(trained: TrainedModel) -> Forecaster:
     """The model, if it can forecast."""
     if not isinstance(trained.model, Forecaster):
-        raise ConfigError(f"the run trained {trained.config.model.kind!r}: it forecasts nothing; see millrace generate")
+        raise ConfigError(not_for(trained, "forecasts nothing", "generate"))
     return trained.model
 
 

@@ -16,7 +16,8 @@ import pytest
 
 import millrace as mr
 from millrace.cli import prepare_progress, run
-from millrace.cli.prepare_text import count, modern
+from millrace.cli.prepare_text import count
+from millrace.cli.spellings import modern
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from millrace.errors import ConfigError, StageFailed
+from millrace.errors import ConfigError, StageFailed, reason
 from millrace.feed.batch import MARKS, Batch, check_names
 from millrace.feed.line import Line
 from millrace.feed.make.slots import Slots
@@ -125,9 +125,9 @@ class DecodeMake:
         real = row < len(marks["positions"]) and marks["positions"][row] >= 0  # padding repeats the first sample
         position = int(marks["positions"][row]) if real else self._line.first_position(batch)
         sample = int(self._line.order.samples(np.array([position]))[0])
-        kind = "ConfigError" if isinstance(error, _Different) else type(error).__name__
+        cause = f"ConfigError: {error}" if isinstance(error, _Different) else reason(error)
         return StageFailed(
-            f"decode raised at position {position} (sample {sample}): {kind}: {error}",
+            f"decode raised at position {position} (sample {sample}): {cause}",
             stage="decode", position=position, sample=sample,
         )  # fmt: skip
 

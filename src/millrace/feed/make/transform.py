@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from millrace.errors import ConfigError, StageFailed
+from millrace.errors import ConfigError, StageFailed, reason
 from millrace.feed.batch import Batch, Marks, check_names
 from millrace.feed.line import Line
 from millrace.feed.rng import Rng
@@ -39,9 +39,8 @@ class TransformMake:
             # A share of padding alone holds the first sample of the global batch; one of empty bins holds none.
             real = len(positions) > 0 and positions[0] >= 0
             first = int(positions[0]) if real else self._line.first_position(batch)
-            cause = f"{type(error).__name__}: {error}"
             raise StageFailed(
-                f"the transform raised at position {first} (samples {samples[:4]}...): {cause}",
+                f"the transform raised at position {first} (samples {samples[:4]}...): {reason(error)}",
                 stage="transform", position=first,
             ) from error  # fmt: skip
         took_s = perf_counter() - began
