@@ -306,6 +306,9 @@ def test_what_begins_within_an_epoch_or_is_an_iterator_is_refused(feed_of):
     loader.load_state_dict(feed_of().state_at(2))
     with pytest.raises(mr.ConfigError, match=r"resume by trainer\.fit\(\.\.\., ckpt_path=\.\.\.\)"):
         fit(loader)
+    over = feed_of(last="drop").by_epoch()
+    over.load_state_dict(feed_of(last="drop").state_at(3))  # nothing is left but what is dropped
+    assert fit(over, max_epochs=1).seen[0] == feed_of().order.samples(np.arange(10, 13)).tolist()
     for made in (feed_of(epochs=1), feed_of().by_epoch()):
         with pytest.raises(mr.ConfigError, match=r"give it feed\.by_epoch\(\) itself, without iter\(\)"):
             fit(iter(made))

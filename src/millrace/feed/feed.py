@@ -23,7 +23,7 @@ from millrace.feed.line import Line
 from millrace.feed.make.decode import Decode
 from millrace.feed.make.transform import Transform
 from millrace.feed.options import check_line, check_options, check_ranks, check_view, warn_large_batch
-from millrace.feed.passes import Pass, Passes, not_by_number
+from millrace.feed.passes import Pass, Passes, is_within_epoch, not_by_number
 from millrace.feed.processes.job import Job
 from millrace.feed.processes.pool import Pool, close_all
 from millrace.feed.processes.shared_slots import SharedSlots
@@ -136,13 +136,9 @@ class Feed:
         """Of a feed with ``max_rows``: the bins delivered of the window at ``position``."""
         return self._bin if self.progress is None else self.progress.place.get("bin", 0)
 
-    def is_within_epoch(self, batch: int | None = None) -> bool:
-        """Whether the epoch has begun, and batches of it are left, of this size."""
-        n = self.order.n
-        if not (self.position % n or self.bin):
-            return False
-        line = self.line(self.position, (self.position // n + 1) * n, first_bin=self.bin)
-        return bool(replace(line, batch=batch or self.batch).num_batches)
+    @property
+    def is_within_epoch(self) -> bool:
+        return is_within_epoch(self, self.batch)
 
     @property
     def reached(self) -> int:

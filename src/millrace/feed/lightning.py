@@ -46,7 +46,8 @@ def join(fit: Any, loader: Any, is_setup: bool) -> LastBatch:
                 each.ended_epoch = None  # it belongs to another run
             if fit.is_resuming:
                 settle(fit)
-        if is_setup and not fit.is_resuming and loader.next_start % loader.feed.order.n:
+        is_within = loader.next_start % loader.feed.order.n and loader.feed.is_within_epoch
+        if is_setup and not fit.is_resuming and is_within:
             raise ConfigError(
                 "this loader stands within an epoch, and Lightning counts whole epochs; do not call load_state_dict, but "
                 "resume by trainer.fit(..., ckpt_path=...)"
@@ -102,7 +103,7 @@ def settle(fit: Any) -> None:
         _settle_batches(loop, is_over, is_rolled_back=is_left or batch.ready != batch.processed)
     fit._restarting = loop.restarting = is_within  # the loop's setter would ask for max_steps
     for loader in loaders:
-        is_used_up = fit._combined_loader._mode == "max_size" and not loader.feed.is_within_epoch()
+        is_used_up = fit._combined_loader._mode == "max_size" and not loader.feed.is_within_epoch
         if is_over or (is_within and batch.processed and is_used_up) or (not is_within and epoch.processed):
             loader.end_epoch(epoch.processed if is_within else None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
@@ -136,7 +137,7 @@ class Passes:
         self._end_pass()
         self.feed.load_state_dict(state)
         counted = state.get("batch", self.feed.batch)
-        check_restore(self.feed.batch, counted, self.feed.is_within_epoch(counted))
+        check_restore(self.feed.batch, counted, is_within_epoch(self.feed, counted))
 
     def __getitem__(self, key: Any) -> Any:
         raise not_by_number("passes over a feed have")
@@ -147,6 +148,13 @@ class Passes:
     def __repr__(self) -> str:
         kind = "the first epoch again and again" if self.is_repeated else "one epoch after the other"
         return f"<Passes over {self.feed!r}: {kind}, {len(self):,} batches each>"
+
+
+def is_within_epoch(feed: Feed, batch: int) -> bool:
+    """Whether an epoch has begun, and batches of it are left, of this size."""
+    position, n = feed.position, feed.order.n
+    line = replace(feed.line(position, (position // n + 1) * n, first_bin=feed.bin), batch=batch)
+    return bool((position % n or feed.bin) and line.num_batches)
 
 
 def not_by_number(what: str) -> ConfigError:

@@ -45,7 +45,8 @@ def launched_world() -> str | None:
 def check_loader_worker() -> None:
     """Refuses the workers of a torch ``DataLoader``: each of them would deliver every batch of the feed."""
     data = sys.modules.get("torch.utils.data")  # every worker has imported it
-    info = None if data is None else data.get_worker_info()
+    worker_info = getattr(data, "get_worker_info", None)  # another thread may be importing it
+    info = None if worker_info is None else worker_info()
     if info is not None and info.num_workers > 1:
         raise ConfigError(
             f"num_workers={info.num_workers}: each worker of the DataLoader would deliver every batch of this feed; set "
