@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import millrace as mr
@@ -50,6 +51,17 @@ def test_windows_name_their_entity(series: Path, capsys) -> None:
         assert store.offsets[row["record"]] <= row["rows"][0] < store.offsets[row["record"] + 1]
 
 
+def test_a_store_of_several_columns_needs_the_name_of_one(tmp_path: Path, capsys) -> None:
+    with mr.StoreWriter(
+        tmp_path / "store", columns={"ids": mr.Column("uint16"), "more": mr.Column("uint16")}
+    ) as writer:
+        writer.append({"ids": np.arange(40), "more": np.zeros(40, int)})
+    arguments = [str(tmp_path / "store"), "--step", "1", "--length", "8", "--batch", "4"]
+    assert run(["explain", *arguments]) == 1
+    assert "this store has ids, more; name one" in capsys.readouterr().err
+    assert len(explained(capsys, *arguments, "--column", "ids")["rows"]) == 4
+
+
 def test_a_run_needs_no_options_also_after_the_batch_changed(text: Path, tmp_path: Path, capsys) -> None:
     view = mr.Subset(mr.Blocks(mr.open_store(text).split("train"), length=8), range(0, 20, 2))
     delivered = []
@@ -74,6 +86,7 @@ def test_a_run_needs_no_options_also_after_the_batch_changed(text: Path, tmp_pat
         ([], "is a text store; say what a sample is, as in: --length 1024"),
         (["--length", "8", "--split", "nope"], "split 'nope' is unknown"),
         (["--length", "99999999"], "no samples"),
+        (["--column", "tokens"], "--column tokens without --length or --lookback"),
     ],
 )
 def test_options_that_make_no_view_are_refused(text: Path, options: list[str], message: str, capsys) -> None:

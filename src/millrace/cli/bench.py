@@ -20,6 +20,7 @@ def run(
     horizon: options.Horizon = None,
     stride: options.Stride = None,
     lead: options.Lead = 0,
+    column: options.ColumnName = None,
     transform: Annotated[str | None, Option(metavar="MODULE:FUNCTION", help="Your transform(batch, rng).")] = None,
     decode: Annotated[str | None, Option(metavar="MODULE:FUNCTION", help="Your decode(record, rng).")] = None,
     processes: Annotated[bool, Option("--processes", help="Run them in worker processes.")] = False,
@@ -44,7 +45,7 @@ def run(
 
     if write is not None and not autotune:
         raise ConfigError(f"--write {write} keeps what --autotune finds; give both")
-    view = options.build_view(path, split, length, lookback, horizon, stride, lead, guesses=True)
+    view = options.build_view(path, split, length, lookback, horizon, stride, lead, column=column, guesses=True)
     functions: dict[str, Any] = {
         name: function
         for name, given in (("transform", transform), ("decode", decode))

@@ -21,6 +21,7 @@ def run(
     horizon: options.Horizon = None,
     stride: options.Stride = None,
     lead: options.Lead = 0,
+    column: options.ColumnName = None,
     seconds: Annotated[float, Option(min=0.01, help="How long gather is measured.")] = 1.0,
     as_json: options.Json = False,
 ) -> None:
@@ -32,7 +33,7 @@ def run(
     if path is not None:
         from millrace.feed.speed import Stages
 
-        view = options.build_view(path, split, length, lookback, horizon, stride, lead, guesses=True)
+        view = options.build_view(path, split, length, lookback, horizon, stride, lead, column=column, guesses=True)
         found = Stages.measure(view, batch, seconds=seconds)
     if as_json:
         print_json(facts | ({} if found is None else {"store": as_facts(found)}))

@@ -26,6 +26,7 @@ def run(
     horizon: options.Horizon = None,
     stride: options.Stride = None,
     lead: options.Lead = 0,
+    column: options.ColumnName = None,
     batch: options.BatchSize = 32,
     seed: options.Seed = 0,
     most: Annotated[int, Option(min=1, help="Print this many samples.")] = 20,
@@ -55,7 +56,7 @@ def run(
         from millrace.feed.explain import prepared_from
         from millrace.feed.feed import Feed
 
-        view = options.build_view(path, split, length, lookback, horizon, stride, lead)
+        view = options.build_view(path, split, length, lookback, horizon, stride, lead, column=column)
         with warnings.catch_warnings():  # a batch larger than the view is no mistake here
             warnings.simplefilter("ignore", UserWarning)
             found = Feed(view, batch=batch, seed=seed, rank=0, world=1, device="numpy").explain(step - 1)

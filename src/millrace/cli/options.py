@@ -23,6 +23,10 @@ Stride = Annotated[
     Option(min=1, help="Rows from one sample to the next.", show_default="--length for blocks, else 1"),
 ]
 Lead = Annotated[int, Option(min=0, help="Series: rows between lookback and horizon.")]
+ColumnName = Annotated[
+    str | None,
+    Option(metavar="NAME", help="The row column of samples.", show_default="tokens or values, else the only one"),
+]
 BatchSize = Annotated[int, Option(min=1, help="Samples of one step, over all ranks.")]
 Seed = Annotated[int, Option(min=0, help="Seed of the sample order.")]
 RunFolder = Annotated[str, Argument(metavar="RUN", help="The run folder, as given to millrace train --run.")]
@@ -67,6 +71,7 @@ def build_view(
     stride: int | None,
     lead: int,
     *,
+    column: str | None = None,
     guesses: bool = False,
 ) -> Any:
     """The view that the options describe: Blocks with --length, Windows with --lookback, else whole records.
@@ -88,12 +93,14 @@ def build_view(
     if length is not None and (lookback is not None or horizon is not None):
         raise ConfigError("--length makes blocks, --lookback and --horizon make windows; give one kind")
     if length is not None:
-        return Blocks(part, length=length, stride=stride)
+        return Blocks(part, length=length, stride=stride, column=column)
     if lookback is not None or horizon is not None:
         if lookback is None or horizon is None:
             given, wanted = ("horizon", "lookback") if lookback is None else ("lookback", "horizon")
             raise ConfigError(f"--{given} without --{wanted}; windows need both")
-        return Windows(part, lookback=lookback, horizon=horizon, stride=stride or 1, lead=lead)
+        return Windows(part, lookback=lookback, horizon=horizon, stride=stride or 1, lead=lead, column=column)
+    if column is not None:
+        raise ConfigError(f"--column {column} without --length or --lookback; whole records have all columns")
     if store.kind != "records":
         wanted = "--length 1024" if store.kind == "text" else "--lookback 64 --horizon 8"
         raise ConfigError(f"{path} is a {store.kind} store; say what a sample is, as in: {wanted}")

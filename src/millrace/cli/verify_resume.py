@@ -19,6 +19,7 @@ def run(
     horizon: options.Horizon = None,
     stride: options.Stride = None,
     lead: options.Lead = 0,
+    column: options.ColumnName = None,
     batch: options.BatchSize = 32,
     seed: options.Seed = 0,
     steps: Annotated[int, Option(min=2, help="Steps of each trial.")] = 40,
@@ -34,7 +35,7 @@ def run(
     from millrace.cli.printing import print_json, print_line, print_table
     from millrace.feed.proof import prove_resume
 
-    view = options.build_view(path, split, length, lookback, horizon, stride, lead)
+    view = options.build_view(path, split, length, lookback, horizon, stride, lead, column=column)
     proof = prove_resume(view, batch=batch, seed=seed, steps=steps, trials=trials, trial_seed=trial_seed)
     failed = [trial for trial in proof if trial["difference"]]
     if as_json:

@@ -1,7 +1,8 @@
 """Opens a store on disk: compares the manifest with the files, and maps a file when it is first touched.
 
-A reader takes no lock, writes nothing and holds one descriptor, that of the folder. Any number of processes may read
-one store, also while it is appended to or replaced.
+A reader takes no lock, writes nothing into the store and holds one descriptor, that of the folder. Any number of
+processes may read one store, also while it is appended to or replaced. Large offsets are compared once: a note in the
+cache of the machine says so to the others.
 """
 
 from __future__ import annotations
