@@ -68,12 +68,15 @@ class Trainer:
         return self.num_taken - self.by_workers
 
     def take_from_workers(self, count=10):
-        """Takes batches until workers have made so many more."""
+        """Takes batches until workers have made so many more. As a training step does, it leaves them time for one."""
         wanted = self.by_workers + count
         deadline = time.monotonic() + LONG_S
         while self.by_workers < wanted:
+            for _ in range(50):
+                if any(window.arrived for window in self.feed.link._windows):
+                    break
+                time.sleep(0.002)
             self.take(1)
-            time.sleep(0.002)
             assert time.monotonic() < deadline, f"workers made {self.by_workers} of {self.num_taken} batches"
 
     def close(self):

@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -299,3 +300,28 @@ def test_a_feed_that_is_dropped_leaves_no_thread(server, view, tmp_path):
         pass
     del feed
     until(lambda: {*threading.enumerate()} <= before)
+
+
+def test_a_slow_worker_delays_one_batch_and_is_named(server, train, start_worker, named, held, caplog, monkeypatch):
+    """The loop waits for the deadline once, then makes late batches itself; and takes them again from workers when they come."""
+    worker = start_slow(start_worker, server.url)
+    until(lambda: server.client().zcard("w:exp1") == 1)
+    monkeypatch.delenv("MILLRACE_TEST_FOLDER")  # the trainer itself is fast
+    trainer = train(server.url, "deadline_s=0.5&lease_s=60&alive_s=60", transform=named.slow)
+    patience = trainer.feed.link.patience
+    waits = []
+    real = type(patience).seconds.fget
+    with mock.patch.object(type(patience), "seconds", property(lambda self: waits.append(real(self)) or waits[-1])):
+        until(lambda: begun(held, worker) and trainer.feed.link.threads)
+        trainer.take(40)
+    assert waits.count(0.5) == 1
+    assert trainer.here == 40
+    until(lambda: trainer.feed.report().slow_workers)
+    report = trainer.feed.report()
+    assert 1 <= report.late <= 40
+    assert f":{worker.pid}:" in report.slow_workers[0]
+    assert [
+        text for text in caplog.messages if f":{worker.pid}:" in text and "the loop makes late batches itself" in text
+    ]
+    (held / "hold").unlink()
+    trainer.take_from_workers(5)

@@ -178,6 +178,7 @@ class Iteration:
             transfer_s=placed.transfer_s,
             deaths=counters.deaths, ends=counters.ends, outgrown=counters.outgrown, made_by_workers=counters.made_by_workers,
             made_here=None if counters.made_by_workers is None else counters.made_here, refused=counters.refused,
+            late=counters.late, slow_workers=counters.slow_workers,
             tiers=tuple(filter(None, (store.describe_tier() for store in self.line.view.stores))), choice=self._feed.choice,
             hit_rate=placed.hit_rate, held_bytes=placed.held_bytes, row_bytes=placed.row_bytes, settled=self._settled,
         )  # fmt: skip

@@ -44,6 +44,8 @@ class Report:
     made_by_workers: int | None = None  # with a queue: batches that workers made
     made_here: int | None = None  # with a queue: batches that this process made, since no worker had
     refused: int | None = None  # with a queue: payloads that were not what was asked for
+    late: int | None = None  # with a queue: batches that workers did not bring in time, since the feed began
+    slow_workers: tuple[str, ...] = ()  # with a queue: workers that held one of them
     tiers: tuple[str, ...] = ()  # how files came from stores elsewhere
     choice: str | None = None  # what processes="auto" chose, and why
     hit_rate: float | None = None  # with tier="device": the share of samples whose rows lay on the GPU
@@ -113,6 +115,9 @@ class Report:
             lines.append(
                 f"workers made {self.made_by_workers:,} batches, this process made {self.made_here:,}{refused}"
             )
+        if self.late:
+            slow = f"; slow: {', '.join(self.slow_workers)}" if self.slow_workers else ""
+            lines.append(f"workers were late with {self.late:,} batches, which this process made{slow}")
         if self.hit_rate is not None:
             lines.append(
                 f"rows of {self.hit_rate:.1%} of the samples lay on the GPU, which holds {self.held_bytes:,} of "

@@ -37,6 +37,8 @@ class Counters(NamedTuple):
     past_cache: int | None = None  # ahead: samples read past the page cache
     made_by_workers: int | None = None  # ahead: batches that came from workers through a queue
     refused: int | None = None  # ahead: payloads of a queue that were not what was asked for
+    late: int | None = None  # ahead: batches that workers did not bring in time, of all lines of the feed
+    slow_workers: tuple[str, ...] = ()  # ahead: those that held one of them
     deaths: int | None = None  # ahead: worker processes that ended, and were replaced
     ends: tuple[str, ...] = ()  # ahead: how the last of them ended
     outgrown: int | None = None  # ahead: batches that did not fit into their shared slot at first

@@ -35,7 +35,7 @@ class Queued:
     def __init__(self, link: Link, window: Window, make: Make[Any], fetch: Fetch) -> None:
         self._link, self._window, self._make, self._fetch = link, window, make, fetch
         total = window.line.num_batches
-        self._count, self._deadline_s = math.inf if total is None else total, link.queue.deadline_s
+        self._count = math.inf if total is None else total
         self._by_workers = self._here = self._num_ready = 0
         self._thread = threading.Thread(target=fetch.serve, name="millrace-queue-fetch", daemon=True)
         self._finish = weakref.finalize(self, _finish, link, window, self._thread)
@@ -45,12 +45,14 @@ class Queued:
         window, link = self._window, self._link
         window.move(batch)
         link.wake()
-        until = time.monotonic() + self._deadline_s
+        until = time.monotonic() + link.patience.seconds
         while batch not in window.arrived:
             if window.is_closed or batch >= self._count:
                 return None
             left = until - time.monotonic()
             if left <= 0 or not link.is_up or not link.threads:
+                if wait and left <= 0:
+                    link.note_late(window.ticket(batch))
                 return self._made_here(batch) if wait else None
             try:
                 window.news.get(wait, min(left, 1.0))  # a bounded wait, so that Ctrl-C is noticed everywhere
@@ -69,13 +71,17 @@ class Queued:
         self._window.move(batch + 1)  # nobody else needs to make it
         self._link.wake()
         self._here += 1
-        return self._make.make(batch)
+        began = time.perf_counter()
+        made = self._make.make(batch)
+        self._link.patience.note_made(time.perf_counter() - began)
+        return made
 
     def report(self) -> Counters:
         taken = self._by_workers + self._here
         return Counters(
             workers=self._link.threads, taken=taken, made_here=self._here, made_by_workers=self._by_workers,
-            refused=self._fetch.num_refused, mean_ready=self._num_ready / max(taken, 1),
+            refused=self._fetch.num_refused, late=self._link.patience.num_late, slow_workers=tuple(self._link.slow_workers),
+            mean_ready=self._num_ready / max(taken, 1),
         )  # fmt: skip
 
     def close(self) -> None:

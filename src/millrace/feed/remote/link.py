@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 BEAT_S = 0.5  # between two signs of life; after a flush the run is there again after one beat
 JOIN_S = 2.0
 MOST_UNWANTED = 1024
+ASK_S = 5.0  # between two questions to the queue who is late
+MOST_SLOW = 16  # workers that are named
 log = logging.getLogger(__name__)
 
 
@@ -85,6 +87,26 @@ class Window:
             self.arrived.pop(passed, None)
 
 
+class Patience:
+    """How long the loop waits for a batch of workers before it makes the batch itself.
+
+    ``deadline_s``, until a batch was late. From then on twice as long as making a batch here takes, so that a slow worker
+    costs the loop no more than that.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s, self._make_s = deadline_s, 0.0
+        self.num_late = 0
+
+    @property
+    def seconds(self) -> float:
+        return min(self._deadline_s, 2 * self._make_s) if self.num_late else self._deadline_s
+
+    def note_made(self, seconds: float) -> None:
+        """A batch was made here. The mean leans to the newest: the first also loads what it needs."""
+        self._make_s = (self._make_s + seconds) / 2 if self._make_s else seconds
+
+
 class Link:
     """The run of a feed in its queue. ``is_up`` and ``threads`` say what the last beat found."""
 
@@ -99,7 +121,11 @@ class Link:
         self._lines = 0
         self._process, self._wakes = os.getpid(), queues.SimpleQueue[None]()
         self._said = ""
-        self._arrays_at = -math.inf
+        self._arrays_at = self._asked_at = -math.inf
+        self.patience = Patience(queue.deadline_s)
+        self.slow_workers: list[str] = []  # that held a late batch, each once
+        self._late = ""  # a ticket that was late, while nobody has asked who holds it
+        self._has_idle_late = False  # one was late that no worker held
         try:
             self._beat()
         except QueueUnreachable as error:
@@ -121,6 +147,11 @@ class Link:
             self._windows.remove(window)
             self._closed.append(window)
             self.wake()
+
+    def note_late(self, ticket: str) -> None:
+        """Workers did not bring this batch in time. The next beat asks who holds it, before its lease is given up."""
+        self.patience.num_late += 1
+        self._late = self._late or ticket
 
     def wake(self) -> None:
         self._wakes.put(None)
@@ -155,13 +186,36 @@ class Link:
             del self._closed[: len(done)]
         self._keep_arrays()  # before tickets that need them
         told = [(window, len(window.unwanted)) for window in list(self._windows)]
+        if self._late and time.monotonic() - self._asked_at > ASK_S:
+            self._ask_who_is_late()
         seen = queue.offer(self.run, self.id, self._folder, [self._offer(*each) for each in told])
         for window, count in told:
             window.ready = seen.ready
             del window.unwanted[:count]
         if not self.is_up and self._said:
             log.warning("the queue %s answers again", printable(queue.name))
+        if self.threads and not seen.threads:
+            log.warning("run %s has no worker any more; batches are made here until one comes", printable(self.run))
         self.is_up, self.threads, self._said = True, seen.threads, ""
+
+    def _ask_who_is_late(self) -> None:
+        """Names a worker that holds a late batch, once."""
+        ticket, self._late, self._asked_at = self._late, "", time.monotonic()
+        status = self.queue.status(self.run)
+        position = ticket.split(":")[1]
+        worker = next((held.worker for held in status.leases if held.ticket == ticket), "")
+        shown = printable(worker)
+        if shown in self.slow_workers or len(self.slow_workers) >= MOST_SLOW or (not worker and self._has_idle_late):
+            return
+        if worker:
+            self.slow_workers.append(shown)
+            info = status.workers.get(worker, {})
+            made, seen_s = info.get("made", 0), info.get("seen_s", 0.0)
+            why = f"worker {shown} holds it, has made {made} batches, and was seen {seen_s:.1f} s ago"
+        else:
+            self._has_idle_late = True
+            why = f"no worker holds it, so {self.threads} threads of workers are too few"
+        log.warning("the batch at position %s came too late: %s; the loop makes late batches itself", position, why)
 
     def _keep_arrays(self) -> None:
         if self._arrays and time.monotonic() - self._arrays_at > BEAT_S:
