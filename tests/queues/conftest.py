@@ -84,6 +84,12 @@ class Trainer:
         self._local.close()
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Where workers note which files they found right: never in the user's own cache."""
+    monkeypatch.setenv("MILLRACE_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def view(tmp_path_factory):
     path = tmp_path_factory.mktemp("queue") / "store"

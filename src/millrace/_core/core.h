@@ -15,6 +15,16 @@
 /* module.c */
 int core_add_type(PyObject *module, const char *name, size_t size, PyType_Slot *slots, PyTypeObject **kept);
 void core_free(PyObject *object); /* frees an object of a heap type */
+/* PyEval_SaveThread and PyEval_RestoreThread, which count how long this thread waits: for the GIL, and to let go of it until
+ * the thread that asked for it has it. */
+PyThreadState *core_save(void);
+void core_restore(PyThreadState *state);
+#define CORE_BEGIN_ALLOW_THREADS                                                                                                 \
+    {                                                                                                                            \
+        PyThreadState *_save = core_save();
+#define CORE_END_ALLOW_THREADS                                                                                                   \
+    core_restore(_save);                                                                                                         \
+    }
 /* Zeros that are reached at random: in large pages where the system has them, since finding small ones takes its time. */
 void *core_table(size_t size);
 /* Whether a buffer may be read as numbers of so many bytes, or an exception says that it lies askew. */

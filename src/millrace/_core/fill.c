@@ -237,10 +237,10 @@ PyObject *core_gather_fill(PyObject *object, PyObject *args) {
             PyErr_NoMemory();
             status = -1;
         } else {
-            Py_BEGIN_ALLOW_THREADS
+            CORE_BEGIN_ALLOW_THREADS
             if (last > first) asked = request_ahead(&task, &self->ahead, asked, total);
             run(&task, num_threads);
-            Py_END_ALLOW_THREADS
+            CORE_END_ALLOW_THREADS
         }
         if (task.lock != NULL) PyThread_free_lock(task.lock);
         if (task.done != NULL) PyThread_free_lock(task.done);

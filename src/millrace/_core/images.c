@@ -221,9 +221,9 @@ static PyObject *resize_image(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "resize_image needs images of three channels, and a box within the first");
         goto done;
     }
-    Py_BEGIN_ALLOW_THREADS
+    CORE_BEGIN_ALLOW_THREADS
     status = resize(&source, &target, height);
-    Py_END_ALLOW_THREADS
+    CORE_END_ALLOW_THREADS
     if (status < 0) PyErr_NoMemory();
 done:
     PyBuffer_Release(&pixels);

@@ -119,8 +119,33 @@ PyObject *core_raise_kept(PyObject **place) {
     return NULL;
 }
 
+static _Thread_local int64_t lock_wait_ns; /* of this thread, since it began */
+
+PyThreadState *core_save(void) {
+    int64_t began = core_now();
+    PyThreadState *state = PyEval_SaveThread();
+    lock_wait_ns += core_now() - began;
+    return state;
+}
+
+void core_restore(PyThreadState *state) {
+    int64_t began = core_now();
+    PyEval_RestoreThread(state);
+    lock_wait_ns += core_now() - began;
+}
+
+static PyObject *lock_wait(PyObject *self, PyObject *args) {
+    (void)self, (void)args;
+    return PyLong_FromLongLong(lock_wait_ns);
+}
+
+static PyMethodDef lock_functions[] = {
+    {"lock_wait", lock_wait, METH_NOARGS, "Nanoseconds that this thread has waited for the GIL, before and after its work in the core."},
+    {NULL, NULL, 0, NULL},
+};
+
 static int core_exec(PyObject *module) {
-    PyMethodDef *const functions[] = {core_permute_functions, core_order_functions, core_table_functions, core_text_functions,
+    PyMethodDef *const functions[] = {lock_functions, core_permute_functions, core_order_functions, core_table_functions, core_text_functions,
                                       core_tokens_functions,  core_clean_functions, core_hashes_functions, core_images_functions,
                                       core_pack_functions,    core_mixture_functions};
     int (*const add[])(PyObject *) = {core_add_map,     core_add_column, core_add_gather, core_add_program,

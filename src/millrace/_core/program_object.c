@@ -145,16 +145,16 @@ static PyObject *program_fill(PyObject *object, PyObject *args) {
     int status = work == NULL ? (PyErr_NoMemory(), -1) : 0;
     int64_t last = self->stop < 0 ? self->most : (self->stop - self->start - 1) / self->batch / self->group + 1;
     if (!status) {
-        PyThreadState *state = PyEval_SaveThread();
+        PyThreadState *state = core_save();
         core_request_ahead(self, batch, last < self->most ? last : self->most, work, &state);
-        PyEval_RestoreThread(state);
+        core_restore(state);
         if (work->stop != NULL) status = (core_raise_kept(&work->stop), -1);
     }
     while (!status) {
-        Py_BEGIN_ALLOW_THREADS
+        CORE_BEGIN_ALLOW_THREADS
         if (core_measure(self, batch, memory.buf, memory.len, &measure, work, &problem) == FINE)
             core_make(self, batch, 0, self->size, memory.buf, &measure, work, &problem);
-        Py_END_ALLOW_THREADS
+        CORE_END_ALLOW_THREADS
         if (problem.code != MISSING) break;
         status = core_give_missing(self, work);
     }

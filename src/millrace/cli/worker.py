@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
+Trust = Literal["noted", "nothing", "copy"]
 EXAMPLE = "millrace worker redis://trainer:6379/0 --run exp1 --threads 4"
 
 
@@ -17,6 +18,9 @@ def run(
         list[str] | None,
         Option(help="A copy of the run's store on this machine.", show_default="as the trainer opened it"),
     ] = None,
+    trust: Annotated[
+        Trust, Option(help="Files of that store that need no check: noted as right here before, nothing, or the copy.")
+    ] = "noted",
     transform: Annotated[str | None, Option(metavar="MODULE:FUNCTION", help="The transform of the trainer.")] = None,
     decode: Annotated[str | None, Option(metavar="MODULE:FUNCTION", help="The decode of the trainer.")] = None,
 ) -> None:
@@ -41,7 +45,7 @@ def run(
     functions = Functions(load_function(decode, "--decode"), load_function(transform, "--transform"))
     queue = open_queue(url)
     try:
-        lines = Lines(queue, name, functions, store or [], threads=threads)
+        lines = Lines(queue, name, functions, store or [], threads=threads, trust=trust)
         worker = Worker(queue, name, lines.maker, threads=threads, say=say)
         worker.serve()
     finally:

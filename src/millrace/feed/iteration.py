@@ -172,6 +172,7 @@ class Iteration:
             perf_counter() - self._began, self._next_s - self.behind_s, fill_s=counters.make_s,
             function_s=made.function_s if counters.function_s is None else counters.function_s,
             fill_wait_s=counters.put_wait_s, gil_asked=counters.gil_asked, gil_held=counters.gil_held,
+            gil_wait_s=counters.gil_wait_s,
             depth_seen=counters.mean_ready, made_in_line=counters.made_here,
             made_again=counters.made_again, cores=counters.cores, pieces=counters.pieces,
             num_bytes=counters.num_bytes, is_cold=made.is_cold, past_cache=counters.past_cache, behind_s=placed.behind_s,

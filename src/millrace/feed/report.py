@@ -28,6 +28,7 @@ class Report:
     fill_wait_s: float | None = None  # threads rested, because enough batches lay ready
     gil_asked: int | None = None  # with functions in threads: how often the loop let go of Python's lock for a moment
     gil_held: int | None = None  # of these, how often a function kept the lock as long as it may
+    gil_wait_s: float | None = None  # threads with copied rows waited for Python's lock: no work, so not in fill_s
     depth_seen: float | None = None  # batches that lay ready when one was taken, on average
     made_in_line: int | None = None  # batches that the loop made itself, or pieces that add up to them
     made_again: int | None = None  # batches that the loop made because a thread that had begun them got no core
@@ -61,7 +62,7 @@ class Report:
         return Interval(
             self.seconds, self.batches, self.get_s, make_s=self.fill_s, function_s=self.function_s,
             put_wait_s=self.fill_wait_s, made_here=self.made_in_line, gil_asked=self.gil_asked,
-            gil_held=self.gil_held, workers=self.workers, is_processes=self.way == "processes",
+            gil_held=self.gil_held, gil_wait_s=self.gil_wait_s, workers=self.workers, is_processes=self.way == "processes",
             is_cold=bool(self.is_cold), is_queued=self.way == "queue", num_bytes=self.num_bytes, behind_s=self.behind_s,
             transfer_s=self.transfer_s,
             missed=(1.0 if self.hit_rate is None else 1.0 - self.hit_rate) if self.way == "resident" else None,
@@ -88,6 +89,10 @@ class Report:
             lines.append(
                 f"making batches took {self.fill_s:.3g} s; {self.workers} "
                 f"{'processes' if self.way == 'processes' else 'threads'} rested {self.fill_wait_s:.3g} s"
+            )
+        if self.gil_wait_s and self.fill_s and self.gil_wait_s > 0.1 * self.fill_s:
+            lines.append(
+                f"and {self.gil_wait_s:.3g} s more they waited for Python's lock, which functions of others held"
             )
         if self.pieces is not None and self.way == "ring":
             lines.append(f"{self.workers} threads on {self.cores} cores; a batch has {self.pieces} pieces")

@@ -33,6 +33,7 @@ class Counters(NamedTuple):
         None  # ahead: how often the loop let go of Python's lock, to see how long it takes to get it back
     )
     gil_held: int | None = None  # ahead: of these, how often it took as long as a thread may keep it
+    gil_wait_s: float | None = None  # ahead: workers with rows to hand on waited for Python's lock; not part of make_s
     num_bytes: int | None = None  # ahead: of all batches made
     past_cache: int | None = None  # ahead: samples read past the page cache
     made_by_workers: int | None = None  # ahead: batches that came from workers through a queue

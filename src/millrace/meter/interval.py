@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 COUNTED = (
-    "seconds", "batches", "get_s", "make_s", "function_s", "put_wait_s", "made_here", "num_bytes", "transfer_s", "behind_s",
+    "seconds", "batches", "get_s", "make_s", "function_s", "put_wait_s", "gil_wait_s", "made_here", "num_bytes",
+    "transfer_s", "behind_s",
 )  # fmt: skip
 
 
@@ -34,6 +35,9 @@ class Interval:
     gil_held: int | None = None
     """Of these, how often a function kept the lock as long as it may. Half or more: meanwhile the loop's own Python stands
     still, so run the functions in processes. Near zero: they sleep, or compute without the lock, so more threads help."""
+    gil_wait_s: float | None = None
+    """Workers that had copied their rows waited for the GIL: nobody's work, so not part of ``make_s``. Large beside
+    ``function_s``: functions of other threads hold the lock while they run, and processes have one each."""
     workers: int = 0
     """Threads or processes that make batches. 0: the loop makes them, so making is part of ``get_s``."""
     is_processes: bool = False

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.native import core
+
 FEED_THREADS = "millrace-"  # names of the threads that make batches
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -112,6 +114,16 @@ def _numbers(path: str) -> dict[str, int]:
             return {words[0]: int(words[1]) for words in map(str.split, file) if len(words) == 2}
     except (OSError, ValueError):
         return {}
+
+
+def lock_wait_s() -> float:
+    """Seconds in which this thread, with its work in the core done, waited for Python's lock (the GIL); 0 without the core."""
+    return 0.0 if core is None else core.lock_wait() * 1e-9
+
+
+def worked_s() -> float:
+    """A clock of this thread that stands still while it waits for Python's lock: that time is no work of any stage."""
+    return time.perf_counter() - lock_wait_s()
 
 
 def without_core_s() -> float:

@@ -16,6 +16,7 @@ REST_SHARE = 0.05  # of their time that workers rest: below, the feed is as fast
 BURST_SHARE = 0.3  # workers that rest so much while the loop waits make batches in bursts
 
 HELD_SHARE = 0.4  # of the moments in which the loop let go of the GIL: above, functions hold it while they run
+WAIT_SHARE = 0.25  # of the time in functions that other threads wait for the GIL: above, they hold it
 FUNCTION_SHARE = 0.8  # of the time that such functions run: above, they limit a loop that needs the GIL itself
 
 REMEDIES = {
@@ -154,6 +155,8 @@ def _straggler(found: Interval) -> Verdict | None:
 
 def _held(found: Interval) -> float | None:
     """How often functions held the GIL when the loop had let go of it; None where that is not known."""
+    if not found.is_processes and (found.gil_wait_s or 0.0) > WAIT_SHARE * (found.function_s or 0.0) > 0:
+        return 1.0
     if found.is_processes or not found.gil_asked or found.gil_asked < LEAST_ASKED or found.gil_held is None:
         return None
     return found.gil_held / found.gil_asked

@@ -6,13 +6,14 @@ dictionaries decode on top of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from millrace.ragged import Array, Int64s, as_indices
-from millrace.store.layout import bfloat16_values
+from millrace.ragged import Array, Int64s, as_indices, concatenated_ranges
+from millrace.store.layout import BLOCK_BYTES, bfloat16_values
 from millrace.store.shards import Shards
 
 PAGE_BYTES = 4096
@@ -80,6 +81,17 @@ class ColumnArray:
         """The files of these shards (default: all) as (shard, number of the file), and the tier that has them."""
         ids = self._ids.tolist() if which is None else [int(self._ids[k]) for k in which]
         return self._shards, [(shard, self._file) for shard in ids]
+
+    def blocks(self, starts: Int64s, stops: Int64s) -> Iterator[tuple[Shards, int, int, list[int]]]:
+        """The blocks of 4 MiB that these rows lie in: the tier, the shard, the number of the file, and the blocks."""
+        item_bytes = self._storage.itemsize * math.prod(self._tail)
+        for k in self.shards_of(starts, stops).tolist():
+            base, end = self.starts[k], self.starts[k + 1]
+            is_here = (starts < end) & (stops > base) & (starts < stops)
+            first = np.maximum(starts[is_here] - base, 0) * item_bytes // BLOCK_BYTES
+            last = (np.minimum(stops[is_here], end) - base) * item_bytes - 1
+            blocks = concatenated_ranges(first, last // BLOCK_BYTES + 1 - first)
+            yield self._shards, int(self._ids[k]), self._file, np.unique(blocks).tolist()
 
     def shards_of(self, starts: Int64s, stops: Int64s) -> Int64s:
         """The shards that hold rows of these spans."""

@@ -70,13 +70,18 @@ def check_blocks(
 
     ``file`` is a descriptor, or fills a buffer from an offset.
     """
+    for block, expected in enumerate(hashes):
+        first = block * BLOCK_BYTES
+        yield first, min(first + BLOCK_BYTES, num_bytes), check_block(file, num_bytes, block, expected)
+
+
+def check_block(file: int | Callable[[memoryview, int], int], num_bytes: int, block: int, expected: int) -> str | None:
+    """Reads one block again; what is wrong with it."""
     read = partial(platform.pread_into, file) if isinstance(file, int) else file
     if not hasattr(_local, "buffer"):
         _local.buffer = memoryview(bytearray(BLOCK_BYTES))  # one for each thread
-    for block, expected in enumerate(hashes):
-        first = block * BLOCK_BYTES
-        part = _local.buffer[: min(BLOCK_BYTES, num_bytes - first)]
-        yield first, first + len(part), _problem(read, part, first, expected)
+    first = block * BLOCK_BYTES
+    return _problem(read, _local.buffer[: min(BLOCK_BYTES, num_bytes - first)], first, expected)
 
 
 def _problem(read: Callable[[memoryview, int], int], buffer: memoryview, first: int, expected: int) -> str | None:

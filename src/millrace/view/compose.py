@@ -67,8 +67,8 @@ class Subset(View):
     def located(self, samples: Int64s) -> Located:
         return self.view.located(self.numbers(samples))
 
-    def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
-        return self.view.files(self.numbers(samples))
+    def reads(self, samples: Int64s) -> Iterator[tuple[Any, Int64s, Int64s]]:
+        return self.view.reads(self.numbers(samples))
 
     def shard_bytes(self) -> Int64s:
         return self.view.shard_bytes()
@@ -200,10 +200,10 @@ class Concat(View):
         parts = {k: self.views[k].located(inside[views == k]) for k in np.unique(views).tolist()}
         return _LocatedConcat(self.fields, views, parts)
 
-    def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
+    def reads(self, samples: Int64s) -> Iterator[tuple[Any, Int64s, Int64s]]:
         views, inside = self.parts(samples)
         for k in np.unique(views).tolist():
-            yield from self.views[k].files(inside[views == k])
+            yield from self.views[k].reads(inside[views == k])
 
     def shard_bytes(self) -> Int64s:
         return np.concatenate([view.shard_bytes() for view in self.views])

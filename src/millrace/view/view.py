@@ -114,6 +114,11 @@ class View(ABC):
 
     def files(self, samples: Int64s) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
         """The files that samples are read from: for each field the ``Shards`` that have them, and (shard, file)."""
+        for stored, starts, stops in self.reads(samples):
+            yield stored.files(stored.shards_of(starts, stops))
+
+    def reads(self, samples: Int64s) -> Iterator[tuple[Any, Int64s, Int64s]]:
+        """What samples are read from: for each field the stored column, and its rows [start, stop)."""
         for field in self.fields:
             if field.measure is not None:  # it reads nothing
                 continue
@@ -127,7 +132,7 @@ class View(ABC):
                 starts = self.records(samples)
                 starts, stops = column.spans(starts) if field.is_text else (starts, starts + 1)
             stored = getattr(column, "codes", getattr(column, "raw", column))
-            yield stored.files(stored.shards_of(starts, stops))
+            yield stored, starts, stops
 
     def shard_bytes(self) -> Int64s:
         """The bytes of each shard in the columns that the view reads."""

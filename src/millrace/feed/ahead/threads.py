@@ -22,9 +22,10 @@ from millrace.errors import StageFailed
 from millrace.feed.line import Line
 from millrace.feed.processes import watch
 from millrace.feed.stages import Counters, Make
-from millrace.meter.usage import without_core_s
+from millrace.meter.usage import lock_wait_s, without_core_s
 
-Outcome: TypeAlias = tuple[Any, BaseException | None, float, float]  # batch, error, seconds to make it, rest before it
+# Batch, error, seconds to make it, rest before it, and seconds without Python's lock.
+Outcome: TypeAlias = tuple[Any, BaseException | None, float, float, float]
 POLL_S = 1.0  # a bounded wait, so that Ctrl-C is noticed everywhere
 # Whether functions hold the GIL is asked 8 times soon, then rarely; it is let go for 0.3 ms: at 0.05 a thread was often not awake.
 SOON, SOON_S, ASK_S, LET_GO_S = 8, 0.1, 2.0, 3e-4
@@ -38,7 +39,7 @@ class Threads:
         self._workers, self._depth, self._line = workers, depth, line
         self._count = math.inf if line.num_batches is None else line.num_batches
         self._taken = self._num_ready = 0
-        self._make_s = self._rest_s = 0.0
+        self._make_s = self._rest_s = self._lock_wait_s = 0.0
         self._watches: list[watch.Watch] = []  # of the threads, while nothing comes
         self._gil_asked = self._gil_held = 0
         self._ask_at = 0.0
@@ -77,7 +78,8 @@ class Threads:
                 shared.arrivals |= arrival
                 self._watches.clear()
         self._request(batch + self._depth)
-        result, error, make_s, rest_s = outcome
+        result, error, make_s, rest_s, lock_wait = outcome
+        self._lock_wait_s += lock_wait
         self._taken, self._make_s, self._rest_s = self._taken + 1, self._make_s + make_s, self._rest_s + rest_s
         self._num_ready += 1 + len(shared.arrivals) + shared.results.qsize()
         if error is not None:
@@ -115,6 +117,7 @@ class Threads:
         return Counters(
             workers=self._workers, taken=self._taken, made_here=0, make_s=self._make_s, put_wait_s=self._rest_s,
             mean_ready=self._num_ready / max(self._taken, 1), gil_asked=self._gil_asked, gil_held=self._gil_held,
+            gil_wait_s=self._lock_wait_s,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -155,14 +158,15 @@ def _work(shared: _Shared, make: Callable[[int], Any]) -> None:
 
 
 def _outcome(shared: _Shared, make: Callable[[int], Any], batch: int, since: float) -> Outcome:
-    result, failure, began = None, None, time.perf_counter()
+    result, failure, began, without_lock_s = None, None, time.perf_counter(), lock_wait_s()
     try:
         result = make(batch)
     except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
         failure = error
     if shared.process != os.getpid():
         _end_child(failure)
-    return result, failure, time.perf_counter() - began, began - since
+    without_lock_s = lock_wait_s() - without_lock_s
+    return result, failure, time.perf_counter() - began - without_lock_s, began - since, without_lock_s
 
 
 def _end_child(failure: BaseException | None) -> None:

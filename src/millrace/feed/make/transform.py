@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import Any, TypeAlias
 
 from millrace.errors import ConfigError, StageFailed, reason
@@ -11,6 +10,7 @@ from millrace.feed.batch import Batch, Marks, check_names
 from millrace.feed.line import Line
 from millrace.feed.rng import Rng
 from millrace.feed.stages import Counters, Make, failures
+from millrace.meter.usage import worked_s
 
 Transform: TypeAlias = Callable[[Batch, Any], Mapping[str, Any]]
 
@@ -30,7 +30,7 @@ class TransformMake:
             self._note("transform")
         # A copy, because the transform may change the marks of the batch it is given.
         marks = Marks.of(given)
-        began = perf_counter()
+        began = worked_s()
         try:
             result = self._transform(given, Rng(self._seed, marks.positions))
             _check_result(result, marks.size)
@@ -43,7 +43,7 @@ class TransformMake:
                 f"the transform raised at position {first} (samples {samples[:4]}...): {reason(error)}",
                 stage="transform", position=first,
             ) from error  # fmt: skip
-        took_s = perf_counter() - began
+        took_s = worked_s() - began
         self._function_s += took_s  # no call between read and write: threads take turns by the GIL
         items = dict.items(result) if isinstance(result, dict) else result.items()
         return Batch({str(name): value for name, value in items}, marks=marks)

@@ -22,12 +22,14 @@ from millrace.feed.batch import Batch
 from millrace.feed.line import Line
 from millrace.feed.make.compose import compose_make
 from millrace.feed.make.program import Program
+from millrace.feed.remote.copies import CheckedMake, Copies
 from millrace.feed.remote.functions import check_functions
 from millrace.feed.remote.payload import Stamp, pack
 from millrace.feed.remote.record import REMEDY, Record, batch_of, functions_of
 from millrace.feed.stages import Fallback, Make
 from millrace.queues.protocol import Queue, QueueFull
 from millrace.ragged import Array
+from millrace.store.checked_copy import TRUST
 from millrace.store.open import open_store
 from millrace.store.store import Store
 from millrace.view.spec import array_of_bytes, from_spec
@@ -55,9 +57,19 @@ class Maker(NamedTuple):
 class Lines:
     """The lines of a run, rebuilt from their records. ``makers(attempt)`` is None for a line that has ended."""
 
-    def __init__(self, queue: Queue, run: str, functions: Functions, stores: Sequence[str], *, threads: int) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        run: str,
+        functions: Functions,
+        stores: Sequence[str],
+        *,
+        threads: int,
+        trust: str = TRUST[0],
+    ) -> None:
         self._queue, self._run, self._functions, self._threads = queue, run, functions, threads
         self._own, self._given = functions_of(functions), [open_store(path) for path in stores]
+        self._copies = Copies(trust)
         self._stores: dict[str, Store] = {}
         self._makers: dict[str, Maker] = {}
         self._lock = threading.Lock()
@@ -92,6 +104,7 @@ class Lines:
     def _build(self, attempt: str, record: Record, with_core: bool) -> Maker | None:
         check_functions(record.functions, self._own)
         stores = {fingerprint: self._store(fingerprint, path) for fingerprint, path in record.stores.items()}
+        copies = self._copies.of(stores.values(), record.view)
         found = {key: self._queue.array(self._run, key) for key in record.arrays}
         if any(data is None for data in found.values()):  # lost in a flush: the trainer puts them again
             return None
@@ -99,7 +112,9 @@ class Lines:
         line = record.line(from_spec(record.view, stores, arrays, allow_mixed_tokenizers=True))
         functions = self._functions._replace(seed=record.seed)
         program = Program.of(line) if with_core else None
-        make = compose_make(line, functions, program, slots=self._threads + 1, in_threads=True)
+        make: Make[Batch] = compose_make(line, functions, program, slots=self._threads + 1, in_threads=True)
+        if copies:
+            make = CheckedMake(make, line, copies)
         return Maker(line, record.stamp(self._run, attempt, line), make)
 
     def _store(self, fingerprint: str, path: str) -> Store:
