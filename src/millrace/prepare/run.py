@@ -228,7 +228,8 @@ class Run:
         except (OSError, ValueError):
             begun = {"sources": last.plan.get("sources")}
         self.partial.close(remove=begun.get("sources") == last.plan.get("sources"))
-        return self._unchanged(self.base.manifest.fingerprint, last.report)
+        report = self.kind.nothing_added(last.report or self.kind.earlier(0).report)
+        return self._unchanged(self.base.manifest.fingerprint, report)
 
     def _report(self, product: Product, fingerprint: str, *, is_new: bool) -> Any:
         counts = {**product.report, **product.details, "notes": self.context.notes}
