@@ -205,15 +205,16 @@ class Run:
         self._end_attempts()
         product = kind.product(self.partial.entries)
         self.context.note(*product.report.get("notes", ()))
+        plan = kind.plan
         provenance = {
-            "plan": kind.plan, "report": product.report, "notes": self.context.notes, **self._described_sources(),
+            "plan": plan, "report": product.report, "notes": self.context.notes, **self._described_sources(plan),
             **product.provenance,
         }  # fmt: skip
         fingerprint = self.partial.publish(product.fields, self.base, provenance, product.files)
         return self._report(product, fingerprint, is_new=True)
 
-    def _described_sources(self) -> dict[str, Any]:
-        described = describe_sources(self.context.files, self.kind.plan["sources"])
+    def _described_sources(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        described = describe_sources(self.context.files, plan["sources"])
         if self.base is None:
             return described
         choice = {} if self._same_source is None else {"same_source": self._same_source}
