@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from millrace.cli.printing import print_note, size
+from millrace.prepare.progress import SURVEYS
 
-EVERY_S = 5.0
+EVERY_S, FIRST_S = 5.0, 1.0  # between two lines, and before the first
 NOUNS = {"read": "part", "measure": "entity group", "write": "shard"}  # of the stages of a table
 SEPARATOR = ", "
 AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line besides bar and facts: stage, per cent, time left
@@ -20,12 +21,14 @@ AROUND = 7 + 1 + 1 + 4 + 1 + 7 + 1  # characters of a line besides bar and facts
 class TextProgress:
     """Called as (stage, done, total, facts); stage "read" counts bytes, "lines" parts, "write" shards.
 
+    Stages "find" and "survey" count files before that; how many there are is not known while they are found (total 0).
     A call whose facts say that a stage ``begins`` holds what an earlier run did of it. Before all stages
     come "note", for the user to read, and "room": bytes of disk that may be needed, and that are free.
     """
 
     def __init__(self) -> None:
-        self._started = self._said = self._stage_began = time.monotonic()
+        self._started = self._stage_began = time.monotonic()
+        self._said = self._started - EVERY_S + min(FIRST_S, EVERY_S)
         self._bar: Any = None
         self._task: Any = None
         self._stage = ""
@@ -64,13 +67,18 @@ class TextProgress:
                 print_note(f"about {size(done)} of disk may be needed, {size(total)} are free; it may not be enough")
             return
         if stage != self._stage:
+            if self._bar is not None and self._stage in SURVEYS:
+                self._bar.remove_task(self._task)
             begins = facts.get("begins", False)
             self._stage, self._started = stage, time.monotonic() if begins else self._stage_began
             self._done, self._before = (done, facts) if begins else (0, {})
             if self._bar is not None:
-                self._task = self._bar.add_task(stage, total=total, facts="")
+                self._task = self._bar.add_task(stage, total=total or None, facts="")
         self._stage_began = time.monotonic()  # the next stage begins at the last call of this one
-        shown = [f"{size(done)} sent"] if stage == "push" else self._facts(stage, done, facts)
+        if stage in SURVEYS:
+            shown = [f"{done:,} files"]
+        else:
+            shown = [f"{size(done)} sent"] if stage == "push" else self._facts(stage, done, facts)
         if self._bar is not None:
             width = self._bar.console.width
             text = fit_facts(shown, width - _bar_width(width) - AROUND)
@@ -79,7 +87,8 @@ class TextProgress:
             self._said = time.monotonic()
             left = (time.monotonic() - self._started) * (total - done) / max(done - self._done, 1)
             when = f", about {left:.0f} s left" if done > self._done else ""
-            print_note(f"{stage}: {done / max(total, 1):.0%}, {SEPARATOR.join(shown)}{when}")
+            share = [f"{done / max(total, 1):.0%}"] if total or stage not in SURVEYS else []
+            print_note(f"{stage}: {SEPARATOR.join([*share, *shown])}{when if share else ''}")
 
     def _facts(self, stage: str, done: int, facts: Mapping[str, Any]) -> list[str]:
         """Facts to show, the most important first."""

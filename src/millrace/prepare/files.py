@@ -58,14 +58,17 @@ def find_files(
     given: Mapping[str, InputFile] | None = None,
     exclude: Sequence[str] = (),
     describe: Describe | None = None,
+    count_found: Callable[[int], None] | None = None,
 ) -> Found:
     """Every file of the arguments, before any work is done; from folders, those that ``is_known``.
 
     ``avoid``: folders (real paths) without input, such as the output. ``stage``: the folder that files of URLs come to.
     ``given``: files that stand for an argument.
     ``exclude``: patterns of files and folders to leave out (``exclude.py``). ``describe``: what knows a file again.
+    ``count_found`` is called with the number of files after each.
     """
     finder = _Finder(is_known, expected, avoid, Exclude(exclude), describe or describe_file)
+    finder.count_found = count_found
     given = given or {}
     named = [Path(path).parent for path in paths if not os.path.isdir(path) and os.path.lexists(path)]
     shared = len(Path(os.path.commonpath(named)).parts) if len({path.is_absolute() for path in named}) == 1 else 0
@@ -124,6 +127,7 @@ class _Finder:
         self._known: dict[object, tuple[str, bool]] = {}  # identity or name -> (name, whether the user named it)
         self._endings: Counter[str] = Counter()
         self._left: dict[str, dict[str, None]] = {}  # by reason, names in their order
+        self.count_found: Callable[[int], None] | None = None
 
     def take_all(self, argument: str, depth: int) -> None:
         is_named = os.path.lexists(argument) and not os.path.isdir(argument)
@@ -170,6 +174,8 @@ class _Finder:
         folders = self._parts(os.path.dirname(path))[depth:]
         found = self._describe(path, self._expected, status)
         self.files.append(msgspec.structs.replace(found, folders=folders) if folders else found)
+        if self.count_found is not None:
+            self.count_found(len(self.files))
 
     def _expand(self, argument: str) -> list[str]:
         if os.path.isdir(argument):

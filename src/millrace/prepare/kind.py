@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from millrace.prepare.engines.engine import Engine, Function
 from millrace.prepare.plan import differences
-from millrace.prepare.progress import Progress
+from millrace.prepare.progress import EVERY, Progress
 from millrace.prepare.quarantine import Skips
 from millrace.prepare.stored_sources import File, StoredSources
 from millrace.store.layout import Column
 from millrace.store.shard import ShardEntry
 from millrace.store.snapshot import Base
 
+Item = TypeVar("Item")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -53,6 +54,18 @@ class Context:
                 raise NothingNew
         self.files[:] = fresh
         return fresh
+
+    def watched(self, files: Iterable[Item], total: int) -> Iterator[Item]:
+        """The files one by one as they are looked into, with progress."""
+        for number, file in enumerate(files):
+            if number and number % EVERY == 0:
+                self.progress("survey", number, total, {})
+            yield file
+
+    def count_found(self, number: int) -> None:
+        """Shows how many files were found."""
+        if number % EVERY == 0:
+            self.progress("find", number, 0, {})
 
     @property
     def sources(self) -> Path:
@@ -119,6 +132,10 @@ class Kind(Protocol):
 
     def earlier(self, line: int) -> Earlier:
         """What the first run (0) or the last one (-1) of the finished store said."""
+
+    def nothing_added(self, report: Any) -> Any:
+        """The report of an append that adds nothing, from that of the last run."""
+        return report
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
         """How the plan of a finished store differs from this one."""

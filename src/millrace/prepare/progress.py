@@ -12,7 +12,16 @@ from typing import Any, TextIO
 from millrace.terminal import printable
 
 Progress = Callable[[str, int, int, Mapping[str, Any]], None]  # stage, done, total, facts
-STAGES = {"lines": "finding repeats", "read": "reading", "fit": "scaling", "write": "writing", "push": "sending"}
+EVERY = 100  # files between two calls of the stages that count files
+# Before there is a plan. How many files there are is not known while they are found: ``total`` is 0.
+SURVEYS = {"find": "finding files", "survey": "looking into files"}
+STAGES = SURVEYS | {
+    "lines": "finding repeats",
+    "read": "reading",
+    "fit": "scaling",
+    "write": "writing",
+    "push": "sending",
+}
 
 
 def is_watched(stream: TextIO | None) -> bool:
@@ -34,8 +43,8 @@ class ProgressLine:
     def __call__(self, stage: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
         if stage == "note":
             self._replace(printable(f"note: {facts['note']}") + "\n")
-        elif stage in STAGES and total:
-            text = f"{STAGES[stage]}: {min(done / total, 1):.0%}"
+        elif stage in STAGES and (total or stage in SURVEYS):
+            text = f"{STAGES[stage]}: " + (f"{min(done / total, 1):.0%}" if total else f"{done:,}")
             if text != self._shown:
                 self._replace(text)
                 self._shown = text

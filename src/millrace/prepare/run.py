@@ -205,15 +205,16 @@ class Run:
         self._end_attempts()
         product = kind.product(self.partial.entries)
         self.context.note(*product.report.get("notes", ()))
+        plan = kind.plan
         provenance = {
-            "plan": kind.plan, "report": product.report, "notes": self.context.notes, **self._described_sources(),
+            "plan": plan, "report": product.report, "notes": self.context.notes, **self._described_sources(plan),
             **product.provenance,
         }  # fmt: skip
         fingerprint = self.partial.publish(product.fields, self.base, provenance, product.files)
         return self._report(product, fingerprint, is_new=True)
 
-    def _described_sources(self) -> dict[str, Any]:
-        described = describe_sources(self.context.files, self.kind.plan["sources"])
+    def _described_sources(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        described = describe_sources(self.context.files, plan["sources"])
         if self.base is None:
             return described
         choice = {} if self._same_source is None else {"same_source": self._same_source}
@@ -228,7 +229,8 @@ class Run:
         except (OSError, ValueError):
             begun = {"sources": last.plan.get("sources")}
         self.partial.close(remove=begun.get("sources") == last.plan.get("sources"))
-        return self._unchanged(self.base.manifest.fingerprint, last.report)
+        report = self.kind.nothing_added(last.report or self.kind.earlier(0).report)
+        return self._unchanged(self.base.manifest.fingerprint, report)
 
     def _report(self, product: Product, fingerprint: str, *, is_new: bool) -> Any:
         counts = {**product.report, **product.details, "notes": self.context.notes}

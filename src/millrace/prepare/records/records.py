@@ -155,6 +155,9 @@ class Records(Kind):
     def earlier(self, line: int) -> Earlier:
         return read_run(self.context.out, line)
 
+    def nothing_added(self, report: RecordReport) -> RecordReport:
+        return msgspec.structs.replace(report, records={}, rows={}, shards={}, bytes=0, dropped={}, notes=[])
+
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
         return plan_changes(plan, self.plan, "options", RECORD_FORMS)
 

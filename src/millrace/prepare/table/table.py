@@ -120,7 +120,7 @@ class Table(Kind):
     def survey(self) -> None:
         options, listed = self._options, find_tables(self._inputs, self.context)
         self.context.note(*listed.notes)
-        self._found = survey(listed._replace(files=self.context.new_files(listed.files)), options)
+        self._found = survey(listed._replace(files=self.context.new_files(listed.files)), options, self.context.watched)
         schema = self._found.schema
         grid_step(options.freq, schema)
         if options.calendar and schema.time_unit is None:

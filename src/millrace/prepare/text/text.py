@@ -117,13 +117,14 @@ class Text(Kind):
             stage=context.sources,
             given=given,
             exclude=self._exclude,
+            count_found=context.count_found,
         )
         self.context.note(*notes)
         sources = context.new_files(sources)
         without = next((source for source in sources if source.format == "text"), None)
         if self._reading.mask_field is not None and without is not None:
             raise ConfigError(f"--mask-field: {without.path!r} is plain text; only JSONL, CSV and Parquet have fields")
-        self._sources = check_headers(sources, self._reading)
+        self._sources = check_headers(sources, self._reading, context.watched)
 
     def _stdin(self) -> Any:
         if self.context.append or not (self.context.out / "store.json").exists():
@@ -146,6 +147,11 @@ class Text(Kind):
         made, fingerprint = found[line], found[line].get("fingerprint")
         report = existing_report(self.context.out, fingerprint or "", made.get("report", {}))
         return Earlier(fingerprint, made.get("plan") or {}, report)
+
+    def nothing_added(self, report: TextReport) -> TextReport:
+        return TextReport(
+            report.path, report.fingerprint, False, {}, {}, {}, {}, 0, 0, 0.0, report.tokenizer, report.encoder
+        )
 
     def changes(self, plan: Mapping[str, Any]) -> list[str]:
         return plan_changes(recipe.store_plan(plan), recipe.store_plan(self.plan), "shards", TEXT_FORMS)

@@ -51,7 +51,7 @@ def survey(paths: Sequence[str], exclude: Sequence[str], context: Context, optio
         sources = every if len(fresh) == len(files) else _labelled_alike(kind, every, kind.sources(fresh, options)[0])
     else:
         sources = context.new_files(every)
-    outlines = [(source, _outline(kind, source, options)) for source in sources]
+    outlines = [(source, _outline(kind, source, options)) for source in context.watched(sources, len(sources))]
     empty = [source.path for source, outline in outlines if not outline.pieces]
     used = [(source, outline) for source, outline in outlines if outline.pieces]
     if not used:
@@ -89,7 +89,9 @@ def _find(
 
     expected = asked.expected if asked is not None else f"records: {', '.join(FORMATS)}"
     places: Any = {"avoid": context.own_folders, "stage": context.sources}
-    found = find_files(paths, is_known, expected, **places, exclude=exclude, describe=_describe)
+    found = find_files(
+        paths, is_known, expected, **places, exclude=exclude, describe=_describe, count_found=context.count_found
+    )
     name = options.format or guess([file.path for file in found.files])
     notes = list(found.notes)
     if options.format is None:

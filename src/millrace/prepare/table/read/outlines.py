@@ -6,7 +6,7 @@ Files that cannot be used are listed together in one error, or skipped with ``--
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,7 +34,9 @@ class FileOutline(msgspec.Struct):
 
 
 def outline_files(
-    sources: Sequence[TableSource], options: TableOptions
+    sources: Sequence[TableSource],
+    options: TableOptions,
+    watched: Callable[[Iterable[Any], int], Iterable[Any]],
 ) -> tuple[list[FileOutline], dict[int, str], Skips]:
     """The files that can be used; by number why others are skipped, and their rows. Without ``skip`` these are refused."""
 
@@ -48,7 +50,7 @@ def outline_files(
         outlines = [outline(source) for source in sources]
     else:
         with ThreadPoolExecutor(min(8, num_cores())) as pool:
-            outlines = list(pool.map(outline, sources))
+            outlines = list(watched(pool.map(outline, sources), len(sources)))
     errors = [error for error in outlines if isinstance(error, SourceError)]
     reasons = _reasons(outlines, options)
     if errors and (options.on_error == "stop" or len(reasons) == len(sources)):

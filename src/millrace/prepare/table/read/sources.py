@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -58,16 +58,23 @@ class Survey(msgspec.Struct, frozen=True):
 def find_tables(inputs: Inputs, context: Context) -> Found:
     """The files, but for those of the run itself."""
     places: Any = {"avoid": context.own_folders, "stage": context.sources}
-    return find_files(inputs.paths, table_file.format_of, "Parquet or CSV", **places, exclude=inputs.exclude)
+    return find_files(
+        inputs.paths,
+        table_file.format_of,
+        "Parquet or CSV",
+        **places,
+        exclude=inputs.exclude,
+        count_found=context.count_found,
+    )
 
 
-def survey(found: Found, options: TableOptions) -> Survey:
-    """Reads all footers and headers, and agrees on a schema."""
+def survey(found: Found, options: TableOptions, watched: Callable[[Iterable[Any], int], Iterable[Any]]) -> Survey:
+    """Reads all footers and headers, and agrees on a schema. ``watched`` gives files one by one, with progress."""
     arrow()
     sources = table_file.with_partitions(found.files, options.delimiter, options.encoding, options.decimal)
     if FILE_NAME in options.entity:
         _refuse_equal_stems(sources)
-    outlines, skipped, skips = outline_files(sources, options)
+    outlines, skipped, skips = outline_files(sources, options, watched)
     transform = load_function(options.transform, "--transform")
     if not any(outline.has_rows for outline in outlines):
         which = "the only file," if len(outlines) == 1 else f"each of the {len(outlines)} files, such as"

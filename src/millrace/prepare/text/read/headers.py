@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -15,13 +15,15 @@ from millrace.prepare.text.read.records import Bad, MissingText, check_parquet
 from millrace.prepare.text.read.sources import Source, SourceSlice
 
 
-def check_headers(sources: Sequence[Source], options: ReadOptions) -> list[Source]:
+def check_headers(
+    sources: Sequence[Source], options: ReadOptions, watched: Callable[[Iterable[Source], int], Iterable[Source]]
+) -> list[Source]:
     """The sources. With ``--on-error skip``, a file that cannot be used gets its ``problem``.
 
-    Else one error names all such files. Plain text has no header.
+    Else one error names all such files. Plain text has no header. ``watched`` gives the files one by one, with progress.
     """
     check_library(sources)
-    checked = [(source, _problem(source, options)) for source in sources]
+    checked = [(source, _problem(source, options)) for source in watched(sources, len(sources))]
     problems = [(source, problem) for source, problem in checked if problem is not None]
     if not problems or options.on_error != "stop":
         return [
