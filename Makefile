@@ -1,6 +1,8 @@
 # `make` runs the checks; `make test` is what CI runs on a fresh clone.
 PY := .venv/bin/python
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Where the environment forbids bytecode, every process of the tests would compile anew what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 CORE := $(wildcard src/millrace/_core/*.c src/millrace/_core/*.h)
 
 .PHONY: check setup servers test hidden sanitize valgrind demo docs bench bench-peers soak dist clean

@@ -56,12 +56,14 @@ class _PlainMap(mmap.mmap):
 if HIDDEN:
     _hide()
 
-# Fewer examples where things are hidden: what random examples find is found with the core too. A health check that
-# measures time fails on a machine that others use.
+# A health check that measures time fails on a machine that others use.
 hypothesis.settings.register_profile(
     "millrace", deadline=None, database=None, print_blob=True, derandomize=False,
-    max_examples=300 if IS_SOAK else 20 if HIDDEN else 60, suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    max_examples=300 if IS_SOAK else 60, suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )  # fmt: skip
+# One seed draws the same examples every time: half of them will do, and all are for soaks. Fewer still where things are
+# hidden: what random examples find is found with the core too.
+EXAMPLES = 1.0 if IS_SOAK else 0.15 if HIDDEN else 0.5
 hypothesis.settings.load_profile("millrace")
 # Else it also draws constants of whatever modules are loaded: a test alone would have other examples than among others.
 providers._get_local_constants = lambda: providers._local_constants
@@ -111,10 +113,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "seed" in getattr(item, "fixturenames", ()) and "seed" not in params:
             item.add_marker("seeded")
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    for test in {item.obj for item in functions}:
+        _draw_fewer(test, "_hypothesis_internal_use_settings")
+    for machine in {item.cls for item in functions}:
+        _draw_fewer(machine, "settings")
     left_out = [item for item in items if _is_left_out(item)]
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _draw_fewer(test: object, name: str) -> None:
+    settings = getattr(test, name, None)
+    if isinstance(settings, hypothesis.settings):
+        setattr(test, name, hypothesis.settings(settings, max_examples=max(3, round(EXAMPLES * settings.max_examples))))
 
 
 def _is_left_out(item: pytest.Item) -> bool:

@@ -15,7 +15,7 @@ from millrace.native import core
 
 pytestmark = pytest.mark.needs_core
 SCRIPT = Path(__file__).parent / "fuzz_core.py"
-CALLS = int(os.environ.get("MILLRACE_FUZZ", "6000"))  # `make sanitize` makes more
+CALLS = int(os.environ.get("MILLRACE_FUZZ", "4000"))  # `make sanitize` makes more
 
 
 @pytest.mark.parametrize("seed", [1, 2])
