@@ -254,7 +254,7 @@ class Cache:
                     if os.path.isdir(path):  # nothing of ours
                         platform.remove(path)
                     platform.rename(aside, path)
-                self._checked.note(file.key, os.lstat(path))
+                    self._checked.note(file.key, os.lstat(path))
             except BaseException:
                 with contextlib.suppress(OSError):
                     platform.remove(aside)

@@ -54,7 +54,8 @@ def placed(contents: Contents, there: Contents | None, push: str) -> Contents:
     """The store as this push lays it: shards that the URL has in ``there`` stay where they are."""
     numbers_there: dict[tuple[str, bytes, bytes], list[int]] = {}
     if there is not None:
-        for key, number in zip(there.shard_keys(), there.table[:, 1].tolist(), strict=True):
+        shards = list(zip(there.shard_keys(), there.table[:, 1].tolist(), strict=True))
+        for key, number in reversed(shards):  # of equal ones the first is taken first
             numbers_there.setdefault(key, []).append(number)
     taken = {number for numbers in numbers_there.values() for number in numbers}
     first = FIRST_PUSHED + int(push, 16) % (manifests.MAX_NUMBER - 2 * manifests.MAX_SHARDS)
@@ -63,7 +64,7 @@ def placed(contents: Contents, there: Contents | None, push: str) -> Contents:
     numbers = np.zeros(len(contents.table), "<u8")
     for shard, key in enumerate(contents.shard_keys()):
         same = numbers_there.get(key)
-        numbers[shard] = same.pop(0) if same else first + shard
+        numbers[shard] = same.pop() if same else first + shard
     return contents.renumbered(numbers, f"shards-{push}.bin", f"hashes-{push}.bin")
 
 
@@ -81,9 +82,11 @@ def reclaim(objects: Objects, pushes: Collection[str], names: Iterable[str]) -> 
         needed = _needed(objects)
         numbers = {name: found[1] for name in names if (found := _SHARD_FILE.fullmatch(name))}
         files = [name for name, number in numbers.items() if int(number) >= FIRST_PUSHED]
-        tables = [name for push in pushes for name in beside_shards(push)]
-        objects.remove_all([name for name in (*files, *tables) if name not in needed])
-        objects.remove_all([mark_of(push) for push in pushes])
+        objects.remove_all([name for name in files if name not in needed])
+        for push in pushes:
+            for name in (*beside_shards(push), mark_of(push)):
+                if name not in needed:
+                    objects.remove(name)  # one by one: not all of them need be there
 
 
 def _needed(objects: Objects) -> set[str]:
