@@ -1,6 +1,11 @@
 """``python -m millrace`` is the command ``millrace``."""
 
-from millrace.cli import main
+import sys
 
-if __name__ == "__main__":
-    main()
+try:
+    from millrace.cli import main
+
+    if __name__ == "__main__":
+        main()
+except KeyboardInterrupt:  # while the modules of the command line itself are imported
+    sys.exit(130)

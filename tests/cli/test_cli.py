@@ -14,6 +14,7 @@ import pytest
 import millrace as mr
 from millrace.cli import run
 from millrace.cli.app import app
+from millrace.cli.bench import write_settings
 from millrace.testing import tiny_store
 
 COMMANDS = sorted(command.name for command in app.registered_commands)
@@ -189,3 +190,49 @@ def test_version_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 
     shown = capsys.readouterr().out
     assert ("C core      in use" in shown) == platform.HAS_CORE
+
+
+# Modules in the place of real ones, which interrupt the command that imports them: twice, or once more as it ends.
+TWICE = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+finally:
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+AS_IT_ENDS = """
+import os, signal, sys, threading, time, traceback
+main = threading.main_thread().ident
+def again():
+    while not any(frame.name == "_threads_end" for frame in traceback.extract_stack(sys._current_frames()[main])):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+threading.Thread(target=again).start()
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("typer", TWICE), ("torch", TWICE), ("torch", AS_IT_ENDS)])
+def test_two_ctrl_c_while_a_command_imports_are_one_line(name, text, tmp_path):
+    (tmp_path / f"{name}.py").write_text(text)
+    command = ["train", "nano", "--store", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "millrace", *command], env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == f"interrupted; run it again with: millrace train nano --store {tmp_path}\n"
+
+
+def test_a_page_or_settings_never_replace_what_is_no_file(store: Path, tmp_path: Path, capsys) -> None:
+    """Written by rename: as root, --html /dev/null made a plain file of the device."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        assert run(["inspect", str(store), "--html", str(tmp_path / name)]) == 1
+        assert f"--html {tmp_path / name} is not the name of a file" in capsys.readouterr().err
+        with pytest.raises(mr.ConfigError, match=f"{name} is not a plain file; give another file to --write"):
+            write_settings(str(tmp_path / name), {"depth": 3})
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()

@@ -317,6 +317,7 @@ def test_a_run_of_millrace_0_1_goes_on_with_a_note(honest, whole, tokens, tmp_pa
         (("world",), "1", r"Expected `int`, got `str` - at `\$.world`"),
         (("format",), 2, "it is of step 8 in format 2, and has no hash"),
         (("feed",), [], "Expected `object`, got `array`"),
+        (("precision",), {"scaler": {}}, "precision: it has no 'skipped'"),
         (("tensors",), {"model": {"w": [1]}}, "Expected `array` of length 2"),
     ],
 )

@@ -29,9 +29,15 @@ GRACE_S = 3.0  # for threads, after Ctrl-C
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command and exits with its code."""
+    given = sys.argv[1:] if arguments is None else arguments
     streams.prepare()
+    received: list[int] = []
     try:
-        code = run(sys.argv[1:] if arguments is None else arguments)
+        code = _outcome(given, received)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one, before the line of the first is printed
+        code = _interrupted(given, received)
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
     except Exception:
         if not _has_joined_ranks():
             raise
@@ -69,8 +75,24 @@ def _leave(code: int) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
+    received: list[int] = []
     try:
-        code = _run(arguments)
+        return _outcome(arguments, received)
+    except KeyboardInterrupt:
+        return _interrupted(arguments, received)
+
+
+def _interrupted(arguments: list[str], received: list[int]) -> int:
+    """Says how to continue after Ctrl-C, or after a SIGTERM that was received; returns the exit code."""
+    if os.environ.get("RANK", "0") == "0":  # of a training run, one rank says it
+        print_note(f"interrupted; run it again with: {same_command(arguments)}")
+    return TERMINATED if received else INTERRUPTED
+
+
+def _outcome(arguments: list[str], received: list[int]) -> int:
+    """Runs one command; failures of the output are exit codes too. Ctrl-C is a ``KeyboardInterrupt``."""
+    try:
+        code = _run(arguments, received)
         sys.stdout.flush()
     except streams.OutputFailed as error:
         streams.discard_output()
@@ -82,14 +104,13 @@ def run(arguments: list[str]) -> int:
     return code
 
 
-def _run(arguments: list[str]) -> int:
-    """Runs the command, and prints its errors in one line."""
+def _run(arguments: list[str], received: list[int]) -> int:
+    """Runs the command, and prints its errors in one line; notes the SIGTERM that it received."""
     from millrace.cli.app import Abort, UsageError, app
     from millrace.cli.spellings import modern
 
-    arrived: list[int] = []
     try:
-        with _termination_interrupts(arrived) if arguments[:1] == ["prepare"] else contextlib.nullcontext():
+        with _termination_interrupts(received) if arguments[:1] == ["prepare"] else contextlib.nullcontext():
             code = app(modern(arguments), standalone_mode=False, prog_name="millrace")
         if code == INTERRUPTED:  # newer typer catches Ctrl-C itself and returns this code
             raise KeyboardInterrupt
@@ -107,10 +128,8 @@ def _run(arguments: list[str]) -> int:
             raise
         print_note(f"error: {too_long(str(error.filename or ''))}")
         return 1
-    except (KeyboardInterrupt, Abort):
-        if os.environ.get("RANK", "0") == "0":  # of a training run, one rank says it
-            print_note(f"interrupted; run it again with: {same_command(arguments)}")
-        return TERMINATED if arrived else INTERRUPTED
+    except Abort:
+        raise KeyboardInterrupt from None
 
 
 def _show_usage(error: Any) -> None:
@@ -122,14 +141,14 @@ def _show_usage(error: Any) -> None:
 
 
 @contextlib.contextmanager
-def _termination_interrupts(arrived: list[int]) -> Iterator[None]:
+def _termination_interrupts(received: list[int]) -> Iterator[None]:
     """Makes SIGTERM end the command as Ctrl-C does: workers end, and the command prints how to continue."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: object) -> None:
-        arrived.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -124,7 +124,7 @@ def write_settings(path: str, keys: dict[str, Any]) -> None:
     import tomllib
     from pathlib import Path
 
-    from millrace.errors import ConfigError
+    from millrace.errors import ConfigError, StoreCorrupt
     from millrace.store import platform
     from millrace.store.plain_file import read_plain
 
@@ -146,5 +146,7 @@ def write_settings(path: str, keys: dict[str, Any]) -> None:
             )
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; give another file to --write") from error
+    except StoreCorrupt as error:
+        raise ConfigError(f"{path} {error.problem}; give another file to --write") from error
     with platform.writing(path):
         platform.write_file(file, changed.encode(), mode=0o644)

@@ -54,7 +54,8 @@ def _write(path: str, report: Any) -> None:
     from millrace.store import platform
 
     target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
+    is_other = target.exists() and not target.is_file()  # a folder, a pipe or a device, which the rename would replace
+    if is_other or not target.parent.is_dir():
         raise ConfigError(
             f"--html {path} is not the name of a file in a folder that exists; give one such as report.html"
         )

@@ -40,7 +40,7 @@ from millrace.train.seeds import make_deterministic, seed_step
 from millrace.train.settings import Config
 from millrace.train.signals import Signals, catch
 from millrace.train.start_checks import check_batch_memory, check_columns, start_warnings
-from millrace.train.state import State, name_of
+from millrace.train.state import State, name_of, problem_of
 from millrace.train.stepper import SMALLER_STATE, Stepper
 from millrace.train.threads import set_threads
 
@@ -150,7 +150,10 @@ class Trainer:
         with memory_for(f"while loading {name}", SMALLER_STATE):
             model_state.load(self.checkpoints.folder / name, saved, self.model, self.optimizer)
         self.feed.load_state_dict(saved.feed)
-        self.precision.load(saved.precision)
+        try:
+            self.precision.load(saved.precision)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.checkpoints.damaged(name, f"precision: {problem_of(error)}") from error
         self._console.say(f"continuing {self.folder} after step {saved.step:,}")
         return saved.step
 
