@@ -140,7 +140,8 @@ class Windows(View):
     @cached_property
     def _ranks(self) -> Int64s:
         """Windows before each block of records, and in all; for all processes of a machine."""
-        return self.store.kept_table(f"windows {self.fields[0].axis} {self.span} {self.stride}", self._make_ranks)
+        shape = f"{self.fields[0].axis} {self.span} {self.stride} {RANK_RECORDS}"
+        return self.store.kept_table(f"windows {shape}", self._make_ranks)
 
     def _make_ranks(self) -> Int64s:
         blocks = [np.zeros(1, np.int64)]
