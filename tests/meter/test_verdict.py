@@ -61,6 +61,15 @@ def test_the_straggler_is_named():
     assert "rank 2" in judge(replace(KEEPS_UP, rank_s=(1, 1, 5, 1))).evidence
 
 
+def test_the_disk_of_a_straggler_is_blamed_only_where_it_waits_for_data():
+    late = judge(replace(KEEPS_UP, rank_s=(1, 1, 5, 1), rank_data_s=(0.1, 0.1, 4.0, 0.1)))
+    assert "its disk" in late.remedy
+    busy = judge(replace(KEEPS_UP, rank_s=(1, 1, 5, 1), rank_data_s=(0.1, 0.1, 0.01, 0.1)))
+    assert busy.name == late.name == "input-bound: straggler rank"
+    assert "disk" not in busy.remedy
+    assert "of which it waited 0.0001 s for data" in busy.evidence
+
+
 def test_the_gain_is_the_time_that_was_waited():
     assert judge(WAITS).gain == pytest.approx(1 / 0.7)
 

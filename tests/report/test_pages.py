@@ -14,7 +14,7 @@ import millrace as mr
 from millrace.cli import run
 from millrace.errors import ConfigError
 from millrace.report import sample
-from millrace.report.blocks import Bars, Histogram, Lines, Passages, Pictures, Report, Table
+from millrace.report.blocks import Bars, Facts, Histogram, Lines, Passages, Pictures, Report, Table
 from millrace.report.html import page
 from millrace.report.runs import run_report
 from millrace.report.stores import store_report
@@ -308,6 +308,28 @@ def test_verdicts_that_follow_each_other_share_a_row_with_what_to_change(tmp_pat
     assert run(["inspect", str(tmp_path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "10 compute-bound 20 to 30 input-bound: disk copy the store" in printed
+
+
+def test_a_line_that_says_something_else_for_once_makes_no_rows(tmp_path):
+    names = ["balanced", "compute-bound", "balanced", "balanced", "compute-bound", "balanced", "input-bound: disk"]
+    lines = [{"step": k, "verdict": name, "remedy": name[:3]} for k, name in enumerate(names, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (table,) = (block for block in blocks(run_report(tmp_path), Table) if block.rows[0][1] == "verdict")
+    assert table.rows[1:] == [
+        ("1 to 6", "balanced (2 of 6 lines said otherwise)", "bal"),
+        ("7", "input-bound: disk", "inp"),
+    ]
+
+
+def test_a_run_over_a_mixture_names_every_source(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    sources = [{"store": "/web", "weight": 3}, {"store": "/books", "weight": 0.5}]
+    values = {"config": {"data": {"sources": sources}}, "store": {"path": "/web", "fingerprint": "ab" * 16}}
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    facts = dict(next(block for block in blocks(run_report(tmp_path), Facts)).rows)
+    assert facts["source 1"] == f"/web, fingerprint {'ab' * 16}, weight 3"
+    assert facts["source 2"] == "/books, weight 0.5"
+    assert "store" not in facts
 
 
 def test_sections_without_anything_are_left_out(tmp_path, capsys):

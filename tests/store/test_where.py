@@ -238,3 +238,17 @@ def test_large_integers_are_compared_as_numpy_compares_them():
     for value in (2**53 + 1, 2.0**53, 2.0**63, 2**63, -(2**63), 7.0, 7.5):
         assert store.where(f"n in ({value}, 1)").chosen.tolist() == np.flatnonzero(numbers == value).tolist()
         assert store.where(f"n == {value}").chosen.tolist() == np.flatnonzero(numbers == value).tolist()
+
+
+def test_a_missing_value_is_chosen_neither_by_a_condition_nor_by_its_opposite(events):
+    """As the guide says: ``not`` turns comparisons round."""
+    missing = {k for k, record in enumerate(records_of(events)) if math.isnan(record["weight"])}
+    everything = set(range(events.num_records))
+    assert missing
+    for text in ("weight > 3", "weight == 2", "weight in (2, 0.8)", "0 < weight <= 3", "weight == weight"):
+        chosen, others = (set(events.where(spelling).chosen.tolist()) for spelling in (text, f"not ({text})"))
+        assert chosen | others == everything - missing
+        assert not chosen & others
+    assert set(events.where("weight == weight").chosen.tolist()) == everything - missing
+    for text in ("weight != 2", "weight not in (2,)", "not weight not in (2,)", "not weight != weight"):
+        assert not missing & set(events.where(text).chosen.tolist())

@@ -140,6 +140,8 @@ def test_a_rank_whose_data_is_late_is_named_beside_long_forward_passes():
     found = judge(Reading(counted, (0.0, 1.5), (1.0, 1.0)).since(None, 3))
     assert found.name == "input-bound: straggler rank"
     assert "rank 1 took 0.05 s per step of its own, the usual rank 0.02 s" in found.evidence
+    assert "its disk" in found.remedy
+    assert "not its data" in judge(Reading(counted, (0.01, 0.0), (0.1, 1.8)).since(None, 1)).remedy
     even = judge(Reading(counted, (0.1, 0.0), (0.8, 0.8)).since(None, 3))
     assert even.name == "compute-bound"
 

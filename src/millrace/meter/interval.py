@@ -56,6 +56,8 @@ class Interval:
     """The loop waited for a device busy with earlier steps: it computes as fast as it can. Not part of ``get_s``."""
     rank_s: tuple[float, ...] = ()
     """Of each rank: time of its own, before it met the others. One that is far above the rest holds them all up."""
+    rank_data_s: tuple[float, ...] = ()
+    """Of each rank: the part of that time in which it waited for data. If that is little, its disk is not the reason."""
 
     def rates(self) -> dict[str, float]:
         """The counters of the feed per second, as ``feed_NAME``; ``feed_rest`` is the share of their time that workers rested."""
@@ -77,6 +79,8 @@ class Interval:
         for name in COUNTED:
             now, before = getattr(self, name), getattr(earlier, name)
             changes[name] = now if now is None or before is None else now - before
-        if len(earlier.rank_s) == len(self.rank_s):
-            changes["rank_s"] = tuple(now - before for now, before in zip(self.rank_s, earlier.rank_s, strict=True))
+        for name in ("rank_s", "rank_data_s"):
+            times, were = getattr(self, name), getattr(earlier, name)
+            if len(were) == len(times):
+                changes[name] = tuple(now - before for now, before in zip(times, were, strict=True))
         return replace(self, **changes)

@@ -148,9 +148,14 @@ def _straggler(found: Interval) -> Verdict | None:
     if lost < INPUT_SHARE:
         return None
     evidence = f"rank {rank} took {slowest / found.batches:.3g} s per step of its own, the usual rank {usual / found.batches:.3g} s"
-    return _input_bound(
-        "straggler rank", lost, evidence, f"look at the machine of rank {rank}: its disk, cores and heat"
-    )
+    causes = "its disk, cores and heat"
+    if len(found.rank_data_s) == len(found.rank_s):
+        waited = found.rank_data_s[rank]
+        # More than half of what it takes longer: then it is the data that it waits for.
+        is_late = waited - statistics.median_low(found.rank_data_s) > (slowest - usual) / 2
+        evidence += f", of which it waited {waited / found.batches:.3g} s for data"
+        causes = "its disk, or what its feed waits for" if is_late else "its cores and heat, not its data"
+    return _input_bound("straggler rank", lost, evidence, f"look at the machine of rank {rank}: {causes}")
 
 
 def _held(found: Interval) -> float | None:

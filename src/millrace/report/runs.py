@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,12 +52,26 @@ def run_report(path: str | os.PathLike[str]) -> Report:
     return Report(title, subtitle, [*_verdicts(numbers), *sections])
 
 
+class _Judged(NamedTuple):
+    """A row of the table of verdicts."""
+
+    first: int  # step
+    last: int
+    said: str
+    remedy: str
+    lines: int
+    others: int  # of these lines, those that said something else
+
+    def says(self, other: _Judged) -> bool:
+        return (self.said, self.remedy) == (other.said, other.remedy)
+
+
 class _Numbers:
     """Every number of metrics.jsonl by its name, as steps and values; and what it says in words about a verdict."""
 
     def __init__(self, path: Path) -> None:
         self.curves: dict[str, tuple[array[float], array[float]]] = {}
-        self.verdicts: list[tuple[int, int, str, str]] = []  # first and last step, verdict, what to change
+        self.verdicts: list[_Judged] = []
         self.num_lines = self.last_step = 0
         for line in _lines(path):
             step = line.get("step")
@@ -71,11 +85,16 @@ class _Numbers:
                     self._add(name, step, value)
 
     def _judged(self, step: int, said: str, remedy: str) -> None:
-        """Lines that say the same as the one before share a row."""
-        first = step
-        if self.verdicts and self.verdicts[-1][2:] == (said, remedy):
-            first = self.verdicts.pop()[0]
-        self.verdicts = [*self.verdicts[-9:], (first, step, said, remedy)]
+        """Lines that say the same as the one before share a row, also across one line that says something else."""
+        row = _Judged(step, step, said, remedy, 1, 0)
+        rows = self.verdicts
+        if len(rows) > 1 and rows[-1].lines == 1 and rows[-2].says(row):
+            others = rows.pop()
+            rows[-1] = rows[-1]._replace(lines=rows[-1].lines + 1, others=rows[-1].others + others.others + 1)
+        if rows and rows[-1].says(row):
+            before = rows.pop()
+            row = before._replace(last=step, lines=before.lines + 1)
+        self.verdicts = [*rows[-9:], row]
 
     def _add(self, name: str, step: int, value: float) -> None:
         if name not in self.curves and len(self.curves) >= MOST_NAMES:
@@ -129,10 +148,23 @@ def _summary(folder: Path, numbers: _Numbers, starts: list[Mapping[str, Any]]) -
     try:
         values = load_json(read_plain(str(folder / RUN), follow=True), RUN)
         facts += [(key, str(values[key])) for key in ("device", "ranks", "threads") if key in values]
-        facts += [("store", f"{values['store']['path']}, fingerprint {values['store']['fingerprint']}")]
+        facts += _stores(values)
     except (StoreError, KeyError, TypeError):
         pass
     return Section("Summary", "", [Facts(facts)])
+
+
+def _stores(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The store of a run, or each source of a mixture with its weight; only the first has its fingerprint there."""
+    first = f"{values['store']['path']}, fingerprint {values['store']['fingerprint']}"
+    sources = values.get("config", {}).get("data", {}).get("sources", [])
+    if len(sources) < 2:
+        return [("store", first)]
+    paths = [first, *(str(source["store"]) for source in sources[1:])]
+    return [
+        (f"source {k}", f"{path}, weight {source['weight']:g}")
+        for k, (path, source) in enumerate(zip(paths, sources, strict=True), 1)
+    ]
 
 
 def _curves(numbers: _Numbers, marks: list[float]) -> Section:
@@ -174,6 +206,7 @@ def _verdicts(numbers: _Numbers) -> list[Section]:
     if not numbers.verdicts:
         return []
     table: list[tuple[str, ...]] = [("steps", "verdict", "what to change")]
-    for first, last, said, remedy in numbers.verdicts:
-        table.append((f"{first:,}" if first == last else f"{first:,} to {last:,}", said, remedy))
+    for first, last, said, remedy, lines, others in numbers.verdicts:
+        doubt = f" ({others:,} of {lines:,} lines said otherwise)" if others else ""
+        table.append((f"{first:,}" if first == last else f"{first:,} to {last:,}", said + doubt, remedy))
     return [Section("Verdict", "What limits the run, the newest last.", [Table(table)])]

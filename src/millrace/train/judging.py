@@ -111,4 +111,5 @@ class Reading(NamedTuple):
             forward = tuple(now - was for now, was in zip(forward, before.forward_s, strict=True))
         fit = min((counted.seconds - d) / f for d, f in zip(data, forward, strict=True)) if all(forward) else passes
         times = min(passes, max(fit, 1.0)) if passes else 0
-        return replace(counted, rank_s=tuple(d + times * f for d, f in zip(data, forward, strict=True)))
+        own = tuple(d + times * f for d, f in zip(data, forward, strict=True))
+        return replace(counted, rank_s=own, rank_data_s=data)
