@@ -210,12 +210,17 @@ def test_a_loop_may_change_streams_between_batches_of_a_slot():
 
 
 class LateGpu(SlowGpu):
-    """A GPU that needs its time for every copy somebody waits for, and says how much of it in all."""
+    """A GPU that needs its time for every copy somebody waits for while the loop waits too, and says how much in all."""
 
     late_s = 0.0
 
+    def __init__(self):
+        super().__init__()
+        self.is_awaited = threading.Event()
+
     def synchronize(self, event):
         if not self.has_come(event):
+            assert self.is_awaited.wait(60)
             time.sleep(0.02)
             self.late_s += 0.02
         super().synchronize(event)
@@ -230,8 +235,11 @@ def test_waiting_for_a_gpu_that_is_behind_is_told_apart_from_waiting_for_data(gr
     ring = DeviceSlots(Program.of(feed.line(0, None), group), gpu, count=None, depth=DEPTH, workers=workers)
     began = time.perf_counter()
     for number in range(60):
+        gpu.is_awaited.set()
         ring.take(number)
+        gpu.is_awaited.clear()
     taken = time.perf_counter() - began
+    gpu.is_awaited.set()
     counters = ring.report()  # what a copy takes is counted apart
     assert gpu.late_s > 0
     assert counters.behind_s + counters.transfer_s > 0.2 * gpu.late_s / workers  # as many threads wait at a time
