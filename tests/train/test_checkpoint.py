@@ -148,6 +148,7 @@ def test_no_room_for_shards_says_so_and_leaves_none(tokens, tmp_path, start):
         pytest.skip(str(reason))
 
 
+@pytest.mark.filterwarnings("ignore:.*latest names step")
 def test_shards_are_of_one_step_though_training_goes_on(tokens, tmp_path, start):
     """Saved after every step, beside the training: each checkpoint is that of an undisturbed run without shards."""
     changes = {"train__max_steps": 6, "train__precision": "fp64", "optimizer__decay_steps": 6}

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.cli import run as millrace
 from millrace.cli.explain import explain_run, last_step
 from millrace.feed import journal
 from millrace.report.runs import run_report
@@ -352,3 +353,19 @@ def test_steps_and_positions_fit_after_starts_with_other_batches(honest, tokens,
     for _ in range(2):
         train(config_of(tokens, train__max_steps=16, **CHANGES), run)
     assert read_run(run).threads == 1
+
+
+def test_a_latest_that_is_not_the_newest_is_said(honest, tmp_path, capsys):
+    """A flipped bit may name another checkpoint that is there; so does somebody who wants the earlier one."""
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    (run / "checkpoints/latest").write_text("step-00000006\n")
+    with pytest.warns(
+        UserWarning, match=r"latest names step-00000006, so this is its model, though step-00000008 is there"
+    ):
+        assert load_model(run).step == 6
+    assert millrace(["forecast", str(run), "--out", str(tmp_path / "x.csv")]) == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("note: ")
+    assert "though step-00000008 is there" in first
+    assert last.startswith("error: the run trained 'gpt'")

@@ -120,12 +120,18 @@ def training_extras() -> Iterator[None]:
 
 def load_trained(run: str, checkpoint: str, model: str | None, store: str | None) -> Any:
     """The trained model of a run folder."""
+    import warnings
     from pathlib import Path
 
+    from millrace.cli.printing import print_note
     from millrace.train.open_run import load_model
 
-    with training_extras():
-        return load_model(Path(run), checkpoint, own=model, store=store)
+    with training_extras(), warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UserWarning)
+        trained = load_model(Path(run), checkpoint, own=model, store=store)
+    for note in noted:
+        print_note(f"note: {note.message}")
+    return trained
 
 
 Compress = Annotated[

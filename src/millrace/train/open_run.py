@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,12 @@ def load_model(
     name = checkpoints.pick(checkpoint)
     if name is None:
         raise ConfigError(f"{run} has no {checkpoint} checkpoint yet; run millrace train until its first one")
+    if checkpoint == "latest" and (newest := checkpoints.names()[-1]) != name:
+        warnings.warn(
+            f"{checkpoints.folder / checkpoint} names {name}, so this is its model, though {newest} is there too; "
+            f"write {newest} into that file unless you chose the earlier one",
+            stacklevel=3,
+        )
     pinned = data.open_pinned(store or found.store, found.fingerprint)
     model = data.build_model(found.config, pinned, data.training_view(pinned, found.config))
     saved = checkpoints.check(name)
