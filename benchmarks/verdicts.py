@@ -29,7 +29,16 @@ from millrace.meter.interval import Interval
 from millrace.meter.verdict import judge
 from millrace.testing.device import paced_gpu
 from millrace.testing.servers import RedisServer
-from millrace.testing.slow import Ranks, holding_transform, queue_worker, same, slow_disk, slow_gather, slow_transform
+from millrace.testing.slow import (
+    Ranks,
+    holding_transform,
+    python_transform,
+    queue_worker,
+    same,
+    slow_disk,
+    slow_gather,
+    slow_transform,
+)
 
 WARM, COUNTED = 10, 60  # batches
 BOUND = {
@@ -37,7 +46,7 @@ BOUND = {
 }
 STAGES = {**BOUND, "compute": "compute-bound"}
 FORMS = {
-    "disk": ("cold",), "gather": ("sleep",), "transform": ("one thread", "threads", "process", "holds the GIL"),
+    "disk": ("cold",), "gather": ("sleep",), "transform": ("one thread", "threads", "process", "holds the GIL", "plain Python"),
     "transfer": ("simulated GPU",), "queue": ("Redis",), "straggler rank": ("its compute", "its data"),
     "compute": ("one thread", "process", "simulated GPU", "Redis", "ranks", "cold"),
 }  # fmt: skip
@@ -109,6 +118,8 @@ class Bench:
                 return self._loop(case.step_s, transform=same, workers=1)
         if form == "holds the GIL":
             return self._loop(case.step_s, transform=holding_transform(make_s), workers=2)
+        if form == "plain Python":
+            return self._loop(case.step_s, transform=python_transform(make_s), workers=2)
         workers = 2 if form == "threads" else 1
         options = {"workers": workers, "processes": form == "process"}
         return self._loop(case.step_s, transform=slow_transform(make_s * workers), **options)

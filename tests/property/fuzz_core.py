@@ -217,6 +217,7 @@ class Fuzz:
             "turns": lambda: (core.turns, (np.array([1 << 15, 0, 30_000, 2768]),)),
             "mark_documents": lambda: (core.mark_documents, self.marks()),
             "num_maps": lambda: (core.num_maps, ()),
+            "lock_wait": lambda: (core.lock_wait, ()),
             "Map": self.map,
             "Column": lambda: (rng.choice((self.column().give, self.column().missing)), (np.array([0, 4]), np.array([3, 9]))),
             "Column.give": lambda: (self.column().give, (rng.randrange(3), np.arange(6.0))),

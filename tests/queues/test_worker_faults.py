@@ -325,3 +325,12 @@ def test_a_slow_worker_delays_one_batch_and_is_named(server, train, start_worker
     ]
     (held / "hold").unlink()
     trainer.take_from_workers(5)
+
+
+def test_a_trainer_says_that_its_last_worker_has_gone(server, train, work, caplog):
+    worker = work(server.url)
+    trainer = train(server.url)
+    trainer.take_from_workers(3)
+    worker.is_over = True
+    until(lambda: "run exp1 has no worker any more; batches are made here until one comes" in caplog.text)
+    trainer.take(5)

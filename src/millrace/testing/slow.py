@@ -42,6 +42,18 @@ def _holding(batch: Any, rng: Any, seconds: float) -> Any:
     return batch
 
 
+def python_transform(seconds: float) -> Callable[[Any, Any], Any]:
+    """A transform that is a plain Python loop of so much CPU time for each batch: it gives the lock away only when asked."""
+    return functools.partial(_looping, seconds=seconds)
+
+
+def _looping(batch: Any, rng: Any, seconds: float) -> Any:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return batch
+
+
 @contextlib.contextmanager
 def slow_gather(seconds: float) -> Iterator[None]:
     """Copying the rows of each batch takes so long."""
