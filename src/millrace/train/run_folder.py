@@ -80,7 +80,9 @@ class RunFile:
 def read_run(folder: Path) -> RunFile | None:
     """The run in a folder, if one began there."""
     path = folder / NAME
-    if not os.path.lexists(path):
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         values, is_sealed = unsealed(load_json(read_plain(str(path), MAX_BYTES, follow=True), str(path)))
