@@ -36,6 +36,8 @@ def run(
 
     It compares the feed with what one thread copies in memory, and with the disk where rows come from it.
     """
+    import os
+
     from millrace.cli.printing import print_json, print_line, size
     from millrace.errors import ConfigError
     from millrace.feed import speed
@@ -44,6 +46,8 @@ def run(
 
     if write is not None and not autotune:
         raise ConfigError(f"--write {write} keeps what --autotune finds; give both")
+    if write is not None and os.path.lexists(write) and not os.path.isfile(write):  # said before minutes of measuring
+        raise ConfigError(f"--write {write} is no file; give a TOML file, or a name that is free")
     view = options.build_view(path, split, length, lookback, horizon, stride, lead, guesses=True)
     functions: dict[str, Any] = {
         name: function
@@ -127,8 +131,8 @@ def write_settings(path: str, keys: dict[str, Any]) -> None:
     from millrace.store import platform
 
     file = Path(path)
-    text = file.read_text() if file.exists() else ""
     try:
+        text = file.read_text() if file.exists() else ""
         wanted = tomllib.loads(text)
         head, mark, rest = re.match(r"(?s)(.*?)((?:^|(?<=\n))\[data\][^\n]*\n|$)(.*)", text).groups()  # type: ignore[union-attr]
         own, after = re.match(r"(?s)(.*?)((?:^|(?<=\n))\[.*|$)$", rest).groups()  # type: ignore[union-attr]
@@ -142,7 +146,7 @@ def write_settings(path: str, keys: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{path}: its [data] cannot be changed line by line; set these keys of it yourself: {keys}"
             )
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; give another file to --write") from error
     with platform.writing(path):
         platform.write_file(file, changed.encode(), mode=0o644)
