@@ -64,7 +64,7 @@ def fetching(view, batch, *, workers=1, which=lambda shard: True):
                 direct = type(column).direct
                 # Of shards that are left out, the descriptor of a file that is too short.
                 column.direct = lambda k, column=column, direct=direct: (
-                    direct(column, k) if which(k) else os.open(os.devnull, os.O_RDONLY)
+                    direct(column, k) if which(k) else os.memfd_create("short")
                 )
         program.open_files()
     program.core.fetch(True)
