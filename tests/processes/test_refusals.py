@@ -1,6 +1,7 @@
 """What workers cannot load is ConfigError with the remedy, at construction where it can be known."""
 
 import functools
+import resource
 import subprocess
 import sys
 import types
@@ -120,6 +121,18 @@ def test_workers_that_are_killed_before_they_begin_are_started_again(method, fee
 def test_columns_that_cannot_be_sent_are_refused(transform, what, feed_of):
     with pytest.raises(mr.ConfigError, match=f"column 'x' is {what}; processes send arrays and tensors"):
         list(feed_of(transform, epochs=1))
+
+
+def test_a_file_size_limit_that_leaves_no_shared_memory_is_named(feed_of):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(
+            mr.FeedError, match=r"shared memory .* \(File too large\); raise the file size limit \(ulimit -f\)"
+        ):
+            next(iter(feed_of(functions.sparse)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, for each of these

@@ -359,6 +359,29 @@ def test_without_torch_the_extra_is_named(command):
     assert (done.returncode, done.stderr) == (1, "error: this needs torch; pip install '.[torch]'\n")
 
 
+def test_a_training_under_a_file_size_limit_of_0_is_one_line(tokens, tmp_path):
+    """torch looks for a folder in which it can write when it is imported."""
+    import resource
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    command = [
+        sys.executable,
+        "-m",
+        "millrace",
+        "train",
+        "nano",
+        "--store",
+        str(tokens),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limit)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "ulimit -f" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("broken", "why"),
     [

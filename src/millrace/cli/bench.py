@@ -37,6 +37,8 @@ def run(
 
     It compares the feed with what one thread copies in memory, and with the disk where rows come from it.
     """
+    import os
+
     from millrace.cli.printing import print_json, print_line, size
     from millrace.errors import ConfigError
     from millrace.feed import speed
@@ -45,6 +47,8 @@ def run(
 
     if write is not None and not autotune:
         raise ConfigError(f"--write {write} keeps what --autotune finds; give both")
+    if write is not None and os.path.lexists(write) and not os.path.isfile(write):  # said before minutes of measuring
+        raise ConfigError(f"--write {write} is no file; give a TOML file, or a name that is free")
     view = options.build_view(path, split, length, lookback, horizon, stride, lead, column=column, guesses=True)
     functions: dict[str, Any] = {
         name: function

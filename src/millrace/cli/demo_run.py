@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.cli.options import training_extras
 from millrace.distribution import install_command
 from millrace.errors import ConfigError, TrainError
 from millrace.train.metrics import read_metrics
@@ -34,10 +35,11 @@ class Demo:
         self._folder, self._say = folder, say
         needed = {"torch": "torch", "safetensors": "torch", "pyarrow": "table", "matplotlib": "report"}
         for name, extra in needed.items():
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                raise ConfigError(f"the demo needs {name}; {install_command(extra)}") from error
+            with training_extras():
+                try:
+                    importlib.import_module(name)
+                except ImportError as error:
+                    raise ConfigError(f"the demo needs {name}; {install_command(extra)}") from error
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)

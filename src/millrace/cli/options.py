@@ -109,9 +109,16 @@ def build_view(
 
 @contextlib.contextmanager
 def training_extras() -> Iterator[None]:
-    """Around imports of the trainer: names the extra that is missing."""
+    """Around imports of the trainer: names the extra that is missing, or why torch does not load."""
     try:
         yield
+    except FileNotFoundError as error:
+        if "temporary directory" not in str(error):  # torch looks for one when it is imported
+            raise
+        raise ConfigError(
+            f"torch cannot be loaded ({error.strerror}); free space there, raise the file size limit (ulimit -f), or set "
+            "TMPDIR to a folder that can be written"
+        ) from error
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise

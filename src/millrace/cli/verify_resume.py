@@ -22,8 +22,8 @@ def run(
     column: options.ColumnName = None,
     batch: options.BatchSize = 32,
     seed: options.Seed = 0,
-    steps: Annotated[int, Option(min=2, help="Steps of each trial.")] = 40,
-    trials: Annotated[int, Option(min=1, help="How many trials to run, each with other stops.")] = 20,
+    steps: Annotated[int, Option(min=2, max=1_000_000, help="Steps of each trial.")] = 40,
+    trials: Annotated[int, Option(min=1, max=1_000_000, help="How many trials to run, each with other stops.")] = 20,
     trial_seed: Annotated[int, Option(min=0, help="Seed of the random stops; the same seed repeats them.")] = 0,
     as_json: options.Json = False,
 ) -> int:

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from millrace.errors import MillraceError, write_failed
+from millrace.errors import ConfigError, MillraceError, write_failed
 
 try:
     from millrace import _core
@@ -121,6 +121,10 @@ def sync_dir(path: str | Path) -> None:
 
 def rename(source: str | Path, target: str | Path) -> None:
     _step("rename", target)
+    with contextlib.suppress(OSError):
+        # As root, a file written to /dev/null would otherwise be /dev/null for the whole machine.
+        if stat.S_IFMT(os.lstat(target).st_mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            raise ConfigError(f"{target} is a device or a pipe, and no file may take its place; give another name")
     os.replace(source, target)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from millrace.errors import ConfigError
 from millrace.feed.line import Line
+from millrace.feed.processes.shared_slots import no_memory
 from millrace.order.orders import Order
 from millrace.store.store import Store
 from millrace.view.compose import leaves
@@ -64,9 +65,11 @@ def write_job(job: Job) -> int:
             for part in (memoryview(table), *parts):
                 file.write(part)
                 file.write(bytes(-len(part) % ALIGN))
-    except BaseException:
+    except OSError as error:
         os.close(fd)
-        raise
+        raise no_memory(
+            f"shared memory for the {sum(map(len, parts)):,} bytes that each worker needs", error
+        ) from error
     return fd
 
 

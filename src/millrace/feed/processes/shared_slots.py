@@ -7,6 +7,7 @@ error here, and never a bus error in a worker. A slot is used again when nobody 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -44,6 +45,16 @@ def _idle_count() -> int:
 
 
 _IDLE = _idle_count()
+
+
+def no_memory(what: str, error: OSError) -> FeedError:
+    """The error for shared memory that the system does not give."""
+    limits = {
+        errno.EFBIG: "raise the file size limit (ulimit -f)",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    }
+    remedy = limits.get(error.errno or 0, "lower batch, depth or workers")
+    return FeedError(f"{what} cannot be had ({error.strerror}); {remedy}")
 
 
 class SharedSlots:
@@ -96,9 +107,7 @@ class SharedSlots:
             os.posix_fallocate(self.fd, self._end, size)
             array = map_shared(self.fd, self._end, size)
         except OSError as error:
-            raise FeedError(
-                f"{size:,} bytes of shared memory for a batch cannot be had ({error}); lower batch, depth or workers"
-            ) from error
+            raise no_memory(f"{size:,} bytes of shared memory for a batch", error) from error
         if self._gpu is not None:
             self._gpu.register(array)
         slot.array, slot.offset, slot.size = array, self._end, size

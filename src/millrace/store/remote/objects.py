@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import re
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from urllib.parse import unquote
 
 from millrace.errors import ConfigError, StoreCorrupt, StoreError, StoreUnreachable
 from millrace.store.ownership import split_url
+from millrace.store.plain_file import not_plain, unreadable
 from millrace.store.remote.calls import each, interruptible
 from millrace.store.remote.connect import SCHEMES, connect
 from millrace.store.remote.pace import Pace
@@ -288,6 +290,8 @@ class Objects:
         """
         from obstore.exceptions import BaseError
 
+        if self.is_local:
+            _check_readable(self.where(name))
         tries, slow_tries, before, began = 0, 0, 0, time.monotonic()
         while True:
             tries += 1
@@ -347,6 +351,18 @@ class Objects:
             elsewhere = "check the server and the network, then run it again"
             remedy = remedy or ("copy the store again" if self.is_local else elsewhere)
             raise StoreUnreachable(f"{where}: {answer}{how_often}; {remedy}", path=where, status=status) from None
+
+
+def _check_readable(path: str) -> None:
+    """Refuses what is there and no file or folder: a fifo would be waited for, a circle of links tried again and again."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise not_plain(path)
 
 
 class _Refused(Exception):
