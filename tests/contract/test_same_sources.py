@@ -156,3 +156,10 @@ def test_other_images_of_the_same_names_sizes_and_times_are_not_left_out(tmp_pat
     assert not mr.prepare_records([str(moved)], out, append=True, workers=1, same_source="skip").is_new
     assert mr.prepare_records([str(other)], out, append=True, workers=1, same_source="keep").is_new
     assert mr.open_store(out).num_records == 6
+
+
+def test_no_remedy_for_a_damaged_provenance_forgets_the_sources(tiny, first):
+    (tiny.out / "provenance.json").write_bytes(b'{"plan": {"sources"')
+    with pytest.raises(mr.MillraceError, match=r"provenance.json") as refused:
+        append(tiny, *first)
+    assert "move it away" not in str(refused.value)

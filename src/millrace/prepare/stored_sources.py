@@ -218,6 +218,6 @@ def _parsed(lines: Iterable[bytes], path: Path) -> Iterable[_Run]:
             yield msgspec.convert(json.loads(line), _Run)
         except (ValueError, RecursionError) as error:
             raise StoreCorrupt(
-                f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made, or move it away",
+                f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made",
                 path=str(path),
             ) from error
