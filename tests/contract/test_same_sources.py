@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import millrace as mr
 from millrace.store import publish
@@ -129,3 +131,35 @@ def test_a_store_of_an_earlier_version_knows_its_sources_too(tiny, first, tmp_pa
     provenance.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert not append(tiny, *copied(first, tmp_path / "other")).is_new
     assert append(tiny, tiny.second).is_new
+
+
+def images_of_one_size(folder: Path, seed: int) -> Path:
+    """As an archive leaves them: names, sizes and times are alike, whatever they show."""
+    images = np.random.default_rng(seed).integers(0, 256, (3, 8, 8, 3), np.uint8)
+    folder.mkdir(parents=True)
+    for number, image in enumerate(images):
+        path = folder / f"{number:04}.bmp"
+        Image.fromarray(image).save(path)
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    return folder
+
+
+def test_other_images_of_the_same_names_sizes_and_times_are_not_left_out(tmp_path):
+    out, first = tmp_path / "store", images_of_one_size(tmp_path / "one" / "cats", 1)
+    mr.prepare_records([str(first)], out, workers=1)
+    other = images_of_one_size(tmp_path / "two" / "cats", 2)
+    with pytest.raises(mr.SourceError, match=r"names, sizes and times.*same_source=\"skip\".*same_source=\"keep\""):
+        mr.prepare_records([str(other)], out, append=True, workers=1)
+    assert not mr.prepare_records([str(first)], out, append=True, workers=1).is_new
+    (tmp_path / "three").mkdir()
+    moved = shutil.move(first, tmp_path / "three" / "cats")
+    assert not mr.prepare_records([str(moved)], out, append=True, workers=1, same_source="skip").is_new
+    assert mr.prepare_records([str(other)], out, append=True, workers=1, same_source="keep").is_new
+    assert mr.open_store(out).num_records == 6
+
+
+def test_no_remedy_for_a_damaged_provenance_forgets_the_sources(tiny, first):
+    (tiny.out / "provenance.json").write_bytes(b'{"plan": {"sources"')
+    with pytest.raises(mr.MillraceError, match=r"provenance.json") as refused:
+        append(tiny, *first)
+    assert "move it away" not in str(refused.value)

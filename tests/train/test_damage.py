@@ -355,6 +355,20 @@ def test_steps_and_positions_fit_after_starts_with_other_batches(honest, tokens,
     assert read_run(run).threads == 1
 
 
+@pytest.mark.parametrize("damage", [lost, lambda path: path.write_bytes(b"")], ids=["lost", "empty"])
+def test_steps_after_a_lost_journal_keep_their_numbers(damage, honest, whole, tokens, tmp_path):
+    """The refusal of a damaged feed.jsonl advises to move it away: then no step gets another's samples."""
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    damage(run / "feed.jsonl")
+    go_on(tokens, run)
+    check_is(run, whole)
+    assert explain_run(run, 9)["samples"].tolist() == explain_run(whole, 9)["samples"].tolist()
+    assert last_step(run) == last_step(whole)
+    with pytest.raises(mr.ConfigError, match=r"step 8 is before the first start"):
+        explain_run(run, 8)
+
+
 def test_a_latest_that_is_not_the_newest_is_said(honest, tmp_path, capsys):
     """A flipped bit may name another checkpoint that is there; so does somebody who wants the earlier one."""
     run = tmp_path / "run"

@@ -111,6 +111,7 @@ class Feed:
         self._origin = self._origin_bin = 0  # p0: where batch 0 of explain and state_at begins
         self._reached: int | None = None  # where the loop stood before it skipped
         self._in_passes = False  # whether batches end with their epoch, as in by_epoch()
+        self.steps_before = 0  # of its run, where the journal holds no start from which to count them
         self.earliest_pass = 0  # the next pass does not begin before this: a framework set its epoch
         self.is_restored = False  # since its last iterator
         self.lightning_batch: LastBatch | None = None  # while Lightning reads this feed

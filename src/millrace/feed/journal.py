@@ -105,7 +105,7 @@ def _start(values: Any) -> dict[str, Any]:
 def _steps_before(folder: Path, feed: Feed) -> int:
     """Steps before the place where a feed stands, if the last start before it had continued."""
     if not os.path.lexists(folder / NAME):
-        return 0
+        return feed.steps_before
     place, budget = (feed.reached, feed.bin), feed.budget
     max_rows = None if budget is None else budget.max_rows
     for start in reversed(starts(folder)):
@@ -113,7 +113,7 @@ def _steps_before(folder: Path, feed: Feed) -> int:
             line = None if budget is None else _budget_line(start, budget)
             batches = _batches(start, place[0]) if line is None else line.batches_to(*place)
             return int(start["step"]) - 1 + batches
-    return 0
+    return feed.steps_before
 
 
 def _budget_line(start: dict[str, Any], budget: Budget) -> BudgetLine:
@@ -133,8 +133,11 @@ def misplaced(run: str | os.PathLike[str], step: int, position: int) -> str | No
     """Why a run cannot stand at a position after a step, by its starts; None where it can, or where they do not say."""
     path = Path(run) / NAME
     entries = starts(run) if os.path.lexists(path) else []
-    if not entries or entries[0]["position"] or "max_rows" in entries[-1]:
-        return None  # without the first start, steps are counted from another
+    if not entries or "max_rows" in entries[-1]:
+        return None
+    first = entries[0]
+    if first["step"] > step or (first["step"] == 1 and first["position"]):
+        return None  # the first start is not there
     at = start_of_step(run, step + 1)[1]
     if at == position:
         return None

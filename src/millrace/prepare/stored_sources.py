@@ -100,6 +100,11 @@ def _contents(file: InputFile) -> int:
     return _hash(f"{file.size}\0{ends}")
 
 
+def _is_told_apart(file: InputFile) -> bool:
+    """Whether no other file has these contents. Archives give whole seconds, which many images of one size share."""
+    return bool(file.ends) or file.mtime_ns % 1_000_000_000 != 0
+
+
 class StoredSources:
     """The files that are in a store. ``choice`` is that of ``--same-source``."""
 
@@ -131,17 +136,23 @@ class StoredSources:
         """The files that are new, and a note on the others. Files that have changed since they were read are refused."""
         if self._choice == "keep":
             return list(files), []
-        fresh, same, changed = [], [], []
+        fresh, changed = [], []
+        same: list[File] = []
+        unsure: list[File] = []
         for file in files:
             place = self._real.of(file)
+            is_at_old_place = place is not None and (_hash(place) in self._places or self._is_below_old(place))
             if _contents(file) in self._contents:
-                same.append(file)
-            elif place is not None and (_hash(place) in self._places or self._is_below_old(place)):
+                (same if is_at_old_place or _is_told_apart(file) else unsure).append(file)
+            elif is_at_old_place:
                 changed.append(file)
             else:
                 fresh.append(file)
         if changed and self._choice is None:
             raise _changed(changed)
+        if unsure and self._choice is None:
+            raise _unsure(unsure)
+        same += unsure
         notes = [f"{_listed(same)}: in the store already, and skipped"] if same else []
         if changed:
             notes.append(f"{_listed(changed)}: changed since the store was made, and skipped (--same-source skip)")
@@ -166,6 +177,14 @@ def _changed(files: Sequence[InputFile]) -> SourceError:
         f"{_listed(files)}: the store was made from this path, which has other contents now; give new records in "
         "files of their own, or prepare everything into another --out; --same-source skip leaves such files out, and "
         "--same-source keep adds all that they hold, which is right if nothing of it is in the store",
+        source=files[0].path,
+    )
+
+
+def _unsure(files: Sequence[InputFile]) -> SourceError:
+    return SourceError(
+        f"{_listed(files)}: the store holds images from another folder with these names, sizes and times; if they are the "
+        "same, --same-source skip leaves them out; if they are others, --same-source keep adds all that you give",
         source=files[0].path,
     )
 
@@ -199,6 +218,6 @@ def _parsed(lines: Iterable[bytes], path: Path) -> Iterable[_Run]:
             yield msgspec.convert(json.loads(line), _Run)
         except (ValueError, RecursionError) as error:
             raise StoreCorrupt(
-                f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made, or move it away",
+                f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made",
                 path=str(path),
             ) from error

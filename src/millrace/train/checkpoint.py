@@ -75,7 +75,8 @@ class Checkpoints:
         platform.sync_dir(aside)
 
     def _name(self, link: str, name: str) -> None:
-        if (self.folder / link).is_dir():  # no file of ours
+        path = self.folder / link
+        if os.path.lexists(path) and not path.is_file() and not path.is_symlink():  # a folder or a pipe, and not ours
             self._rename_aside(link)
         platform.write_file(self.folder / link, f"{name}\n".encode(), mode=0o644)
         platform.sync_dir(self.folder)

@@ -150,6 +150,7 @@ class Trainer:
         with memory_for(f"while loading {name}", SMALLER_STATE):
             model_state.load(self.checkpoints.folder / name, saved, self.model, self.optimizer)
         self.feed.load_state_dict(saved.feed)
+        self.feed.steps_before = saved.step
         try:
             self.precision.load(saved.precision)
         except (KeyError, TypeError, ValueError) as error:

@@ -87,7 +87,7 @@ def read_runs(out: Path) -> list[dict[str, Any]]:
             msgspec.convert(found[-1], _Run)
         except (ValueError, RecursionError) as error:
             raise StoreCorrupt(
-                f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made, or move it away",
+                f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made",
                 path=str(path),
             ) from error
     return found

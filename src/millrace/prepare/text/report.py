@@ -160,7 +160,7 @@ def existing_report(out: Path, fingerprint: str, report: Mapping[str, Any]) -> T
         return msgspec.convert({**report, **known, "encoder": encoder}, TextReport)
     except msgspec.ValidationError as error:
         path = str(out / "provenance.json")
-        raise StoreCorrupt(f"{path} is damaged: report: {error}; copy it again, or move it away", path=path) from error
+        raise StoreCorrupt(f"{path} is damaged: report: {error}; copy it again", path=path) from error
 
 
 def add_reports(before: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:

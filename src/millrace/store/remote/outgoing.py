@@ -114,7 +114,9 @@ class Outgoing:
             who = f"fingerprint {there.fingerprint}; {self.folder.path} has {self.contents.fingerprint}"
             if is_late:
                 raise ConfigError(f"{where}: another push wrote a store here meanwhile ({who}); choose another URL")
-            raise ConfigError(f"{where} holds another store ({who}); remove it or choose another URL")
+            raise ConfigError(
+                f"{where} holds another store ({who}); choose another URL, or remove that store if nobody needs it"
+            )
         if there.codec != self.contents.codec:
             raise ConfigError(
                 f"{where} holds this store {_way(there)}, not {_way(self.contents)}; give --compress as before, or choose "

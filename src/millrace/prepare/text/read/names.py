@@ -29,7 +29,7 @@ def names_in_store(sources: Sequence[Source], existing: TextBase | None) -> tupl
     if again := next((name for name in names if name in known), None):
         raise ConfigError(
             f"the store already has a source {again!r}, and without provenance.json nobody knows whether it is the same file; "
-            "copy provenance.json back, or rename the file"
+            "copy provenance.json back; rename the file only if it is another one"
         )
     return names, root
 
