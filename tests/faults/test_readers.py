@@ -158,8 +158,9 @@ def test_reader_of_a_snapshot_that_gc_removed_is_told_so(tmp_path):
     reader, pickled = mr.open_store(out), pickle.dumps(mr.open_store(out))
     old, safe = reader.fingerprint, mr.open_store(out, safe_read=True)
     feed = mr.Feed(mr.Windows(mr.open_store(out), lookback=4, horizon=1), batch=2, device="numpy")
-    table.write_text(columns + "".join(f"a,{k},{k}.5\n" for k in range(20, 40)))
-    mr.prepare_table([str(table)], out=out, append=True, workers=1)
+    later = tmp_path / "later.csv"
+    later.write_text(columns + "".join(f"a,{k},{k}.5\n" for k in range(20, 40)))
+    mr.prepare_table([str(later)], out=out, append=True, workers=1)
     assert "shards/train-00000" in gc.collect(out, keep=1)["removed"]
     said = rf"removed the snapshot {old} that this store was opened at; open the store again, .* larger --keep"
     for store in (reader, safe):

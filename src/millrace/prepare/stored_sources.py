@@ -194,7 +194,14 @@ def _runs_of(out: Path, manifest: Manifest) -> list[_Run]:
     folder = Folder(out)
     if not os.path.lexists(out / NAME):
         return []
-    runs = list(_parsed(folder.side_file(NAME).splitlines(), out / NAME))
+    lines = folder.side_file(NAME).splitlines()
+    runs = _parsed(lines[:-1], out / NAME)
+    try:
+        runs += _parsed(lines[-1:], out / NAME, first=len(lines))
+    except StoreCorrupt:
+        # The line of the run that made the store must be whole; one after it is what a killed append left.
+        if manifest.fingerprint not in {run.fingerprint for run in runs}:
+            raise
     by_name = {run.fingerprint: run for run in runs}
     ancestry: set[str] = set()
     step: str | None = manifest.fingerprint
@@ -212,12 +219,14 @@ def _runs_of(out: Path, manifest: Manifest) -> list[_Run]:
     return [run for k, run in enumerate(runs) if k < first or run.fingerprint in ancestry]
 
 
-def _parsed(lines: Iterable[bytes], path: Path) -> Iterable[_Run]:
-    for number, line in enumerate(lines, start=1):
+def _parsed(lines: Iterable[bytes], path: Path, first: int = 1) -> list[_Run]:
+    runs = []
+    for number, line in enumerate(lines, start=first):
         try:
-            yield msgspec.convert(json.loads(line), _Run)
+            runs.append(msgspec.convert(json.loads(line), _Run))
         except (ValueError, RecursionError) as error:
             raise StoreCorrupt(
                 f"{path}, line {number}, is damaged: {error}; copy it again from where the store was made",
                 path=str(path),
             ) from error
+    return runs

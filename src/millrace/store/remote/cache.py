@@ -251,7 +251,7 @@ class Cache:
                 finally:
                     os.close(fd)
                 with self._making_room():  # others count sizes: neither twice nor never
-                    if os.path.isdir(path):  # nothing of ours
+                    if not os.path.isfile(path):  # a folder or a pipe is nothing of ours
                         platform.remove(path)
                     platform.rename(aside, path)
                     self._checked.note(file.key, os.lstat(path))
