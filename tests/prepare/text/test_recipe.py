@@ -127,9 +127,7 @@ def test_damaged_provenance_is_one_line_with_the_remedy(files, tmp_path, damage)
     mr.prepare_text(files[0], out, **OPTIONS)
     (out / "provenance.json").chmod(0o644)
     (out / "provenance.json").write_bytes(damage)
-    with pytest.raises(
-        mr.StoreCorrupt, match=r"provenance\.json, line 1, is damaged: .*; copy it again"
-    ):
+    with pytest.raises(mr.StoreCorrupt, match=r"provenance\.json, line 1, is damaged: .*; copy it again"):
         mr.prepare_text(files[1], out, append=True, workers=1)
     with pytest.raises(mr.StoreCorrupt, match=r"provenance\.json, line 1, is damaged"):
         mr.prepare_text(files[0], out, **OPTIONS)
