@@ -144,11 +144,25 @@ def images_of_one_size(folder: Path, seed: int) -> Path:
     return folder
 
 
+def test_a_copy_of_a_folder_of_images_is_not_added_again(tmp_path):
+    """A copy has other times, and a file of the same name in a folder of another name may be any image."""
+    out, first = tmp_path / "store", tmp_path / "one"
+    images_of_one_size(first / "cats", 1)
+    mr.prepare_records([str(first)], out, workers=1)
+    copy = tmp_path / "two"
+    shutil.copytree(first, copy, copy_function=shutil.copyfile)
+    Image.new("RGB", (8, 8)).save(copy / "cats" / "9999.bmp")
+    with pytest.raises(mr.SourceError, match=r"these names and sizes.*same_source=\"skip\".*same_source=\"keep\""):
+        mr.prepare_records([str(copy)], out, append=True, workers=1)
+    assert mr.prepare_records([str(copy)], out, append=True, workers=1, same_source="skip").is_new
+    assert mr.open_store(out).num_records == 4
+
+
 def test_other_images_of_the_same_names_sizes_and_times_are_not_left_out(tmp_path):
     out, first = tmp_path / "store", images_of_one_size(tmp_path / "one" / "cats", 1)
     mr.prepare_records([str(first)], out, workers=1)
     other = images_of_one_size(tmp_path / "two" / "cats", 2)
-    with pytest.raises(mr.SourceError, match=r"names, sizes and times.*same_source=\"skip\".*same_source=\"keep\""):
+    with pytest.raises(mr.SourceError, match=r"these names and sizes.*same_source=\"skip\".*same_source=\"keep\""):
         mr.prepare_records([str(other)], out, append=True, workers=1)
     assert not mr.prepare_records([str(first)], out, append=True, workers=1).is_new
     (tmp_path / "three").mkdir()

@@ -26,6 +26,7 @@ from millrace.store.history import NAME
 from millrace.store.manifest import Manifest
 
 File = TypeVar("File", bound=InputFile)
+CHANCE = 0.1  # of images may have the name and size of another one
 SAME_SOURCE = ("skip", "keep")
 
 
@@ -40,7 +41,7 @@ class _Run(msgspec.Struct):
     plan: _Plan | None = None
     folder: str | None = None  # that relative paths count from; runs of earlier versions do not say
     links: dict[str, str] = {}  # the real paths of sources that a link led to
-    members: tuple[str, str] | None = None  # hashes of the places and contents of files in the sources
+    members: list[str] | None = None  # hashes of the places, contents and likenesses of files in the sources
     parent: str | None = None  # the fingerprint of the store that was appended to
     same_source: str | None = None
 
@@ -74,13 +75,13 @@ def describe_sources(files: Sequence[InputFile], planned: Mapping[str, Any]) -> 
     """What a run notes about its files, besides the sources in its plan."""
     real, folder = RealPaths(), os.getcwd()
     links: dict[str, str] = {}
-    members: list[tuple[int, int]] = []
+    members: list[tuple[int, int, int]] = []
     for file in files:
         place = real.of(file)
         if place is None:
             continue
         if file.path not in planned:
-            members.append((_hash(place), _contents(file)))
+            members.append((_hash(place), _contents(file), _likeness(file)))
         elif "://" not in file.path and place != os.path.normpath(os.path.join(folder, file.location)):
             links[file.path] = place
     more: dict[str, Any] = {"links": links} if links else {}
@@ -100,6 +101,12 @@ def _contents(file: InputFile) -> int:
     return _hash(f"{file.size}\0{ends}")
 
 
+def _likeness(file: InputFile) -> int:
+    """What a copy of an image has in common with it: the name with that of its folder, and the size."""
+    folder, name = os.path.split(file.path)
+    return _hash(f"{file.size}\0{os.path.basename(folder)}/{name}")
+
+
 def _is_told_apart(file: InputFile) -> bool:
     """Whether no other file has these contents. Archives give whole seconds, which many images of one size share."""
     return bool(file.ends) or file.mtime_ns % 1_000_000_000 != 0
@@ -112,6 +119,7 @@ class StoredSources:
         self._choice, self._real = choice, RealPaths()
         self._places: set[int] = set()
         self._contents: set[int] = set()
+        self._likenesses: set[int] = set()
         self._folders: set[str] = set()  # real paths of sources of runs that do not describe the files in them
         runs = _runs_of(out, manifest)
         for run in runs:
@@ -129,15 +137,16 @@ class StoredSources:
             self._places.add(_hash(place))
             if run.members is None:
                 self._folders.add(place)
-        for hashes, known in zip(run.members or (), (self._places, self._contents), strict=False):
+        for hashes, known in zip(run.members or (), (self._places, self._contents, self._likenesses), strict=False):
             known.update(np.frombuffer(base64.b64decode(hashes), "<u8").tolist())
 
     def without(self, files: Sequence[File]) -> tuple[list[File], list[str]]:
         """The files that are new, and a note on the others. Files that have changed since they were read are refused."""
         if self._choice == "keep":
             return list(files), []
-        fresh, changed = [], []
+        fresh: list[File] = []
         same: list[File] = []
+        changed: list[File] = []
         unsure: list[File] = []
         for file in files:
             place = self._real.of(file)
@@ -150,6 +159,10 @@ class StoredSources:
                 fresh.append(file)
         if changed and self._choice is None:
             raise _changed(changed)
+        alike = [file for file in fresh if not file.ends and _likeness(file) in self._likenesses]
+        if len(alike) > CHANCE * len(files):
+            copies = {file.path for file in alike}
+            fresh, unsure = [file for file in fresh if file.path not in copies], unsure + alike
         if unsure and self._choice is None:
             raise _unsure(unsure)
         same += unsure
@@ -183,8 +196,8 @@ def _changed(files: Sequence[InputFile]) -> SourceError:
 
 def _unsure(files: Sequence[InputFile]) -> SourceError:
     return SourceError(
-        f"{_listed(files)}: the store holds images from another folder with these names, sizes and times; if they are the "
-        "same, --same-source skip leaves them out; if they are others, --same-source keep adds all that you give",
+        f"{_listed(files)}: the store holds images of another place with these names and sizes; if they are the same, "
+        "--same-source skip leaves them out; if they are others, --same-source keep adds all that you give",
         source=files[0].path,
     )
 
