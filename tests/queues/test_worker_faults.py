@@ -327,6 +327,19 @@ def test_a_slow_worker_delays_one_batch_and_is_named(server, train, start_worker
     trainer.take_from_workers(5)
 
 
+def test_a_worker_that_is_slow_but_never_late_is_not_waited_for_each_time(server, train, start_worker, named):
+    """Each batch comes within the deadline, and takes far longer than making it here does."""
+    worker = start_worker(
+        server.url, "--transform", "transforms:later", options=f"{OPTIONS}&ttl_s=10",
+        env={"PYTHONPATH": HERE, "MILLRACE_TEST_SLEEP_S": "0.1"},
+    )  # fmt: skip
+    until(lambda: server.client().zcard("w:exp1") == 1)
+    trainer = train(server.url, "deadline_s=0.5&lease_s=60&alive_s=60", transform=named.later)
+    until(lambda: trainer.take(1) or trainer.feed.report().slow_workers, "that the worker is named")
+    assert f":{worker.pid}:" in trainer.feed.report().slow_workers[0]
+    assert trainer.here > 0
+
+
 def test_a_trainer_says_that_its_last_worker_has_gone(server, train, work, caplog):
     worker = work(server.url)
     trainer = train(server.url)

@@ -21,6 +21,12 @@ def slow(batch, rng):
     return {"x": batch["x"] * 2}
 
 
+def later(batch, rng):
+    """Takes so many seconds where the environment says so."""
+    time.sleep(float(os.environ.get("MILLRACE_TEST_SLEEP_S", "0")))
+    return {"x": batch["x"] + 1}
+
+
 def broken(batch, rng):
     if 160 in batch.positions:
         raise ValueError("my bug")

@@ -169,6 +169,9 @@ def test_windows_are_counted_and_offsets_compared_once_for_a_machine(path, monke
     table.unlink()
     table.symlink_to("/dev/zero")
     assert work() == (count, 1, 0)
+    table.unlink()
+    os.mkfifo(table)
+    assert work() == (count, 1, 0)
     (cache_folder() / "index").rename(cache_folder() / "other")
     (cache_folder() / "index").touch()  # no folder can be made there
     assert work() == (count, 1, 0)

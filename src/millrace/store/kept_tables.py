@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.errors import StoreError
+from millrace.errors import MillraceError, StoreError
 from millrace.native import PRIVATE, cache_folder
 from millrace.ragged import Int64s
 from millrace.store import checked_files, platform
@@ -38,7 +38,7 @@ def kept_table(content: str, make: Callable[[], Int64s]) -> Int64s:
     if found is not None:
         return found
     table = make()
-    with contextlib.suppress(OSError, StoreError):
+    with contextlib.suppress(OSError, MillraceError):  # also a pipe in its place
         _write(path, content, table, checked)
     found = _mapped(path, content, checked)
     return table if found is None else found

@@ -45,7 +45,8 @@ class Queued:
         window, link = self._window, self._link
         window.move(batch)
         link.wake()
-        until = time.monotonic() + link.patience.seconds
+        began = time.monotonic()
+        until = began + link.patience.seconds
         while batch not in window.arrived:
             if window.is_closed or batch >= self._count:
                 return None
@@ -62,6 +63,7 @@ class Queued:
         made = window.arrived.get(batch)
         if made is None:
             return self._made_here(batch) if wait else None
+        link.patience.note_waited(time.monotonic() - began)
         self._num_ready += len(window.arrived)
         window.move(batch + 1)
         self._by_workers += 1

@@ -90,17 +90,22 @@ class Window:
 class Patience:
     """How long the loop waits for a batch of workers before it makes the batch itself.
 
-    ``deadline_s``, until a batch was late. From then on twice as long as making a batch here takes, so that a slow worker
-    costs the loop no more than that.
+    ``deadline_s``, until a batch was late, or all that came in time took so much longer than making them here would have.
+    From then on twice as long as making a batch here takes, so that a slow worker costs the loop no more than that.
     """
 
     def __init__(self, deadline_s: float) -> None:
-        self._deadline_s, self._make_s = deadline_s, 0.0
+        self._deadline_s, self._make_s, self._lost_s = deadline_s, 0.0, 0.0
         self.num_late = 0
 
     @property
     def seconds(self) -> float:
-        return min(self._deadline_s, 2 * self._make_s) if self.num_late else self._deadline_s
+        is_over = self.num_late or self._lost_s > self._deadline_s
+        return min(self._deadline_s, 2 * self._make_s) if is_over else self._deadline_s
+
+    def note_waited(self, seconds: float) -> None:
+        """A batch of workers came in time, after the loop had waited for it."""
+        self._lost_s += max(0.0, seconds - 2 * self._make_s)
 
     def note_made(self, seconds: float) -> None:
         """A batch was made here. The mean leans to the newest: the first also loads what it needs."""
