@@ -177,3 +177,20 @@ def test_no_remedy_for_a_damaged_provenance_forgets_the_sources(tiny, first):
     with pytest.raises(mr.MillraceError, match=r"provenance.json") as refused:
         append(tiny, *first)
     assert "move it away" not in str(refused.value)
+
+
+def test_files_that_differ_between_their_ends_are_both_added(tmp_path):
+    """As results of simulations do, which are zero at their borders; a copy of either is none of them."""
+    out, results = tmp_path / "store", [tmp_path / f"run-{number}.npy" for number in range(2)]
+    for number, path in enumerate(results):
+        values = np.zeros((3000, 10))
+        values[1000:2000] = number + 1
+        np.save(path, values)
+    mr.prepare_records([str(results[0])], out, workers=1)
+    assert mr.prepare_records([str(results[1])], out, append=True, workers=1).is_new
+    for number, path in enumerate(results):
+        copy = shutil.copyfile(path, tmp_path / f"copy-{number}.npy")
+        assert not mr.prepare_records([str(copy)], out, append=True, workers=1).is_new
+    moved = results[0].rename(tmp_path / "moved.npy")
+    assert not mr.prepare_records([str(moved)], out, append=True, workers=1).is_new
+    assert mr.open_store(out).num_records == 2

@@ -8,8 +8,10 @@ part of a folder in the plan; a run describes each of them in a hash for its pla
 from __future__ import annotations
 
 import base64
+import filecmp
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +22,7 @@ import numpy as np
 import xxhash
 
 from millrace.errors import ConfigError, SourceError, StoreCorrupt
-from millrace.prepare.files import InputFile
+from millrace.prepare.files import ENDS, InputFile, describe_file
 from millrace.store.folder import Folder
 from millrace.store.history import NAME
 from millrace.store.manifest import Manifest
@@ -118,8 +120,12 @@ class StoredSources:
     def __init__(self, out: Path, manifest: Manifest, choice: str | None) -> None:
         self._choice, self._real = choice, RealPaths()
         self._places: set[int] = set()
-        self._contents: set[int] = set()
+        self._contents: Counter[int] = Counter()
         self._likenesses: set[int] = set()
+        self._sources: list[str] = []  # real paths of the files and folders that were given
+        self._originals: dict[int, list[str]] | None = (
+            None  # by size: those with bytes between their ends, when asked for
+        )
         self._folders: set[str] = set()  # real paths of sources of runs that do not describe the files in them
         runs = _runs_of(out, manifest)
         for run in runs:
@@ -128,16 +134,19 @@ class StoredSources:
 
     def _add(self, run: _Run) -> None:
         for path, (size, _, ends) in (run.plan.sources if run.plan is not None else {}).items():
-            self._contents.add(_hash(f"{size}\0{ends}"))
+            self._contents[_hash(f"{size}\0{ends}")] += 1
             if not size:  # nothing of it is in the store, and it may have grown since
                 continue
             place = path if "://" in path else run.links.get(path)
             if place is None:
                 place = self._real.at(os.path.join(run.folder or "", path))
             self._places.add(_hash(place))
+            if size > 2 * ENDS and "://" not in place:
+                self._sources.append(place)
             if run.members is None:
                 self._folders.add(place)
-        for hashes, known in zip(run.members or (), (self._places, self._contents, self._likenesses), strict=False):
+        columns: tuple[set[int] | Counter[int], ...] = (self._places, self._contents, self._likenesses)
+        for hashes, known in zip(run.members or (), columns, strict=False):
             known.update(np.frombuffer(base64.b64decode(hashes), "<u8").tolist())
 
     def without(self, files: Sequence[File]) -> tuple[list[File], list[str]]:
@@ -151,8 +160,10 @@ class StoredSources:
         for file in files:
             place = self._real.of(file)
             is_at_old_place = place is not None and (_hash(place) in self._places or self._is_below_old(place))
-            if _contents(file) in self._contents:
-                (same if is_at_old_place or _is_told_apart(file) else unsure).append(file)
+            if _contents(file) in self._contents and is_at_old_place:
+                same.append(file)
+            elif _contents(file) in self._contents and not self._is_another(file):
+                (same if _is_told_apart(file) else unsure).append(file)
             elif is_at_old_place:
                 changed.append(file)
             else:
@@ -171,9 +182,40 @@ class StoredSources:
             notes.append(f"{_listed(changed)}: changed since the store was made, and skipped (--same-source skip)")
         return fresh, notes
 
+    def _is_another(self, file: InputFile) -> bool:
+        """Whether it differs, between its ends, from all files with these ends, which are still there to be compared."""
+        if not file.ends or file.size <= 2 * ENDS:
+            return False
+        if self._originals is None:
+            self._originals = {}
+            for place in filter(self._is_stored, dict.fromkeys(_files_at(self._sources))):
+                self._originals.setdefault(os.path.getsize(place), []).append(place)
+        answers = [_differs(file, original) for original in self._originals.get(file.size, ())]
+        return False not in answers and answers.count(True) >= self._contents[_contents(file)]
+
+    def _is_stored(self, place: str) -> bool:
+        return _hash(place) in self._places and os.path.isfile(place)
+
     def _is_below_old(self, place: str) -> bool:
         """Whether a file lies in a folder that an earlier version read as one source."""
         return any(folder in self._folders for folder in _parents(os.path.dirname(place)))
+
+
+def _files_at(places: Iterable[str]) -> Iterable[str]:
+    for place in places:
+        yield place
+        for folder, _, names in os.walk(place):  # a file has none
+            yield from (os.path.join(folder, name) for name in names)
+
+
+def _differs(file: InputFile, original: str) -> bool | None:
+    """Whether another file has other bytes; None if it has other ends, and False if it cannot be compared."""
+    try:
+        if describe_file(original, "files").ends != file.ends:
+            return None
+        return not filecmp.cmp(original, file.location, shallow=False)
+    except (OSError, SourceError):
+        return False
 
 
 @lru_cache(maxsize=1024)
