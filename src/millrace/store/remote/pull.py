@@ -68,8 +68,8 @@ def _is_there(out: Path, contents: Contents) -> bool:
     found = read_store(out, check=True).fingerprint
     if found != contents.fingerprint:
         raise ConfigError(
-            f"{out} holds another store or snapshot (fingerprint {found}; the source has {contents.fingerprint}); remove it or "
-            "choose another path"
+            f"{out} holds another store or snapshot (fingerprint {found}; the source has {contents.fingerprint}); choose "
+            "another path, or remove it if nobody needs it"
         )
     return True
 
