@@ -91,7 +91,8 @@ def _tree(text: str, what: str) -> ast.Expression:
         parsed = ast.parse(text.strip(), mode="eval")
         size = sum(isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) for node in ast.walk(parsed))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{what} {text[:200]!r} cannot be read ({error}); {HELP}") from error
+        problem = str(error) or "it nests too deeply"
+        raise ConfigError(f"{what} {text[:200]!r} cannot be read ({problem}); {HELP}") from error
     if size > MAX_PARTS:
         raise ConfigError(
             f"{what} {text[:60]!r}... has {size} parts; at most {MAX_PARTS}: write x in (1, 2, 3), or choose in Python"

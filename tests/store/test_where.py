@@ -186,6 +186,7 @@ def test_blocks_and_offsets_have_no_meaning_there():
         ("__import__('os').getcwd()", "is not understood"),
         ("label is 3", "'Is' is not understood"),
         ("label ==", "cannot be read"),
+        ("not " * 100_000 + "label == 1", "cannot be read .it nests too deeply"),
         ("label in ()", "is not understood"),
         (" or ".join(["label == 1"] * 600), "at most 500"),
         (f"label in ({'1, ' * 400_000})", r"has 1,200,011 characters; at most 1,048,576.*mr\.Subset\("),
@@ -195,6 +196,13 @@ def test_blocks_and_offsets_have_no_meaning_there():
 def test_what_is_no_condition_is_refused(events, condition, message):
     with pytest.raises(mr.ConfigError, match=message):
         events.where(condition)
+
+
+def test_a_long_condition_is_shown_by_its_beginning(events):
+    chosen = events.where(f"label in ({', '.join(map(str, range(10_000)))})")
+    assert chosen.num_records == events.num_records
+    assert len(repr(chosen)) < 600
+    assert "records where label in (0, 1, 2" in repr(chosen)
 
 
 def test_conditions_that_would_mean_something_else_are_refused(events):

@@ -23,6 +23,7 @@ from millrace.store.offsets import Offsets
 from millrace.store.store import Store
 
 CHUNK = 1 << 18  # records whose columns are compared at a time
+MAX_SHOWN = 200  # characters of a condition, which may have a million
 EXACT = 1 << 53  # floats below it stand for one integer each
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
@@ -78,7 +79,9 @@ class Selected(Store):
         return select(self._whole.split(name), str(self.condition))
 
     def __repr__(self) -> str:
-        of = f"{self.num_records:,} of {self._whole.num_records:,} records where {self.condition}"
+        text = str(self.condition)
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+        of = f"{self.num_records:,} of {self._whole.num_records:,} records where {shown}"
         return f"{super().__repr__()[:-1]}; {of}>"
 
 
