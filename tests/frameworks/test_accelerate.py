@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import GradientState
 from accelerate.utils import DataLoaderConfiguration, recursively_apply, send_to_device
 from torch.distributed.utils import _recursive_to
 from torch.utils.data import DataLoader
@@ -18,6 +19,8 @@ from millrace.accelerate import Loader
 
 @pytest.fixture
 def accelerator():
+    # One for the process: a loader that a test before this one left in the middle would stand in it until it is collected.
+    GradientState._reset_state()
     return Accelerator(cpu=True, gradient_accumulation_steps=3)
 
 
