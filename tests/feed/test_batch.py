@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import pickle
 import threading
 from collections import OrderedDict
@@ -302,12 +301,14 @@ FEEDS = {
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[pytest.mark.one_way] if how == "processes" else []) for how in FEEDS]
+    "how",
+    [
+        pytest.param(how, marks=[pytest.mark.one_way, pytest.mark.needs_core] if how == "processes" else [])
+        for how in FEEDS
+    ],
 )
 def test_columns_may_have_any_name(how):
     """Half of them are columns of rows, half of records."""
-    if how == "processes" and not hasattr(os, "memfd_create"):
-        pytest.skip("processes need memfd_create")
     options = {"device": "numpy", **FEEDS[how]}
     columns, rename = {**named_columns(64), "x": np.arange(64)}, options.get("rename", {})
     if how == "large":  # enough that the core's threads make batches

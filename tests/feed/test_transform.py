@@ -171,7 +171,7 @@ class Silent(RuntimeError):
         raise ValueError("not even a message")
 
 
-@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.needs_core)])
 @pytest.mark.parametrize("which", ["transform", "decode"])
 def test_an_exception_whose_message_raises_is_a_failed_stage_too(which, processes):
     feed = feed_of(**{"transform": None, which: silent}, processes=processes, workers=1)

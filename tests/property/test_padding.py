@@ -105,6 +105,7 @@ def same(batch, rng):
     return batch
 
 
+@pytest.mark.needs_core  # and processes
 def test_threads_and_processes_fill_alike(tmp_path):
     with mr.StoreWriter(tmp_path / "store", columns=COLUMNS) as writer:
         for record in make_records([(k % 4, k % 3) for k in range(20)]):

@@ -109,9 +109,8 @@ def test_many_records_are_read_as_few_are(path, monkeypatch, name, split):
         assert [flat(batch) for batch in feed] == batches
 
 
+@pytest.mark.needs_core  # and processes
 def test_worker_processes_find_the_same(path, monkeypatch):
-    if not hasattr(os, "memfd_create"):
-        pytest.skip("processes need memfd_create")
     few(monkeypatch)
     from millrace.augment import Compose
 
