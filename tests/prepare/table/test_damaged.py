@@ -159,3 +159,15 @@ def test_a_damaged_last_line_of_provenance_does_not_stop_an_append(source, tmp_p
     path.chmod(0o644)
     path.write_bytes(path.read_bytes() + b"{\n")
     assert mr.prepare_table(f"{source}/2.parquet", out, append=True, workers=1).added["rows"] == 60
+
+
+def test_an_append_is_refused_where_the_line_of_the_last_run_is_damaged(source, tmp_path):
+    """Without it the files of that run would be new, and their rows would be there twice."""
+    out = tmp_path / "out"
+    mr.prepare_table(f"{source}/0.parquet", out, **OPTIONS)
+    mr.prepare_table(f"{source}/1.parquet", out, append=True, workers=1)
+    path = out / "provenance.json"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-20] + b"\n")
+    with pytest.raises(mr.StoreCorrupt, match=r"provenance.json, line 2, is damaged"):
+        mr.prepare_table(f"{source}/[12].parquet", out, append=True, workers=1)
